@@ -1,0 +1,86 @@
+"""What the API layer and the offline ``LLM`` know of an engine, wherever it runs.
+
+Two implementations: ``engine.inline.InlineClient`` (same process; offline use and tests) and
+``engine.process.SubprocessClient`` (its own process behind a socket pair; the server).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request, RequestOutput
+
+
+class LoadProgress(Protocol):
+    """Told while weights load: a share from 0 to 1 and what is being done."""
+
+    def __call__(self, fraction: float, what: str) -> None:
+        """Progress so far; called from whichever thread loads."""
+        ...
+
+
+class RequestStream(Protocol):
+    """One request's outputs, for one consumer.
+
+    A consumer that lags finds the steps it missed merged into one output, so a slow reader
+    costs no queue.
+    """
+
+    @property
+    def request_id(self) -> str:
+        """The id it was submitted under."""
+        ...
+
+    async def next(self) -> RequestOutput:
+        """The next output; the last one has a ``finish_reason``.
+
+        Raises:
+            RequestError: the engine refused the request.
+            RequestFailed: the request failed through our own fault.
+            EngineDead: the engine is gone.
+            StopAsyncIteration: the last output has already been taken.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Stop the request now; its blocks are free after the step in flight. Idempotent."""
+        ...
+
+
+class EngineClient(Protocol):
+    """An engine to submit requests to. All methods belong to one event loop."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded. Raises EngineDead before ``start`` has returned."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest snapshot."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be submitted now."""
+        ...
+
+    async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
+        """Load the model. Raises ModelLoadError or EngineDead."""
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> list[RequestStream]:
+        """Queue requests (a fork after the request it forks from). Raises EngineDead.
+
+        Ids of requests still alive must not be used again.
+        """
+        ...
+
+    def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
+        """Call ``listener`` with each step's output (metrics); it must be quick and not raise."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine and free what it holds. Requests alive raise EngineDead. Idempotent."""
+        ...

@@ -1,0 +1,49 @@
+"""How an engine is built. Frozen; made by ``server/settings.py`` or by the offline ``LLM``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+Policy = Literal["fcfs", "priority", "sjf"]
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one step and the order of the queue."""
+
+    max_num_seqs: int = 256  # sequences running at once
+    max_num_batched_tokens: int = 2048  # tokens computed by one step
+    policy: Policy = "fcfs"
+    # Batching window: hold new prompts back until one of these is reached. 0 ms: off.
+    batching_window_ms: float = 0.0
+    batching_window_prompts: int = 0  # 0: no limit by count
+    batching_window_tokens: int = 0  # 0: max_num_batched_tokens
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The paged KV cache."""
+
+    block_size: int = 16  # tokens a block
+    enable_prefix_caching: bool = True
+    memory_bytes: int | None = None  # None: a share of what the device has free
+    memory_utilization: float = 0.9  # of a GPU's memory, weights included
+    num_blocks: int | None = None  # overrides the memory budget
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the engine process is told. Crosses the boundary at start."""
+
+    model: str  # a directory in Hugging Face format
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    load_format: LoadFormat = "auto"
+    max_model_len: int | None = None  # None: the model's own, cut to what the KV cache holds
+    attention_backend: str = "auto"
+    num_threads: int | None = None  # CPU threads of the tensor library; None: one a core
+    seed: int = 0  # of dummy weights
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()

@@ -1,0 +1,54 @@
+"""From one user's request for n continuations to the n sequences that make them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.types import Request, SamplingParams
+
+_MASK = 2**64 - 1
+
+
+def fan_out(
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> list[Request]:
+    """The requests for ``sampling.n`` continuations of one prompt, the leader first.
+
+    The leader has ``request_id`` itself, its forks ``request_id/1`` and on; each has a seed of
+    its own, derived from the request's (drawn here where it has none), so that choice ``i`` of a
+    seeded request is the same text whenever and beside whatever it runs.
+    """
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+    prompt = tuple(prompt_token_ids)
+    arrival_s = time.monotonic()
+    return [
+        Request(
+            id=request_id if index == 0 else f"{request_id}/{index}",
+            prompt_token_ids=prompt,
+            sampling=msgspec.structs.replace(sampling, n=1, seed=_choice_seed(seed, index)),
+            fork_of=request_id if index else None,
+            priority=priority,
+            cache_salt=cache_salt,
+            arrival_s=arrival_s,
+        )
+        for index in range(sampling.n)
+    ]
+
+
+def _choice_seed(seed: int, index: int) -> int:
+    """Seed of choice ``index``: the request's own for 0, else splitmix64 of it (Steele 2014)."""
+    if index == 0:
+        return seed
+    z = (seed + index * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return (z ^ (z >> 31)) >> 1

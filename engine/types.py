@@ -1,0 +1,306 @@
+"""The shared nouns. Standard library and msgspec only; every type says who may write it.
+
+    SamplingParams ──► Request ──► [Scheduler: Sequence, BlockTable]
+                                        │ StepPlan
+                                        ▼
+                                    [Runner: ForwardInput]
+                                        │ StepResult
+                                        ▼
+                                    EngineOutput ──► RequestOutput (one request's share)
+
+Frozen types are written by nobody after they are made. ``Request`` and ``EngineOutput`` cross
+the process boundary as msgpack.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from engine.errors import Failure, InvalidParameter
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_LOGPROBS = 20
+_MAX_SEED = 2**63 - 1
+_MAX_BIAS_ENTRIES = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the tokens of one request are chosen, and when it ends.
+
+    A value that cannot be served raises :class:`InvalidParameter` at construction, so a
+    ``SamplingParams`` that exists is valid. What needs the model to be judged (token ids within
+    the vocabulary, lengths within the context) is checked where the model is known.
+    """
+
+    # The distribution. temperature 0 is greedy.
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None  # None: given one where the request is made
+
+    # The end.
+    max_tokens: int | None = None  # None: whatever the context leaves
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    # What is told besides tokens. 0 means the chosen token alone, None nothing.
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    # Read by the text layer and by fan_out(); the engine loop itself knows token ids only.
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check(0.0 <= self.temperature <= 2.0, "temperature", "must be between 0 and 2")
+        _check(0.0 <= self.top_p <= 1.0, "top_p", "must be between 0 and 1")
+        _check(-1 <= self.top_k < 2**31, "top_k", "must be -1 (off), 0 (off) or positive")
+        _check(0.0 <= self.min_p <= 1.0, "min_p", "must be between 0 and 1")
+        for field in ("presence_penalty", "frequency_penalty"):
+            _check(-2.0 <= getattr(self, field) <= 2.0, field, "must be between -2 and 2")
+        penalty = self.repetition_penalty
+        _check(0.0 < penalty <= 10.0, "repetition_penalty", "must be above 0 and at most 10")
+        biases = self.logit_bias
+        _check(len(biases) <= _MAX_BIAS_ENTRIES, "logit_bias", "must have at most 1024 entries")
+        in_range = all(-100.0 <= bias <= 100.0 for bias in biases.values())
+        _check(in_range, "logit_bias", "values must be between -100 and 100")
+        seed = self.seed
+        in_range = seed is None or -_MAX_SEED - 1 <= seed <= _MAX_SEED
+        _check(in_range, "seed", "must be a 64-bit signed integer")
+        limit = self.max_tokens
+        _check(limit is None or 0 <= limit < 2**31, "max_tokens", "must be 0 or a positive integer")
+        _check(0 <= self.min_tokens < 2**31, "min_tokens", "must not be negative")
+        _check(limit is None or self.min_tokens <= limit, "min_tokens", "exceeds max_tokens")
+        for field in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, field)
+            within = count is None or 0 <= count <= MAX_LOGPROBS
+            _check(within, field, f"must be between 0 and {MAX_LOGPROBS}")
+        _check(1 <= self.n <= 128, "n", "must be between 1 and 128")
+        _check(all(self.stop), "stop", "a stop string must not be empty")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence to be continued. Crosses the boundary; made by ``engine.requests.fan_out``."""
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    resumed_token_ids: tuple[int, ...] = ()  # output already delivered before an engine restart
+    fork_of: str | None = None  # a sibling with the same prompt, whose computed blocks are shared
+    priority: int = 0  # lower runs first, under the priority policy
+    cache_salt: str = ""  # requests share cached prefixes only within one salt
+    arrival_s: float = 0.0  # time.monotonic() at the door
+
+
+# ---------------------------------------------------------------- scheduler -> runner
+
+
+class AddedRow(msgspec.Struct, frozen=True):
+    """A sequence the runner has not seen, or has been told to forget (preempted)."""
+
+    request: Request
+    output_ids: tuple[int, ...]  # generated so far (after preemption or resumption)
+
+
+class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
+    """One sequence's share of a step: tokens at positions [start, start + len(token_ids))."""
+
+    id: str
+    start: int
+    token_ids: tuple[int, ...]
+    new_block_ids: tuple[int, ...]  # appended to the row's block table since its last plan
+    samples: bool  # whether the last position's logits choose the next token
+
+
+class BlockCopy(NamedTuple):
+    """A block whose contents the runner copies before the step's own writes."""
+
+    source: int
+    target: int
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """What one step computes. The scheduler decides, the runner obeys."""
+
+    rows: tuple[ScheduledRow, ...] = ()
+    added: tuple[AddedRow, ...] = ()  # before their first row
+    removed: tuple[str, ...] = ()  # preempted, finished or aborted since the last plan: forget
+    copies: tuple[BlockCopy, ...] = ()
+    num_preempted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by this step, over all rows."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+# ---------------------------------------------------------------- runner -> scheduler
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """Log-probability of one position's token and of the likeliest alternatives.
+
+    ``top_ids`` is sorted by falling probability and holds the number asked for; the arg-max is
+    always its first entry when that number is above 0. When the token itself is among them, its
+    ``logprob`` is the same float as the entry's.
+    """
+
+    token_id: int
+    logprob: float  # natural log, of the distribution before temperature and truncation
+    rank: int  # 1 for the most likely token
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What a step produced, columnar over the rows that sampled or failed."""
+
+    ids: tuple[str, ...] = ()
+    token_ids: tuple[tuple[int, ...], ...] = ()  # one list per id: the tokens chosen
+    logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
+    # For rows that asked: the prompt positions computed by this step, in order. The logprobs of
+    # position p are those of the prompt's token p given what precedes it, so they start at 1.
+    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    errors: dict[str, Failure] = {}  # rows that failed; the others are whole
+
+
+# ---------------------------------------------------------------- engine -> clients
+
+
+class RequestTimings(msgspec.Struct, frozen=True, gc=False):
+    """When things happened to a request: time.monotonic() seconds, comparable across processes."""
+
+    arrival_s: float
+    scheduled_s: float  # first time in a plan
+    first_token_s: float
+    finished_s: float
+    num_preemptions: int = 0
+
+
+class BlockStats(msgspec.Struct, frozen=True):
+    """How the KV blocks are used. ``total == held + free``; cached blocks are free ones too."""
+
+    total: int = 0
+    held: int = 0  # referenced by at least one sequence
+    shared: int = 0  # referenced by more than one
+    cached: int = 0  # holding a reusable prefix (held or free)
+    free: int = 0  # allocatable, cached ones included
+    wasted_slots: int = 0  # token slots in held blocks that hold no token
+    block_size: int = 0  # tokens a block
+
+    @property
+    def utilisation(self) -> float:
+        """Share of blocks held, 0 to 1."""
+        return self.held / self.total if self.total else 0.0
+
+    @property
+    def waste(self) -> float:
+        """Share of the slots in held blocks that hold no token, 0 to 1."""
+        slots = self.held * self.block_size
+        return self.wasted_slots / slots if slots else 0.0
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """A snapshot after a step. Counters only ever rise while the engine lives."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    blocks: BlockStats = BlockStats()
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked up
+    prefix_cache_hits: int = 0  # prompt tokens found
+    num_steps: int = 0
+    step_tokens: int = 0  # tokens of the step that made this snapshot
+    # Summed over steps, for a mean over a whole run (slots held, and slots wasted, per step).
+    slots_held_sum: int = 0
+    slots_wasted_sum: int = 0
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request gained since its consumer last looked (several steps when it lags)."""
+
+    id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int | None = None  # told once, with the first output
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the stop or eos token that ended it; also in token_ids
+    timings: RequestTimings | None = None  # with the last output
+
+
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step's news for all requests, columnar over ``ids``."""
+
+    ids: tuple[str, ...] = ()
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    finish_reasons: tuple[FinishReason | None, ...] = ()
+    # Sparse: only the requests that have something to tell.
+    logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    num_cached_tokens: dict[str, int] = {}
+    stop_token_ids: dict[str, int] = {}
+    timings: dict[str, RequestTimings] = {}
+    errors: dict[str, Failure] = {}  # these ids have finish reason "error"
+    stats: EngineStats = EngineStats()
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the memory goes, in bytes, as planned at start."""
+
+    weights_bytes: int
+    kv_cache_bytes: int
+    free_bytes: int  # of the device's, after both
+    bytes_per_token: int  # KV: 2 * layers * kv_heads * head_dim * itemsize
+    num_blocks: int
+    block_size: int
+    max_model_len: int  # longest context served
+
+    def describe(self) -> str:
+        """The plan in one line, for people."""
+        mib = 2**20
+        return (
+            f"memory: weights {self.weights_bytes / mib:.0f} MiB, "
+            f"KV cache {self.kv_cache_bytes / mib:.0f} MiB = "
+            f"{self.num_blocks:,} blocks of {self.block_size} tokens "
+            f"({self.bytes_per_token:,} bytes a token), "
+            f"free {self.free_bytes / mib:.0f} MiB, longest context {self.max_model_len:,} tokens"
+        )
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client must know of a started engine."""
+
+    model: str  # the directory it was loaded from
+    architecture: str  # Hugging Face model_type
+    num_parameters: int
+    dtype: str
+    device: str
+    attention_backend: str
+    vocab_size: int  # rows of the embedding; token ids at or above are refused
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    memory: MemoryPlan
+    fingerprint: str  # short hash of build, weights and config, for system_fingerprint
+    load_s: float
+
+
+def _check(condition: bool, param: str, problem: str) -> None:
+    if not condition:
+        raise InvalidParameter(f"'{param}' {problem}", param=param)
