@@ -1,0 +1,1 @@
+"""The HTTP server: command line, settings and the OpenAI-compatible API."""

@@ -1,0 +1,418 @@
+"""Every setting of a served engine, and the only reader of flags, environment and YAML.
+
+    flags  >  environment (QUIRE_*)  >  YAML (--config)  >  defaults
+
+One table serves all of them: the fields of :class:`Settings`. A field named ``max_num_seqs`` is
+the flag ``--max-num-seqs``, the variable ``QUIRE_MAX_NUM_SEQS`` and the YAML key
+``max_num_seqs`` (or ``max-num-seqs``), and its row in ``docs/cli.md`` is written from it. Names
+that other servers of this kind also have mean the same here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from engine.config import (
+    CacheConfig,
+    Device,
+    Dtype,
+    EngineConfig,
+    LoadFormat,
+    Policy,
+    SchedulerConfig,
+)
+
+DEMO_MODEL_DIR = Path(__file__).resolve().parent.parent / "demo" / "model"
+DEMO_MODEL_NAME = "quire-demo"
+
+_ENV_PREFIX = "QUIRE_"
+_SCALES = {
+    "": 1,
+    **{unit: 1000**power for power, unit in enumerate("kmgt", start=1)},
+    **{unit: 1024**power for power, unit in enumerate("KMGT", start=1)},
+    **{f"{unit}B": 1000**power for power, unit in enumerate("KMGT", start=1)},
+    **{f"{unit}iB": 1024**power for power, unit in enumerate("KMGT", start=1)},
+}
+
+
+class InvalidSettings(ValueError):
+    """A setting that cannot be used, told in one line that names where it was given."""
+
+
+def _read_number(value: Any) -> Any:
+    """``"2GiB"`` -> 2147483648, ``"8K"`` -> 8192, ``"8k"`` -> 8000; anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?|[KMGT]i?B)", value.strip())
+    return round(float(match[1]) * _SCALES[match[2]]) if match else value
+
+
+def _read_list(value: Any) -> Any:
+    """``"a,b"`` -> ``["a", "b"]``; anything else unchanged."""
+    if isinstance(value, str):
+        return [item for item in (part.strip() for part in value.split(",")) if item]
+    return value
+
+
+ScaledInt = Annotated[int, BeforeValidator(_read_number)]
+StringList = Annotated[list[str], BeforeValidator(_read_list)]
+
+
+def _setting(default: Any, group: str, help: str, *, name: str = "", **limits: Any) -> Any:
+    """A field of the table. ``name`` is what people call it where that is not the field's."""
+    return Field(
+        default,
+        description=help,
+        json_schema_extra={"group": group, "name": name},
+        **limits,
+    )
+
+
+_MODEL, _SERVER, _SCHEDULER = "Model", "Server", "Scheduling and batching"
+_CACHE, _LIMITS, _LOGS = "KV cache", "Access and limits", "Logs and metrics"
+
+
+class Settings(BaseSettings):
+    """The settings of one server, valid once made, and frozen.
+
+    Use :meth:`load` where problems are to be told to a person; the constructor takes the same
+    values as keywords and raises pydantic's ``ValidationError``.
+    """
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    # Model
+    model: str | None = _setting(
+        None,
+        _MODEL,
+        "Directory in Hugging Face format, or a name on the Hub (org/name). The model that ships "
+        "with Quire when left out.",
+    )
+    config: Path | None = _setting(
+        None, _MODEL, "YAML file with any of these settings, such as one from configs/."
+    )
+    served_model_names: StringList = _setting(
+        [],
+        _MODEL,
+        "Name under which clients ask for the model; may be repeated. The last part of MODEL "
+        "when left out.",
+        name="served_model_name",
+    )
+    tokenizer: str | None = _setting(
+        None, _MODEL, "Directory of the tokenizer, when it is not the model's own."
+    )
+    chat_template: Path | None = _setting(
+        None, _MODEL, "Jinja file that replaces the model's own chat template."
+    )
+    dtype: Dtype = _setting(
+        "auto", _MODEL, "Number format of weights and KV cache; auto takes the checkpoint's."
+    )
+    device: Device = _setting("auto", _MODEL, "Where to run; auto takes a GPU when there is one.")
+    load_format: LoadFormat = _setting(
+        "auto", _MODEL, "dummy makes random weights from config.json alone, for measuring."
+    )
+    max_model_len: ScaledInt | None = _setting(
+        None,
+        _MODEL,
+        "Longest context, prompt and output together, in tokens (8k = 8000, 8K = 8192). The "
+        "model's own when left out, cut to what the KV cache holds.",
+        ge=1,
+    )
+    attention_backend: str = _setting(
+        "auto", _MODEL, "Attention implementation; auto takes the fastest that can serve the model."
+    )
+    num_threads: int | None = _setting(
+        None, _MODEL, "CPU threads of the engine; one for each core when left out.", ge=1
+    )
+    seed: int = _setting(0, _MODEL, "Seed of dummy weights.", ge=0)
+
+    # Server
+    host: str = _setting(
+        "127.0.0.1", _SERVER, "Address to listen on; 0.0.0.0 lets other machines connect."
+    )
+    port: int = _setting(8000, _SERVER, "Port to listen on; 0 picks a free one.", ge=0, le=65535)
+    shutdown_timeout_s: float = _setting(
+        30.0, _SERVER, "Seconds that requests in flight are given to finish after SIGTERM.", ge=0
+    )
+    heartbeat_s: float = _setting(
+        15.0, _SERVER, "Seconds between comment lines on a stream whose request waits.", gt=0
+    )
+
+    # Scheduling and batching
+    max_num_seqs: int = _setting(256, _SCHEDULER, "Sequences that run at once.", ge=1)
+    max_num_batched_tokens: ScaledInt = _setting(
+        2048, _SCHEDULER, "Tokens computed by one step, prompts and outputs together.", ge=1
+    )
+    scheduling_policy: Policy = _setting(
+        "fcfs",
+        _SCHEDULER,
+        "Order of the queue: fcfs (first come first served), priority (lower values first) or "
+        "sjf (shortest job first).",
+    )
+    batching_window_ms: float = _setting(
+        0.0,
+        _SCHEDULER,
+        "Milliseconds that new prompts may be held back to form a larger batch; 0 is off.",
+        ge=0,
+    )
+    batching_window_prompts: int = _setting(
+        0, _SCHEDULER, "Prompts that end the batching window early; 0 is no limit.", ge=0
+    )
+    batching_window_tokens: int = _setting(
+        0,
+        _SCHEDULER,
+        "Prompt tokens that end the batching window early; 0 is max-num-batched-tokens.",
+        ge=0,
+    )
+
+    # KV cache
+    block_size: int = _setting(16, _CACHE, "Tokens in one KV block.", ge=1, le=1024)
+    enable_prefix_caching: bool = _setting(
+        True, _CACHE, "Keep the KV blocks of finished requests for prompts that begin alike."
+    )
+    kv_cache_memory_bytes: ScaledInt | None = _setting(
+        None,
+        _CACHE,
+        "Memory of the KV cache, such as 2GiB; a share of what the device has free when left out.",
+        ge=1,
+    )
+    gpu_memory_utilization: float = _setting(
+        0.9, _CACHE, "Share of a GPU's memory to use, weights included.", gt=0, le=1
+    )
+    num_gpu_blocks_override: int | None = _setting(
+        None, _CACHE, "Number of KV blocks on any device, whatever the memory.", ge=1
+    )
+
+    # Access and limits
+    api_keys: StringList = _setting(
+        [],
+        _LIMITS,
+        "Key that clients must send as a bearer token; may be repeated. No key is asked for when "
+        "left out.",
+        name="api_key",
+    )
+    strict: bool = _setting(
+        False, _LIMITS, "Refuse requests with unknown fields instead of naming them in a header."
+    )
+    max_queued_requests: int = _setting(
+        1024, _LIMITS, "Sequences that may wait beyond those that run; more get a 503.", ge=0
+    )
+    max_body_bytes: ScaledInt = _setting(
+        16 * 2**20, _LIMITS, "Largest request body, such as 16MiB.", ge=1
+    )
+    max_messages: int = _setting(10_000, _LIMITS, "Messages in one chat request.", ge=1)
+    max_prompts: int = _setting(1024, _LIMITS, "Prompts in one completion request.", ge=1)
+    header_timeout_s: float = _setting(
+        10.0, _LIMITS, "Seconds a client may take to send a request's headers.", gt=0
+    )
+    body_timeout_s: float = _setting(
+        30.0, _LIMITS, "Seconds that may pass without a byte of a request's body.", gt=0
+    )
+
+    # Logs and metrics
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", _LOGS, "Least severity that is logged."
+    )
+    log_format: Literal["text", "json"] = _setting(
+        "text", _LOGS, "Lines for people, or one JSON object a line."
+    )
+    disable_log_requests: bool = _setting(
+        False, _LOGS, "Do not log a line for each request. Prompts are never logged."
+    )
+    metrics_prefix: str = _setting(
+        "quire",
+        _LOGS,
+        "First part of the metric names; vllm emits the names that existing dashboards know.",
+        pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$",
+    )
+
+    @classmethod
+    def load(cls, flags: Mapping[str, Any]) -> Self:
+        """The settings from ``flags`` (by field name), the environment and the YAML they name.
+
+        Raises:
+            InvalidSettings: a value, a key or the YAML file cannot be used; one line.
+        """
+        try:
+            return cls(**flags)
+        except ValidationError as error:
+            raise InvalidSettings(_explain(error, flags)) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then our own reading of the environment and of YAML, strongest first."""
+        environment = _read_environment(os.environ)
+        config = init_settings().get("config") or environment.get("config")
+        in_file = _read_yaml(Path(config)) if config else {}
+        return (
+            init_settings,
+            InitSettingsSource(settings_cls, init_kwargs=environment),
+            InitSettingsSource(settings_cls, init_kwargs=in_file),
+        )
+
+    @property
+    def model_dir(self) -> str:
+        """The model to load: as given, or the one that ships with Quire."""
+        return self.model or str(DEMO_MODEL_DIR)
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names clients may ask for, the one that answers carry first. Never empty."""
+        if self.served_model_names:
+            return list(self.served_model_names)
+        return [os.path.basename(os.path.normpath(self.model)) if self.model else DEMO_MODEL_NAME]
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine process is told of all this."""
+        return EngineConfig(
+            model=self.model_dir,
+            dtype=self.dtype,
+            device=self.device,
+            load_format=self.load_format,
+            max_model_len=self.max_model_len,
+            attention_backend=self.attention_backend,
+            num_threads=self.num_threads,
+            seed=self.seed,
+            scheduler=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                policy=self.scheduling_policy,
+                batching_window_ms=self.batching_window_ms,
+                batching_window_prompts=self.batching_window_prompts,
+                batching_window_tokens=self.batching_window_tokens,
+            ),
+            cache=CacheConfig(
+                block_size=self.block_size,
+                enable_prefix_caching=self.enable_prefix_caching,
+                memory_bytes=self.kv_cache_memory_bytes,
+                memory_utilization=self.gpu_memory_utilization,
+                num_blocks=self.num_gpu_blocks_override,
+            ),
+        )
+
+
+class Setting(NamedTuple):
+    """One row of the table, as flags, environment, YAML and documentation see it."""
+
+    field: str
+    name: str  # what people call it: the YAML key, and the stem of the flag and the variable
+    group: str
+    help: str
+    default: Any
+    choices: tuple[str, ...]
+    kind: Literal["flag", "list", "value"]  # given alone, repeatable, or with one value
+
+    @property
+    def flag(self) -> str:
+        """Its spelling on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its spelling in the environment."""
+        return _ENV_PREFIX + self.name.upper()
+
+
+def settings_table() -> list[Setting]:
+    """All settings in the order in which they are told to people."""
+    rows = []
+    for field, info in Settings.model_fields.items():
+        extra = info.json_schema_extra
+        assert isinstance(extra, dict)
+        rows.append(
+            Setting(
+                field=field,
+                name=str(extra["name"]) or field,
+                group=str(extra["group"]),
+                help=info.description or "",
+                default=info.default,
+                choices=_choices(info.annotation),
+                kind=_kind(info.annotation),
+            )
+        )
+    return rows
+
+
+def _kind(annotation: Any) -> Literal["flag", "list", "value"]:
+    if annotation is bool:
+        return "flag"
+    return "list" if get_origin(annotation) is list else "value"
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(choice for arm in get_args(annotation) for choice in _choices(arm))
+    return ()
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The QUIRE_* variables that are settings and not empty, by field name."""
+    given = ((row.field, environ.get(row.variable, "")) for row in settings_table())
+    return {field: value for field, value in given if value}
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, by field name; unknown keys stay, to be refused by name."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidSettings(f"{path} is not valid YAML: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidSettings(f"{path} must hold settings, one 'name: value' a line")
+    fields = {row.name: row.field for row in settings_table()}
+    named = {str(key).replace("-", "_"): value for key, value in content.items()}
+    if "config" in named:
+        raise InvalidSettings(f"{path}: a YAML file cannot name another ('config')")
+    unknown = [name for name in named if name not in fields]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], fields, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise InvalidSettings(f"{path}: there is no setting '{unknown[0]}'{hint}")
+    return {fields[name]: value for name, value in named.items()}
+
+
+def _explain(error: ValidationError, flags: Mapping[str, Any]) -> str:
+    """The first problem in one line, under the name by which the value was given."""
+    problem = error.errors(include_url=False)[0]
+    field = str(problem["loc"][0])
+    row = next((row for row in settings_table() if row.field == field), None)
+    if row is None:
+        return f"there is no setting '{field}'"
+    if field in flags:
+        where = row.flag
+    elif os.environ.get(row.variable):
+        where = row.variable
+    else:
+        where = f"'{row.name}' in the YAML file"
+    reason = problem["msg"][:1].lower() + problem["msg"][1:]
+    secret = row.name == "api_key"
+    return f"{where}: {reason}" + ("" if secret else f", not {str(problem['input'])[:80]!r}")
