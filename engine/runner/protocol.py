@@ -1,0 +1,60 @@
+"""What the engine loop knows of a runner: a plan goes in, a result comes out.
+
+The scheduler decides and the runner obeys. It keeps a *row* for each sequence it has been told
+of (block table, tokens so far, sampling state) and nothing else about requests: no queue, no
+order, no limit. It neither reorders nor drops rows.
+
+**The row contract.** One plan is applied in this order:
+
+1. ``removed``: forget these rows. Ids that are not known are skipped. This comes first, because
+   a preempted sequence may be in ``removed`` and in ``added`` of the same plan.
+2. ``added``: make a row of the request and its output so far, with an empty block table. Every
+   added sequence has a row in the same plan.
+3. ``rows[i].new_block_ids``: appended to the row's block table. The token at position ``p`` lives
+   in slot ``table[p // block_size] * block_size + p % block_size``.
+4. ``copies``: whole blocks, sources unchanged by anything before; all before the step's writes.
+5. The rows' tokens, at positions ``[start, start + len(token_ids))``: their keys and values are
+   written, and each attends to positions ``0 .. p`` of its own sequence. A token sampled by an
+   earlier step comes back as (part of) a later row's ``token_ids``; nothing is to be guessed.
+   No two rows write one slot, and no row writes a block that another sequence references.
+6. Rows with ``samples``: the next token, a function of the row's logits, its sampling parameters,
+   its output so far, and its seed and position alone; never of the batch around it.
+
+**Prompt log-probabilities.** A row over positions ``[s, e)`` of a request with
+``prompt_logprobs`` yields those of the prompt tokens at positions ``s + 1 .. min(e, P - 1)``,
+where ``P`` is the prompt's length: each is judged by the logits of the position before it.
+
+**Faults.** A row whose own numbers are at fault (logits that are not finite) is reported in
+``StepResult.errors`` and harms nobody else. When ``run`` raises, the caller cannot know how far
+it came; it runs parts of the same step again to find the rows to blame, and each such plan
+*reintroduces* its rows: they are in ``removed`` and in ``added``, with their whole block table.
+A runner therefore needs no undo: it must only accept such a plan after it has raised, and give
+the result that the first run would have given.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.types import EngineInfo, StepPlan, StepResult
+
+
+class Runner(Protocol):
+    """Turns plans into tokens. All calls come from one thread."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded; ``info.memory`` says how many KV blocks of what size there are."""
+        ...
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute one step (see the row contract above).
+
+        Every row with ``samples`` is in the result, as an id with tokens or as an error.
+
+        Raises:
+            OutOfMemory: the step did not fit the device's memory (``MemoryError`` counts too).
+            EngineDead: the device is lost, and no later call can work; the engine ends.
+            Exception: anything else; the rows to blame are searched for as told above.
+        """
+        ...
