@@ -205,6 +205,7 @@ class Settings(BaseSettings):
         "Key that clients must send as a bearer token; may be repeated. No key is asked for when "
         "left out.",
         name="api_key",
+        repr=False,
     )
     strict: bool = _setting(
         False, _LIMITS, "Refuse requests with unknown fields instead of naming them in a header."

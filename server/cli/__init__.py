@@ -1,0 +1,58 @@
+"""The ``quire`` command.
+
+Nothing heavy is imported here: each command's module is imported once it has been chosen, so
+that ``quire serve`` can set its engine process going within a few hundred milliseconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+_HELP = """\
+Quire serves large language models over an OpenAI-compatible HTTP API.
+
+Usage: quire COMMAND [options]        (quire COMMAND --help tells the options)
+
+  quire serve             Serve the small model that ships with Quire on port 8000
+  quire serve MODEL       Serve a model: a directory in Hugging Face format, or org/name
+  quire chat              Talk to a running server
+  quire complete PROMPT   Let a running server continue a text
+  quire bench             Measure a running server: throughput, latencies, a report
+  quire version           Tell the version
+
+Start with:
+
+  quire serve
+  quire chat              (in a second terminal)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0 done, 1 failed, 2 called wrongly."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_HELP, end="")
+        return 0
+    command, rest = arguments[0], arguments[1:]
+    try:
+        match command:
+            case "serve":
+                from server.cli.serve import main as run
+            case "chat":
+                from server.cli.talk import chat_main as run
+            case "complete":
+                from server.cli.talk import complete_main as run
+            case "bench":
+                from loadtest.cli import main as run
+            case "version" | "--version":
+                from server.cli.version import main as run
+            case _:
+                print(f"quire: there is no command '{command}'\n\n{_HELP}", file=sys.stderr, end="")
+                return 2
+        return run(rest)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `quire complete ... | head`
+        sys.stderr.close()
+        return 0

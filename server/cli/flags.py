@@ -1,0 +1,89 @@
+"""From the table of settings to argparse, and from its result to :class:`Settings`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from server.settings import Setting, Settings, settings_table
+
+_DESCRIPTION = """\
+Serve a model over an OpenAI-compatible HTTP API.
+
+With no MODEL, the small model that ships with Quire is served, so that the first answer needs no
+download. Every option can also be given in the environment (--max-num-seqs is
+QUIRE_MAX_NUM_SEQS) or in a YAML file (max_num_seqs: 64); options come first, then the
+environment, then the file.
+"""
+
+_EXAMPLES = """\
+examples:
+  quire serve
+  quire serve ./my-model --port 9000 --api-key secret
+  quire serve configs/cpu.yaml
+  quire serve org/name --max-model-len 8K --kv-cache-memory-bytes 2GiB
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of ``quire serve``; values stay text, for :class:`Settings` to judge."""
+    parser = argparse.ArgumentParser(
+        prog="quire serve",
+        usage="quire serve [MODEL | FILE.yaml] [options]",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "positional",
+        metavar="MODEL",
+        nargs="?",
+        help="directory in Hugging Face format, a name on the Hub (org/name), or a YAML file of "
+        "settings",
+    )
+    groups: dict[str, Any] = {}
+    for row in settings_table():
+        if row.group not in groups:
+            groups[row.group] = parser.add_argument_group(row.group)
+        groups[row.group].add_argument(row.flag, dest=row.field, **_argument(row))
+    return parser
+
+
+def parse_settings(argv: Sequence[str]) -> Settings:
+    """The settings that a command line gives. Exits with 2 when it cannot be parsed.
+
+    Raises:
+        InvalidSettings: a value cannot be used.
+    """
+    parser = build_parser()
+    given = vars(parser.parse_args(argv))
+    positional = given.pop("positional", None)
+    if positional is not None:
+        field = "config" if positional.endswith((".yaml", ".yml")) else "model"
+        if field in given:
+            parser.error(f"'{positional}' and --{field} {given[field]} are both given")
+        given[field] = positional
+    return Settings.load(given)
+
+
+def _argument(row: Setting) -> dict[str, Any]:
+    """What argparse is told of a setting."""
+    help = row.help.replace("%", "%%") + _default(row)
+    if row.kind == "flag":
+        return {"action": argparse.BooleanOptionalAction, "help": help}
+    if row.kind == "list":
+        return {"action": "append", "metavar": row.name.split("_")[-1].upper(), "help": help}
+    if row.choices:
+        return {"metavar": "{" + ",".join(row.choices) + "}", "help": help}
+    return {"metavar": row.name.split("_")[-1].upper(), "help": help}
+
+
+def _default(row: Setting) -> str:
+    if row.kind == "flag":
+        return f" (default: {'on' if row.default else 'off'})"
+    if row.default is None or row.default == []:
+        return ""
+    return f" (default: {row.default})"

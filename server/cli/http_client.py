@@ -1,0 +1,114 @@
+"""The least of an HTTP client that a terminal needs: JSON, and JSON over server-sent events.
+
+Standard library only: the commands that talk to a server start in a few dozen milliseconds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Generator
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class ServerProblem(Exception):
+    """The server cannot be reached, or refused; one line for a person."""
+
+
+class ApiClient:
+    """One OpenAI-compatible server.
+
+    Args:
+        url: its address, with or without the ``/v1``.
+        api_key: sent as a bearer token where given.
+        timeout_s: seconds without a byte after which the server is given up.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ServerProblem(f"'{url}' is not an address like http://127.0.0.1:8000")
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+        self._parts = urlsplit(self.url)
+        self._headers = {"Content-Type": "application/json", "Accept": "*/*"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout_s = timeout_s
+
+    def first_model(self) -> str:
+        """The first model that the server lists."""
+        connection, response = self._request("GET", "/v1/models", None)
+        try:
+            listed = json.loads(response.read())
+            return listed["data"][0]["id"]
+        except (ValueError, LookupError, TypeError):
+            raise ServerProblem(
+                f"{self.url} does not list its models as OpenAI's API does"
+            ) from None
+        finally:
+            connection.close()
+
+    def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """Post ``body`` with ``stream: true`` and yield the chunks as they come.
+
+        Closing the generator early closes the connection, which ends the request on the server.
+
+        Raises:
+            ServerProblem: no server, a refusal, an error in the stream, or a stream that was cut.
+        """
+        connection, response = self._request("POST", path, {**body, "stream": True})
+        try:
+            for line in response:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise ServerProblem(str(chunk["error"].get("message", "an error")))
+                yield chunk
+            raise ServerProblem("the server ended the stream before its end")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ServerProblem(f"the stream from {self.url} broke off: {error}") from None
+        finally:
+            connection.close()
+
+    def _request(
+        self, method: str, path: str, body: dict[str, Any] | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=self._timeout_s, context=ssl.create_default_context()
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+        payload = None if body is None else json.dumps(body)
+        try:
+            connection.request(method, self._parts.path + path, payload, self._headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise ServerProblem(
+                f"no server answers at {self.url} ({_reason(error)}); start one with: quire serve"
+            ) from None
+        if response.status >= 400:
+            message = _error_message(response.read(65536))
+            connection.close()
+            raise ServerProblem(f"the server answered {response.status}: {message}")
+        return connection, response
+
+
+def _reason(error: Exception) -> str:
+    strerror = getattr(error, "strerror", None)
+    return (strerror or str(error) or type(error).__name__).lower()
+
+
+def _error_message(body: bytes) -> str:
+    try:
+        return json.loads(body)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        return body.decode("utf-8", "replace").strip()[:200] or "no explanation"

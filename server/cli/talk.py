@@ -1,0 +1,204 @@
+"""``quire chat`` and ``quire complete``: talk to a running server from a terminal or a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+from server.cli.http_client import ApiClient, ServerProblem
+
+_COMMANDS = """\
+/reset           forget the conversation, keep the system prompt
+/system [TEXT]   set the system prompt and forget the conversation; alone, show it
+/help            this list
+/quit            leave (so does Ctrl-D; Ctrl-C stops an answer)"""
+
+# C0 and C1 controls but newline and tab: text of a model must not steer the terminal.
+_CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if c not in (9, 10))
+
+
+def chat_main(argv: Sequence[str]) -> int:
+    """Hold a conversation. Returns the exit status."""
+    parser = _parser(
+        "chat",
+        "Talk to a running server. With a MESSAGE, print one answer; otherwise hold a "
+        "conversation, one message a line (from a pipe, too).",
+    )
+    parser.add_argument("message", metavar="MESSAGE", nargs="?", help="a single message")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="tells the model how to behave")
+    options = parser.parse_args(argv)
+    try:
+        client = ApiClient(options.url, options.api_key)
+        model = options.model or client.first_model()
+        chat = Conversation(client, model, _sampling(options), options.system_prompt)
+        if options.message is not None:
+            _print_stream(chat.answer(options.message))
+            return 0
+        if sys.stdin.isatty():
+            return _converse(chat)
+        for line in sys.stdin:
+            if line.strip():
+                _print_stream(chat.answer(line.strip()))
+        return 0
+    except ServerProblem as problem:
+        print(f"quire: {problem}", file=sys.stderr)
+        return 1
+
+
+def complete_main(argv: Sequence[str]) -> int:
+    """Continue one text. Returns the exit status."""
+    parser = _parser("complete", "Let a running server continue a text.")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text; from a pipe if none")
+    parser.add_argument("--echo", action="store_true", help="print the prompt before it")
+    options = parser.parse_args(argv)
+    if options.prompt is None and sys.stdin.isatty():
+        parser.error("give a PROMPT, or pipe one in")
+    prompt = sys.stdin.read() if options.prompt is None else options.prompt
+    try:
+        client = ApiClient(options.url, options.api_key)
+        model = options.model or client.first_model()
+        body = {"model": model, "prompt": prompt, **_sampling(options)}
+        if options.echo:
+            _write(prompt)
+        chunks = client.stream("/v1/completions", body)
+        _print_stream(c["choices"][0]["text"] for c in chunks if c.get("choices"))
+        return 0
+    except ServerProblem as problem:
+        print(f"quire: {problem}", file=sys.stderr)
+        return 1
+
+
+class Conversation:
+    """A chat with its history; only answers that were finished or stopped by hand enter it."""
+
+    def __init__(
+        self, client: ApiClient, model: str, sampling: dict[str, Any], system: str | None = None
+    ) -> None:
+        self.model = model
+        self.system = system
+        self._client = client
+        self._sampling = sampling
+        self._turns: list[dict[str, str]] = []
+
+    def reset(self) -> None:
+        """Forget all turns; the system prompt stays."""
+        self._turns.clear()
+
+    def answer(self, message: str) -> Generator[str, None, None]:
+        """Send ``message`` after all before it and yield the answer's pieces.
+
+        Raises:
+            ServerProblem: the turn failed; the conversation is as it was before.
+        """
+        turns = [*self._turns, {"role": "user", "content": message}]
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        body = {"model": self.model, "messages": system + turns, **self._sampling}
+        pieces: list[str] = []
+        try:
+            with contextlib.closing(self._client.stream("/v1/chat/completions", body)) as chunks:
+                for chunk in chunks:
+                    for choice in chunk.get("choices", ()):
+                        piece = choice.get("delta", {}).get("content")
+                        if piece:
+                            pieces.append(piece)
+                            yield piece
+        except ServerProblem:
+            pieces.clear()
+            raise
+        finally:
+            if pieces:
+                self._turns = [*turns, {"role": "assistant", "content": "".join(pieces)}]
+
+
+def _converse(chat: Conversation) -> int:
+    """The loop at a terminal: prompt, command or message, answer."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (gives input() line editing and history)
+
+    print(f"Talking to {chat.model}. /help lists the commands.")
+    while True:
+        try:
+            line = input("\n> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return 0
+        if not line:
+            continue
+        if line.startswith("/"):
+            if _command(chat, line):
+                return 0
+            continue
+        try:
+            with contextlib.closing(chat.answer(line)) as pieces:
+                _print_stream(pieces)
+        except KeyboardInterrupt:  # closing the pieces has ended the request on the server
+            print(" [stopped]")
+        except ServerProblem as problem:
+            print(f"quire: {problem}", file=sys.stderr)
+
+
+def _command(chat: Conversation, line: str) -> bool:
+    """Obey one /command. Returns whether to leave."""
+    name, _, rest = line.partition(" ")
+    match name:
+        case "/quit" | "/exit":
+            return True
+        case "/reset":
+            chat.reset()
+            print("The conversation starts anew.")
+        case "/system":
+            if rest.strip():
+                chat.system = rest.strip()
+                chat.reset()
+            print(f"System prompt: {chat.system or '(none)'}")
+        case "/help":
+            print(_COMMANDS)
+        case _:
+            print(f"There is no command {name}.\n{_COMMANDS}")
+    return False
+
+
+def _parser(command: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"quire {command}", description=description, allow_abbrev=False
+    )
+    environ = os.environ
+    parser.add_argument(
+        "--url",
+        default=environ.get("QUIRE_URL") or "http://127.0.0.1:8000",
+        help="address of the server (QUIRE_URL; default: http://127.0.0.1:8000)",
+    )
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=environ.get("QUIRE_API_KEY", "").split(",")[0] or None,
+        help="key that the server asks for (QUIRE_API_KEY)",
+    )
+    parser.add_argument(
+        "--model", "--model-name", metavar="NAME", help="model to ask (default: the first listed)"
+    )
+    parser.add_argument("--max-tokens", metavar="N", type=int, help="longest answer in tokens")
+    parser.add_argument("--temperature", metavar="T", type=float, help="0 is greedy")
+    parser.add_argument("--top-p", metavar="P", type=float, help="share of likely tokens kept")
+    parser.add_argument("--seed", metavar="N", type=int, help="makes sampling repeatable")
+    return parser
+
+
+def _sampling(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("max_tokens", "temperature", "top_p", "seed")
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def _print_stream(pieces: Iterable[str]) -> None:
+    for piece in pieces:
+        _write(piece)
+    _write("\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
