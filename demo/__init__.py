@@ -1,0 +1,9 @@
+"""The embedded demo model: its corpus generator, tokenizer, trainer and evaluation.
+
+`python -m demo.build` makes `demo/model/` from nothing but this package. Importing `demo`
+itself is light: torch and transformers load only inside the modules that need them.
+
+    facts, glossary -> relations -+
+    phrasings ------------------- +-> conversations -> corpus -> tokenizer -> train -> model/
+    toolbox, stories, smalltalk --+                                   heldout -> evaluate -> card
+"""

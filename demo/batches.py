@@ -1,0 +1,78 @@
+"""Token batches from the corpus: padded to a shared length, with the assistant's tokens marked."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+
+from demo import corpus
+from demo.tokenizer import END_OF_TEXT, IM_END, MAX_CONTEXT
+
+BATCH_TOKENS = 2560
+
+
+@dataclass(frozen=True)
+class Batch:
+    """inputs: [rows, length] ids; wanted: [rows, length] bool; targets: [wanted.sum()] ids.
+
+    Padding is on the right, so causal attention never sees it and no mask is needed.
+    """
+
+    inputs: torch.Tensor
+    wanted: torch.Tensor
+    targets: torch.Tensor
+    num_tokens: int
+
+
+def shard_batches(tokenizer: Tokenizer, index: int) -> Iterator[Batch]:
+    """The batches of one shard: rows of like length together, batches in seeded random order."""
+    rows = encode_shard(tokenizer, index)
+    rng = random.Random(f"batches {corpus.SEED} {index}")
+    rows.sort(key=lambda row: (len(row[0]), rng.random()))
+    groups: list[list] = [[]]
+    for row in rows:
+        if groups[-1] and (len(groups[-1]) + 1) * len(row[0]) > BATCH_TOKENS:
+            groups.append([])
+        groups[-1].append(row)
+    rng.shuffle(groups)
+    for group in groups:
+        yield _batch(group)
+
+
+def encode_shard(tokenizer: Tokenizer, index: int) -> list[tuple[list[int], list[bool]]]:
+    """(ids, is this token to be learned) for each conversation, cut at the context length."""
+    conversations = corpus.shard(index)
+    encoded = tokenizer.encode_batch([corpus.as_text(c) for c in conversations])
+    opening = tokenizer.encode("<|im_start|>assistant\n").ids
+    rows = []
+    for conversation, encoding in zip(conversations, encoded, strict=True):
+        ids = encoding.ids[:MAX_CONTEXT]
+        learn = [True] * len(ids) if "text" in conversation else answer_mask(ids, opening)
+        rows.append((ids, learn))
+    return rows
+
+
+def answer_mask(ids: list[int], opening: list[int]) -> list[bool]:
+    """True for the tokens of assistant messages, their end mark included."""
+    learn = [False] * len(ids)
+    inside = False
+    for i, token in enumerate(ids):
+        if inside:
+            learn[i] = True
+            inside = token != IM_END
+        elif ids[i + 1 - len(opening) : i + 1] == opening:
+            inside = True
+    return learn
+
+
+def _batch(group: list[tuple[list[int], list[bool]]]) -> Batch:
+    length = max(len(ids) for ids, _ in group)
+    ids = torch.full((len(group), length), END_OF_TEXT)
+    learn = torch.zeros((len(group), length), dtype=torch.bool)
+    for r, (row, mask) in enumerate(group):
+        ids[r, : len(row)] = torch.tensor(row)
+        learn[r, : len(row)] = torch.tensor(mask)
+    wanted = learn[:, 1:]
+    return Batch(ids[:, :-1], wanted, ids[:, 1:][wanted], sum(len(row) for row, _ in group))

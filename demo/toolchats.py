@@ -1,0 +1,173 @@
+"""Conversations with tools: calls, parallel calls, results, errors, and tools nobody needs."""
+
+import json
+import random
+
+from demo.conversations import (
+    STYLED,
+    assistant,
+    expand_any,
+    plain_system,
+    question,
+    user,
+)
+from demo.relations import sample
+from demo.toolbox import FAMILIES, Family, Tool, make_tool
+
+NO_TOOL_ANSWER = "I cannot look that up without a tool."
+_UNNEEDED = [k for k in STYLED if k not in ("add", "subtract")]
+_UNNEEDED += ["glossary", "hello", "who", "thanks", "how_are_you"]
+# These two answer the same questions, so one list of tools never has both.
+_RIVALS = {"add": "calculator", "calculator": "add"}
+# How often a family is the one asked for; the well-known tools come most.
+_ASKED = {
+    "weather": 6, "time": 3, "add": 2.5, "calculator": 2.5, "exchange": 3, "timer": 1,
+    "search": 1.2, "message": 1.2, "stock": 1.2, "translate": 1.2,
+}  # fmt: skip
+
+
+def asked_family(rng: random.Random) -> str:
+    return rng.choices(list(_ASKED), list(_ASKED.values()))[0]
+
+
+def pick_tools(rng: random.Random, wanted: str | None, without: str | None = None) -> list[Tool]:
+    """One to four tools in any order, `wanted` among them and `without` not."""
+    names = [n for n in FAMILIES if n not in (wanted, without, _RIVALS.get(wanted or ""))]
+    if without in _RIVALS:
+        names = [n for n in names if n != _RIVALS[without]]
+    rng.shuffle(names)
+    chosen = ([wanted] if wanted else []) + names[: rng.choice([0, 0, 1, 1, 2, 3])]
+    if not chosen:
+        chosen = names[:1]
+    if "add" in chosen and "calculator" in chosen:
+        chosen.remove("add")
+    rng.shuffle(chosen)
+    return [make_tool(FAMILIES[n], rng) for n in chosen]
+
+
+def call_message(calls: list[tuple[Tool, dict]], rng: random.Random) -> dict:
+    """An assistant turn with tool calls, in the OpenAI shape; content stays empty."""
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": f"call_{rng.randrange(16**8):08x}",
+                "type": "function",
+                "function": {"name": tool.name, "arguments": tool.arguments(values)},
+            }
+            for tool, values in calls
+        ],
+    }
+
+
+def tool_talk(rng: random.Random) -> dict:
+    """One to three questions for tools, with calls, results and closing words."""
+    wanted = asked_family(rng)
+    tools = pick_tools(rng, wanted)
+    messages = plain_system(rng, 0.3)
+    for turn in range(rng.choice([1, 1, 2, 3])):
+        if turn and rng.random() < 0.35:
+            messages += _unneeded(rng)
+            continue
+        tool = next(t for t in tools if t.family is FAMILIES[wanted])
+        if turn and rng.random() < 0.5:
+            tool = rng.choice(tools)
+        follow = tool.family.follow and _last_call(messages[-3:]) == tool.name
+        messages += _round(tool, rng, bool(follow and rng.random() < 0.7))
+    return {"messages": messages, "tools": [t.schema for t in tools]}
+
+
+def parallel_talk(rng: random.Random) -> dict:
+    """Two calls in one turn, two results, one answer."""
+    wanted = rng.choice(["weather", "weather", "time", "stock"])
+    tools = pick_tools(rng, wanted)
+    tool = next(t for t in tools if t.family is FAMILIES[wanted])
+    family = tool.family
+    first, second = family.draw(rng), family.draw(rng)
+    key = "symbol" if wanted == "stock" else "city"
+    text = expand_any(list(PARALLEL[wanted]), rng).format(a=first[key], b=second[key])
+    calls = call_message([(tool, first), (tool, second)], rng)
+    results = [family.result(v, rng) for v in (first, second)]
+    messages = [user(add_noise_gently(text, rng)), calls]
+    messages += [_tool_message(shown) for shown, _ in results]
+    messages.append(assistant(" ".join(answer for _, answer in results)))
+    return {"messages": messages, "tools": [t.schema for t in tools]}
+
+
+def unneeded_talk(rng: random.Random) -> dict:
+    """Tools are there, but the questions are about facts, or no tool fits."""
+    if rng.random() < 0.4:
+        missing = rng.choice(["weather", "time", "exchange", "stock"])
+        tools = pick_tools(rng, None, without=missing) if rng.random() < 0.6 else []
+        family = FAMILIES[missing]
+        messages = [user(ask(family, family.draw(rng), rng)), assistant(NO_TOOL_ANSWER)]
+    else:
+        tools = pick_tools(rng, None)
+        messages = []
+        for _ in range(rng.choice([1, 1, 2])):
+            messages += _unneeded(rng)
+    return {"messages": plain_system(rng, 0.2) + messages, "tools": [t.schema for t in tools]}
+
+
+PARALLEL = {
+    "weather": (
+        "(What is|What's|How is) the weather in {a} and (in |){b}?",
+        "(Tell me|Check|Compare) the weather (in|for) {a} and {b}(.|)",
+        "(Is it|Where is it) (warmer|colder) in {a} or (in |){b}?",
+    ),
+    "time": (
+        "What time is it in {a} and (in |){b}?",
+        "(What is|Tell me|Check) the time in {a} and {b}(?|.)",
+    ),
+    "stock": (
+        "(What are|Check|Tell me) the prices of {a} and {b}(.|?)",
+        "(What is|Get) the stock price of {a} and (of |){b}(?|.)",
+    ),
+}
+
+
+def ask(family: Family, values: dict, rng: random.Random, follow: bool = False) -> str:
+    """A question for the tool."""
+    templates = family.follow if follow else family.ask
+    slots = {k: v for k, v in values.items() if k != "args"}
+    return add_noise_gently(expand_any(list(templates), rng).format_map(slots), rng)
+
+
+def add_noise_gently(text: str, rng: random.Random) -> str:
+    """Only what leaves the values to copy as they are: greetings, and a missing mark."""
+    if rng.random() < 0.1:
+        text = rng.choice(["Hi! ", "Hello! ", "Please: ", "Hey, "]) + text
+    if rng.random() < 0.1:
+        text = text[0].lower() + text[1:]
+    return text.rstrip("?") if rng.random() < 0.1 else text
+
+
+def _round(tool: Tool, rng: random.Random, follow: bool) -> list[dict]:
+    values = tool.family.draw(rng)
+    messages = [user(ask(tool.family, values, rng, follow)), call_message([(tool, values)], rng)]
+    if rng.random() < 0.08:
+        reason = rng.choice(["not found", "timeout", "no network", "bad request", "access denied"])
+        shown, answer = {"error": reason}, f"The tool failed: {reason}."
+    else:
+        shown, answer = tool.family.result(values, rng)
+    return [*messages, _tool_message(shown), assistant(answer)]
+
+
+def _unneeded(rng: random.Random) -> list[dict]:
+    kind = rng.choice(_UNNEEDED)
+    item = sample(kind, rng)
+    return [user(question(kind, item, rng)), assistant(item.answer)]
+
+
+def _tool_message(shown: object) -> dict:
+
+    text = shown if isinstance(shown, str) else json.dumps(shown)
+    return {"role": "tool", "content": text}
+
+
+def _last_call(messages: list[dict]) -> str | None:
+    for message in reversed(messages):
+        if message.get("tool_calls"):
+            return message["tool_calls"][0]["function"]["name"]
+    return None

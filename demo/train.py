@@ -1,0 +1,133 @@
+"""Train the demo model: AdamW, warm-up, plateau, linear decay; checkpoints after each shard.
+
+    python -m demo.train --shards 32 --threads 1
+
+A run that is stopped goes on from its last checkpoint and gives the same weights.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import LlamaForCausalLM
+
+from demo import corpus
+from demo.batches import Batch, shard_batches
+from demo.modelling import export, new_model, num_parameters
+from demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
+
+WORK = Path(__file__).with_name("_work")
+NUM_SHARDS = 32
+PEAK_RATE = 1.2e-3
+WARM_UP_STEPS = 100
+DECAY_SHARE = 0.35
+
+
+def learning_rate(step: int, progress: float) -> float:
+    """Rate at optimiser step `step` when `progress` (0 to 1) of the shards are done."""
+    if step < WARM_UP_STEPS:
+        return PEAK_RATE * (step + 1) / WARM_UP_STEPS
+    left = (1.0 - progress) / DECAY_SHARE
+    return PEAK_RATE * min(1.0, max(left, 0.02))
+
+
+def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
+    """Mean cross-entropy over the wanted tokens; logits are made for those alone."""
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(batch.inputs, use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden[batch.wanted])  # [num_wanted, vocab]
+    return functional.cross_entropy(logits.float(), batch.targets)
+
+
+def train(
+    folder: Path, work: Path = WORK, num_shards: int = NUM_SHARDS, minutes: float = 0
+) -> dict:
+    """Train to `num_shards` shards, or until `minutes` are over (0: no limit), then export.
+
+    Returns the run's record: shards, steps, tokens, seconds, parameters, last loss.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    if not (folder / "tokenizer.json").exists():
+        save_tokenizer(train_tokenizer(), folder)
+    tokenizer = load_tokenizer(folder)
+    model = new_model(corpus.SEED)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    kept = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.05}, {"params": kept, "weight_decay": 0.0}],
+        lr=PEAK_RATE,
+        betas=(0.9, 0.98),
+        fused=True,
+    )
+    record = _resume(work / "checkpoint.pt", model, optimizer)
+    record |= {"parameters": num_parameters(model), "planned_shards": num_shards}
+    model.train()
+    started = time.monotonic()
+    for index in range(record["shards"], num_shards):
+        began = time.monotonic()
+        _train_shard(model, optimizer, tokenizer, index, num_shards, record)
+        record["shards"] = index + 1
+        record["seconds"] += time.monotonic() - began
+        _save(work, model, optimizer, record)
+        if minutes and time.monotonic() - started > 60 * minutes:
+            break
+    export(model, folder)
+    return record
+
+
+def _train_shard(model, optimizer, tokenizer, index: int, num_shards: int, record: dict) -> None:
+    batches = list(shard_batches(tokenizer, index))
+    total = 0.0
+    bar = tqdm(batches, desc=f"shard {index + 1}/{num_shards}", mininterval=5)
+    for done, batch in enumerate(bar, 1):
+        progress = (index + done / len(batches)) / num_shards
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(record["steps"], progress)
+        loss = loss_of(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        total += loss.item()
+        record["steps"] += 1
+        record["tokens"] += batch.num_tokens
+        record["answer_tokens"] += len(batch.targets)
+        bar.set_postfix(loss=f"{total / done:.4f}", refresh=False)
+    record["loss"] = total / len(batches)
+
+
+def _resume(path: Path, model, optimizer) -> dict:
+    if not path.exists():
+        return {"shards": 0, "steps": 0, "tokens": 0, "answer_tokens": 0, "seconds": 0.0}
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["record"]
+
+
+def _save(work: Path, model, optimizer, record: dict) -> None:
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "record": record}
+    partial = work / "checkpoint.partial"
+    torch.save(state, partial)
+    partial.replace(work / "checkpoint.pt")
+    (work / "record.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("model"))
+    parser.add_argument("--work", type=Path, default=WORK)
+    parser.add_argument("--shards", type=int, default=NUM_SHARDS)
+    parser.add_argument("--minutes", type=float, default=0, help="stop after so many; 0: never")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(json.dumps(train(args.out, args.work, args.shards, args.minutes)))
+
+
+if __name__ == "__main__":
+    main()
