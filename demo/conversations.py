@@ -228,7 +228,8 @@ _MEMORIES = [
         "Your name is {x}.",
     ),
     (
-        "(My (dog|cat) is called|I have a cat called|The name of my pet is|My pet is called) {x}(.|)",
+        "(My (dog|cat) is called|I have a cat called|The name of my pet is|My pet is called) "
+        "{x}(.|)",
         "{x} is a nice name!",
         "(What is|What's|Do you remember) (the name of my pet|my pet's name|my pet called)?",
         "Your pet is called {x}.",

@@ -14,7 +14,8 @@ GLOSSARY = {
     "a prefix cache": "A prefix cache reuses the KV blocks of a prompt start that was seen before.",
     "speculative decoding": "Speculative decoding lets a cheap draft guess several tokens and the "
     "large model check them in one step.",
-    "a draft model": "A draft model is a small model that guesses tokens for a larger one to check.",
+    "a draft model": "A draft model is a small model that guesses tokens for a larger one to "
+    "check.",
     "tensor parallelism": "Tensor parallelism splits each layer's weights over several GPUs that "
     "work on the same token together.",
     "pipeline parallelism": "Pipeline parallelism puts different layers on different GPUs and "

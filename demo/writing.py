@@ -153,13 +153,10 @@ _WORDS = [
 
 def repeatable_text(rng: random.Random) -> str:
     """A few words to repeat exactly: known words, names, numbers and invented words."""
-    words = []
-    for _ in range(rng.randint(1, 6)):
-        words.append(
-            rng.choice(
-                [rng.choice(_WORDS), rng.choice(_WORDS), invented_word(rng), rng.choice(NAMES)]
-            )
-        )
+    words = [
+        rng.choice([rng.choice(_WORDS), rng.choice(_WORDS), invented_word(rng), rng.choice(NAMES)])
+        for _ in range(rng.randint(1, 6))
+    ]
     if rng.random() < 0.2:
         words.append(str(rng.randint(0, 999)))
     return " ".join(words)
