@@ -64,7 +64,11 @@ def train(
         fused=True,
     )
     record = _resume(work / "checkpoint.pt", model, optimizer)
-    record |= {"parameters": num_parameters(model), "planned_shards": num_shards}
+    record |= {
+        "parameters": num_parameters(model),
+        "planned_shards": num_shards,
+        "threads": torch.get_num_threads(),
+    }
     model.train()
     started = time.monotonic()
     for index in range(record["shards"], num_shards):

@@ -1,0 +1,104 @@
+"""The corpus is a function of its seed, and holds nothing of the evaluation set."""
+
+import hashlib
+import re
+
+import pytest
+
+from demo import corpus, heldout
+from demo.batches import answer_mask
+from demo.evaluate import MODEL, load_heldout, prompt, score
+from demo.phrasings import expand
+from demo.tokenizer import IM_END, load_tokenizer
+from demo.train import NUM_SHARDS
+
+# The text that the committed weights have read: a change here means a new training run.
+SHARD_0_SHA256 = "d5f726ab733e4dbdaf6739f617f43231fd41eaaa2dd260813703cc7991235442"
+
+
+def test_the_corpus_is_the_one_that_was_trained_on() -> None:
+    digest = hashlib.sha256()
+    for conversation in corpus.shard(0):
+        digest.update(corpus.as_text(conversation).encode())
+    assert digest.hexdigest() == SHARD_0_SHA256
+
+
+def test_another_seed_gives_another_corpus() -> None:
+    assert corpus.shard(0, size=50) == corpus.shard(0, size=50)
+    assert corpus.shard(0, size=50) != corpus.shard(1, size=50)
+    assert corpus.shard(0, seed=1, size=50) != corpus.shard(0, seed=2, size=50)
+
+
+def test_no_reserved_prompt_is_in_the_first_shards() -> None:
+    assert leaked(range(2)) == set()
+
+
+@pytest.mark.slow
+def test_no_reserved_prompt_is_in_the_whole_corpus() -> None:
+    assert leaked(range(NUM_SHARDS)) == set()
+
+
+def test_the_committed_evaluation_set_is_the_one_we_would_write() -> None:
+    assert heldout.build() == load_heldout()
+    assert len({prompt(e) for e in load_heldout()}) == 300
+
+
+def test_every_text_ends_and_opens_properly() -> None:
+    for conversation in corpus.shard(3, size=300):
+        text = corpus.as_text(conversation)
+        assert "{" not in re.sub(r"\{\"|\": \{|\{\}", "", _without_json(text))
+        assert text.endswith("<|endoftext|>" if "text" in conversation else "<|im_end|>\n")
+
+
+def test_only_answers_are_learned() -> None:
+    tokenizer = load_tokenizer(MODEL)
+    opening = tokenizer.encode("<|im_start|>assistant\n").ids
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "One."},
+        {"role": "user", "content": "assistant\nHi"},
+        {"role": "assistant", "content": "Two."},
+    ]
+    ids = tokenizer.encode(corpus.as_text({"messages": messages})).ids
+    learned = [i for i, learn in zip(ids, answer_mask(ids, opening), strict=True) if learn]
+    assert tokenizer.decode(learned, skip_special_tokens=False) == "One.<|im_end|>Two.<|im_end|>"
+    assert learned[-1] == IM_END
+
+
+def test_choices_expand_from_the_inside() -> None:
+    import random
+
+    seen = {expand("(a|b) (c|)", random.Random(i)) for i in range(50)}
+    assert seen == {"a", "b", "a c", "b c"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("Paris.", True), (" Paris.\n", True), ("paris.", False), ("Paris. Yes.", False), ("", False)],
+)
+def test_score_is_exact(answer: str, right: bool) -> None:
+    assert score("Paris.", answer) is right
+
+
+def leaked(shards: range) -> set[str]:
+    """Reserved questions that occur, up to case and punctuation, in any user message."""
+    reserved = {_words(_last_question(entry)) for entry in load_heldout()}
+    found: set[str] = set()
+    for index in shards:
+        texts = (t for c in corpus.shard(index) for t in corpus.user_texts(c))
+        everything = "\n".join(_words(t) for t in texts)
+        found |= {question for question in reserved if question in everything}
+    return found
+
+
+def _last_question(entry: dict) -> str:
+    return [m["content"] for m in entry["messages"] if m["role"] == "user"][-1]
+
+
+def _words(text: str) -> str:
+    return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
+
+
+def _without_json(text: str) -> str:
+    """The text without lines that hold JSON: a brace elsewhere is a slot nobody filled."""
+    return "\n".join(line for line in text.splitlines() if '"' not in line)
