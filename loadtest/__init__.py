@@ -1,0 +1,1 @@
+"""A load generator for any OpenAI-compatible server. Speaks HTTP only; imports no other room."""

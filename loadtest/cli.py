@@ -1,0 +1,274 @@
+"""``quire bench``: one load test from a command line to a table, a report and a line of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from loadtest.client import Client, HttpError, StreamRecord, raw_json
+from loadtest.driver import Endpoint, GaugeWatch, Load, send_all
+from loadtest.machine import describe_machine, tree_cpu_s
+from loadtest.report import Run, format_table, render_html
+from loadtest.scrape import differences, scrape
+from loadtest.summary import summarize
+from loadtest.workloads import WORKLOADS, Ask, Shape, draw_lengths, make_asks, make_text
+
+_CALIBRATION_WORDS = 1500
+_EXAMPLES = """\
+examples:
+  quire bench                                    32 requests of 256 + 64 tokens, 8 at a time
+  quire bench --concurrency 1,4,16 --ignore-eos  three runs, every output of full length
+  quire bench --workload chat --rate 4 --num-requests 200 --html report.html
+  quire bench --workload shared-prefix --input-len 1100 --prefix-len 1024
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for. Returns 0 when every request was answered in full."""
+    options = build_parser().parse_args(argv)
+    try:
+        import uvloop
+
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    except ImportError:
+        runner = asyncio.Runner()
+    try:
+        with runner:
+            return runner.run(run(options))
+    except (HttpError, ValueError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+    except (OSError, TimeoutError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or "no answer"
+        print(f"bench: no server answers at {options.url} ({reason.lower()})", file=sys.stderr)
+    return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options; those that vLLM's serving benchmark also has may be spelled its way."""
+    parser = argparse.ArgumentParser(
+        prog="quire bench",
+        description="Measure any OpenAI-compatible server: throughput, time to first token, time "
+        "between tokens. The last line of the output is JSON.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--url", "--base-url", default="http://127.0.0.1:8000", help="address of the server")
+    add("--model", metavar="NAME", help="model to ask (default: the first listed)")
+    add("--api-key", metavar="KEY", default=os.environ.get("QUIRE_API_KEY"), help="bearer token")
+    add("--endpoint", choices=("completions", "chat"), default="completions")
+    add("--workload", choices=WORKLOADS, default="fixed", help="how lengths are drawn")
+    add("--input-len", metavar="N", type=int, default=256, help="prompt tokens (chat: the mean)")
+    add("--output-len", metavar="N", type=int, default=64, help="output tokens (chat: the mean)")
+    add("--range-ratio", metavar="R", type=float, default=0.5, help="random: spread around both")
+    add("--prefix-len", metavar="N", type=int, default=0, help="shared-prefix: tokens shared")
+    add("--max-total", metavar="N", type=int, help="longest prompt + output, to fit the context")
+    add("--num-requests", "--num-prompts", metavar="N", type=int, default=32)
+    add(
+        "--concurrency",
+        "--max-concurrency",
+        metavar="N[,N...]",
+        type=_positive_list,
+        default=[8],
+        help="requests in flight; several numbers make several runs",
+    )
+    add(
+        "--rate",
+        "--request-rate",
+        metavar="R",
+        type=float,
+        help="requests a second, at the times of a Poisson process, instead of --concurrency",
+    )
+    add("--warmup", metavar="N", type=int, default=2, help="requests sent before, not counted")
+    add("--ignore-eos", action="store_true", help="make every output of full length")
+    add("--temperature", metavar="T", type=float, default=0.0)
+    add("--text", action="store_true", help="send text, also where token ids could be sent")
+    add("--seed", metavar="N", type=int, default=0)
+    add("--timeout-s", metavar="S", type=float, default=600.0, help="for one request")
+    add("--server-pid", metavar="PID", type=int, help="report its CPU time (its children's too)")
+    add("--html", metavar="FILE", type=Path, help="write a report with plots")
+    add("--json", metavar="FILE", type=Path, help="write the results")
+    return parser
+
+
+async def run(options: argparse.Namespace) -> int:
+    """All runs that ``options`` ask for, told on standard output."""
+    client = Client(options.url, api_key=options.api_key, timeout_s=options.timeout_s)
+    try:
+        model = options.model or await _first_model(client)
+        endpoint = Endpoint(options.endpoint == "chat", model, _extra(options))
+        make = await _prompt_maker(client, endpoint, options)
+        loads = [Load(concurrency=count) for count in options.concurrency]
+        if options.rate is not None:
+            loads = [Load(rate=options.rate)]
+        runs = []
+        for index, load in enumerate(loads):
+            warmup = make(options.warmup, f"warm-up {index}")
+            await send_all(client, endpoint, warmup, Load(concurrency=8), random.Random(0))
+            asks = make(options.num_requests, f"run {index}")
+            runs.append(await measure(client, endpoint, asks, load, options))
+    finally:
+        client.close()
+    shape = asdict(_shape(options))
+    result = {
+        "model": model,
+        "endpoint": endpoint.path,
+        "shape": shape,
+        "ignore_eos": options.ignore_eos,
+        "seed": options.seed,
+        "machine": describe_machine(),
+        "runs": [{"load": asdict(each.load), **each.summary} for each in runs],
+    }
+    print(format_table(runs))
+    if options.html:
+        options.html.write_text(render_html(result, runs), encoding="utf-8")
+        print(f"report: {options.html}")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+    return 0 if all(each.summary["completed"] == each.summary["requests"] for each in runs) else 1
+
+
+async def measure(
+    client: Client,
+    endpoint: Endpoint,
+    asks: Sequence[Ask],
+    load: Load,
+    options: argparse.Namespace,
+) -> Run:
+    """One run: its records, its figures, and what the server says it did."""
+    progress = _Progress(load, len(asks))
+    before = await scrape(client)
+    server_cpu_s = tree_cpu_s(options.server_pid) if options.server_pid else None
+    client_cpu_s, begun_s = _own_cpu_s(), time.perf_counter()
+    rng = random.Random(f"{options.seed} arrivals")
+    async with GaugeWatch(client) as watch:
+        records = await send_all(client, endpoint, asks, load, rng, progress)
+    wall_s = time.perf_counter() - begun_s
+    _check_lengths(records, asks, ignore_eos=options.ignore_eos)
+    summary = summarize(records)
+    summary["client_cpu_cores"] = (_own_cpu_s() - client_cpu_s) / wall_s
+    if server_cpu_s is not None:
+        spent_s = (tree_cpu_s(options.server_pid) or server_cpu_s) - server_cpu_s
+        summary["server_cpu_cores"] = spent_s / wall_s
+    summary["server"] = differences(before, await scrape(client))
+    progress.end()
+    return Run(load, records, summary, watch.samples)
+
+
+def _check_lengths(
+    records: Sequence[StreamRecord], asks: Sequence[Ask], *, ignore_eos: bool
+) -> None:
+    """Fail those whose output is longer than asked for, or shorter under ``ignore_eos``."""
+    for record, ask in zip(records, asks, strict=True):
+        short = ignore_eos and record.output_tokens < ask.max_tokens
+        if record.failure is None and (short or record.output_tokens > ask.max_tokens):
+            record.failure = "wrong_length"
+
+
+async def _first_model(client: Client) -> str:
+    try:
+        return raw_json(await client.fetch("GET", "/v1/models"))["data"][0]["id"]
+    except (LookupError, TypeError):
+        raise ValueError("the server lists no model; name one with --model") from None
+
+
+async def _prompt_maker(client: Client, endpoint: Endpoint, options: argparse.Namespace) -> Any:
+    """A function of (count, label) that makes that many requests, seeded by the label.
+
+    Prompts are token ids of exact length where the server tells ids through ``/tokenize`` and
+    the route takes them; otherwise text whose length follows from a calibration request.
+    """
+    sample = make_text(_CALIBRATION_WORDS, random.Random(f"{options.seed} calibration"))
+    pool = await _tokenize(client, endpoint.model, sample)
+    if pool is not None:
+        per_word = len(pool) / _CALIBRATION_WORDS
+    else:
+        words = " ".join(sample.split()[:100])
+        record = await client.stream(endpoint.path, endpoint.body(Ask(words, 1)))
+        if record.failure is not None or not record.prompt_tokens:
+            raise ValueError(f"the calibration request failed ({record.failure})")
+        per_word = record.prompt_tokens / 100
+    use_ids = pool is not None and not endpoint.chat and not options.text
+
+    def make(count: int, label: str) -> list[Ask]:
+        rng = random.Random(f"{options.seed} {label}")
+        lengths = draw_lengths(_shape(options), count, rng)
+        return make_asks(
+            lengths, rng, token_pool=pool if use_ids else None, tokens_per_word=per_word
+        )
+
+    return make
+
+
+async def _tokenize(client: Client, model: str, text: str) -> list[int] | None:
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    try:
+        tokens = raw_json(await client.fetch("POST", "/tokenize", body))["tokens"]
+    except (HttpError, ValueError, LookupError, TypeError):
+        return None
+    return tokens or None
+
+
+def _shape(options: argparse.Namespace) -> Shape:
+    return Shape(
+        workload=options.workload,
+        input_len=options.input_len,
+        output_len=options.output_len,
+        range_ratio=options.range_ratio,
+        prefix_len=options.prefix_len,
+        max_total=options.max_total,
+    )
+
+
+def _extra(options: argparse.Namespace) -> dict[str, Any]:
+    extra: dict[str, Any] = {"temperature": options.temperature}
+    if options.ignore_eos:
+        extra["ignore_eos"] = True
+    return extra
+
+
+def _positive_list(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",")]
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive numbers")
+    return numbers
+
+
+def _own_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+class _Progress:
+    """How many requests have ended, redrawn at a terminal."""
+
+    def __init__(self, load: Load, total: int) -> None:
+        self._what = load.describe()
+        self._total = total
+        self._done = 0
+        self._failed = 0
+        self._shown = sys.stderr.isatty()
+
+    def __call__(self, record: StreamRecord) -> None:
+        self._done += 1
+        self._failed += record.failure is not None
+        if self._shown:
+            failed = f", {self._failed} failed" if self._failed else ""
+            text = f"\r\x1b[K{self._what}: {self._done}/{self._total}{failed}"
+            print(text, end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,286 @@
+"""An HTTP/1.1 client for streamed completions that costs the machine next to nothing.
+
+The generator often shares its cores with the server it measures, so each streamed token may
+cost a few microseconds here, not the hundreds that a general client takes: httptools parses the
+responses, msgspec reads of each event only the fields that are counted, one connection serves
+one request after the other, and nothing is awaited between two tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections import deque
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    role: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class StreamRecord(msgspec.Struct):
+    """What was seen of one streamed request. Times are ``time.perf_counter()`` seconds."""
+
+    due_s: float = 0.0  # when it was meant to be sent; latencies count from here
+    sent_s: float = 0.0
+    end_s: float = 0.0
+    token_times_s: list[float] = []  # arrival of each event that carried output
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0  # as the server's usage tells
+    finish_reason: str | None = None
+    failure: str | None = None  # its kind, where the request was not answered in full
+
+
+class HttpError(Exception):
+    """An answer other than 200, with the start of its body."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"HTTP {status}: {body[:200].decode('utf-8', 'replace')}")
+        self.status = status
+
+
+class Client:
+    """A pool of keep-alive connections to one server.
+
+    Args:
+        url: its address, with or without ``/v1``.
+        api_key: sent as a bearer token where given.
+        timeout_s: seconds that one request may take.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"'{url}' is not an address like http://127.0.0.1:8000")
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._timeout_s = timeout_s
+        self._idle: deque[_Connection] = deque()
+        lines = [f"Host: {parts.netloc}", "Content-Type: application/json", "Accept: */*"]
+        if api_key:
+            lines.append(f"Authorization: Bearer {api_key}")
+        self._headers = "\r\n".join(lines)
+
+    async def fetch(self, method: str, path: str, body: Any = None) -> bytes:
+        """One whole response body.
+
+        Raises:
+            HttpError: the status is not 200.
+            OSError, TimeoutError: the server cannot be reached, or does not answer in time.
+        """
+        connection = await self._take()
+        received = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status = await connection.exchange(
+                    self._encode(method, path, body), lambda data, _: received.extend(data)
+                )
+        except BaseException:
+            connection.close()
+            raise
+        self._give_back(connection)
+        if status != 200:
+            raise HttpError(status, bytes(received))
+        return bytes(received)
+
+    async def stream(
+        self, path: str, body: dict[str, Any], *, due_s: float | None = None
+    ) -> StreamRecord:
+        """Post ``body``, read the stream to its end, and tell what came when. Never raises for
+        what a server can do: failures are in the record.
+        """
+        record = StreamRecord(due_s=time.perf_counter() if due_s is None else due_s)
+        reader = _EventReader(record)
+        connection = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                connection = await self._take()
+                record.sent_s = time.perf_counter()
+                status = await connection.exchange(self._encode("POST", path, body), reader.feed)
+            record.failure = reader.verdict() if status == 200 else f"http_{status}"
+            self._give_back(connection)
+        except TimeoutError:
+            record.failure = "timeout"
+        except (OSError, httptools.HttpParserError):
+            record.failure = "connect" if connection is None else "cut"
+        except msgspec.DecodeError:
+            record.failure = "bad_event"
+        finally:  # an exchange that did not end well, or was cancelled, leaves bytes behind
+            if connection is not None and connection not in self._idle:
+                connection.close()
+        record.end_s = time.perf_counter()
+        return record
+
+    def close(self) -> None:
+        """Close all connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _encode(self, method: str, path: str, body: Any) -> bytes:
+        payload = b"" if body is None else msgspec.json.encode(body)
+        head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}\r\n"
+        return f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload
+
+    async def _take(self) -> _Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+            connection.close()
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            _Connection, self._host, self._port, ssl=self._ssl
+        )
+        return connection
+
+    def _give_back(self, connection: _Connection) -> None:
+        if connection.usable:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one exchange at a time; httptools calls the ``on_*`` methods."""
+
+    def __init__(self) -> None:
+        self.usable = True
+        self._transport: asyncio.Transport | None = None
+        self._done: asyncio.Future[int] | None = None
+        self._parser: Any = None
+        self._on_data: Any = None
+        self._now_s = 0.0
+
+    async def exchange(self, request: bytes, on_data: Any) -> int:
+        """Send ``request`` and feed ``on_data(bytes, arrival_s)``; the status once it has ended."""
+        assert self._transport is not None
+        self._done = asyncio.get_running_loop().create_future()
+        self._parser = httptools.HttpResponseParser(self)
+        self._on_data = on_data
+        self._transport.write(request)
+        return await self._done
+
+    def close(self) -> None:
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._now_s = time.perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except Exception as error:
+            # The parser wraps what our own callback raised; the cause says what was wrong.
+            self._fail(error.__context__ if error.__context__ is not None else error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionResetError("the server closed the connection"))
+
+    def on_body(self, body: bytes) -> None:
+        self._on_data(body, self._now_s)
+
+    def on_message_complete(self) -> None:
+        self.usable = self.usable and self._parser.should_keep_alive()
+        if self._done is not None and not self._done.done():
+            self._done.set_result(self._parser.get_status_code())
+
+    def _fail(self, error: BaseException) -> None:
+        self.usable = False
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
+
+
+class _EventReader:
+    """Server-sent events of one stream, counted into a record."""
+
+    def __init__(self, record: StreamRecord) -> None:
+        self._record = record
+        self._rest = b""
+        self._ended = False
+        self._failed = False
+        self._decode = msgspec.json.Decoder(_Event).decode
+
+    def feed(self, data: bytes, arrival_s: float) -> None:
+        """The next bytes of the body, which arrived at ``arrival_s``."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue  # blank lines, comments (heartbeats), event names
+            payload = line[5:].strip()
+            if payload == b"[DONE]":
+                self._ended = True
+            else:
+                self._event(self._decode(payload), arrival_s)
+
+    def verdict(self) -> str | None:
+        """What kept the stream from being whole, or None."""
+        record = self._record
+        if self._failed:
+            return "error_event"
+        if not self._ended:
+            return "no_done"
+        if record.finish_reason is None:
+            return "no_finish_reason"
+        if record.output_tokens < len(record.token_times_s):
+            return "usage_too_low"  # more events with output than tokens: one of them is wrong
+        return None
+
+    def _event(self, event: _Event, arrival_s: float) -> None:
+        record = self._record
+        if event.error is not None:
+            self._failed = True
+        if event.usage is not None:
+            record.prompt_tokens = event.usage.prompt_tokens
+            record.output_tokens = event.usage.completion_tokens
+            details = event.usage.prompt_tokens_details
+            record.cached_tokens = (details.cached_tokens or 0) if details else 0
+        for choice in event.choices:
+            if choice.finish_reason is not None:
+                record.finish_reason = choice.finish_reason
+            delta = choice.delta
+            if choice.text or (delta and (delta.content or delta.reasoning_content)):
+                record.token_times_s.append(arrival_s)
+
+
+def raw_json(body: bytes) -> Any:
+    """Decode a JSON response; ValueError where it is none."""
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(body)
+    raise ValueError("the server did not answer with JSON")

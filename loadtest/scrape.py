@@ -1,0 +1,64 @@
+"""The server's own figures, from ``/metrics``, where it has them.
+
+Understands the names ``quire:*`` and ``vllm:*``; other servers simply tell nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from loadtest.client import Client, HttpError
+
+_SAMPLE = re.compile(r"^(\w+):(\w+)(?:\{[^}]*\})?\s+(\S+)")
+_PREFIXES = ("quire", "vllm")
+
+
+async def scrape(client: Client) -> dict[str, float]:
+    """Every sample by name (prefix and ``_total`` taken off), summed over labels.
+
+    Empty where the server has no metrics page, or none that is understood.
+    """
+    try:
+        text = (await client.fetch("GET", "/metrics")).decode("utf-8", "replace")
+    except (HttpError, OSError, TimeoutError):
+        return {}
+    return parse_samples(text)
+
+
+def parse_samples(text: str) -> dict[str, float]:
+    """The samples of a Prometheus text page, as :func:`scrape` gives them."""
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match and match[1] in _PREFIXES and not match[2].endswith(("_bucket", "_created")):
+            name = match[2].removesuffix("_total")
+            samples[name] = samples.get(name, 0.0) + float(match[3])
+    return samples
+
+
+def differences(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    """What the run did inside the server, as far as it tells.
+
+    ``prefix_hit_rate`` and ``kv_waste`` are shares from 0 to 1; the latter is the mean over all
+    steps of the slots in held KV blocks that held no token.
+    """
+    if not after:
+        return {}
+
+    def gained(name: str) -> float:
+        return after.get(name, 0.0) - before.get(name, 0.0)
+
+    told: dict[str, Any] = {}
+    for key, name in (
+        ("preemptions", "num_preemptions"),
+        ("prompt_tokens", "prompt_tokens"),
+        ("generation_tokens", "generation_tokens"),
+    ):
+        if name in after:
+            told[key] = round(gained(name))
+    if gained("prefix_cache_queries") > 0:
+        told["prefix_hit_rate"] = gained("prefix_cache_hits") / gained("prefix_cache_queries")
+    if gained("kv_slots_held") > 0:
+        told["kv_waste"] = gained("kv_slots_wasted") / gained("kv_slots_held")
+    return told

@@ -1,0 +1,51 @@
+"""KV memory held but unused, on conversations: ``python -m loadtest.waste``.
+
+A paged cache wastes at most the unfilled end of each sequence's last block. The server sums, over
+its steps, the token slots in held blocks and those of them that hold no token; the ratio over a
+run of the chat-like workload is the share of KV memory that was wasted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.cli import build_parser, run
+from loadtest.process import running_server
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve a model, load it, and fail where the waste is not below the limit."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.waste", description=__doc__)
+    parser.add_argument("--model", help="a directory; the model that ships with Quire if left out")
+    parser.add_argument("--limit", type=float, default=0.04, help="share that may be wasted")
+    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=Path("loadtest/out/waste.json"))
+    options = parser.parse_args(argv)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with running_server([options.model] if options.model else []) as server:
+        load = build_parser().parse_args(
+            [
+                *("--url", server.url, "--workload", "chat", "--ignore-eos"),
+                *("--input-len", "220", "--output-len", "200", "--max-total", "1900"),
+                *("--num-requests", str(options.requests)),
+                *("--concurrency", str(options.concurrency)),
+                *("--json", str(options.out)),
+            ]
+        )
+        status = asyncio.run(run(load))
+    told = json.loads(options.out.read_text())["runs"][0]["server"]
+    if "kv_waste" not in told:
+        print("the server's metrics do not tell the slots held and wasted", file=sys.stderr)
+        return 1
+    print(f"KV slots wasted: {told['kv_waste']:.2%} (limit {options.limit:.0%})")
+    return status or int(told["kv_waste"] >= options.limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
