@@ -1,0 +1,226 @@
+"""From the tokens an engine gives to the text, logprobs and ending a client sees."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.stops import StopMatcher
+from engine.text.tokenizer import Tokenizer
+from engine.types import FinishReason, RequestOutput, SamplingParams, TokenLogprobs
+
+
+class TopLogprob(NamedTuple):
+    """One likely token at a position."""
+
+    token_id: int
+    token: str  # U+FFFD where it holds a part of a character
+    data: bytes  # its exact bytes
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
+    """A token as a client is told of it."""
+
+    token_id: int
+    token: str  # U+FFFD where it holds a part of a character
+    data: bytes  # its exact bytes
+    logprob: float | None  # None: not known (a prompt's first token)
+    rank: int | None  # 1 for the most likely token
+    top: tuple[TopLogprob, ...]  # by falling probability, as many as were asked for
+    text_offset: int  # characters of the text before the first that this token has a part in
+    visible: bool  # whether the text shows any of it: not so the token or stop string that ended it
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one push adds to a choice."""
+
+    text: str = ""
+    # As they were generated. Held-back text comes later than its tokens.
+    token_ids: tuple[int, ...] = ()
+    # Those whose text is out by now, each exactly once and in order; all by the last delta.
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    # What ended it: a stop string, or an id of stop_token_ids; None for eos and other reasons.
+    stop_reason: str | int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the last delta."""
+        return self.finish_reason is not None
+
+
+class OutputDecoder:
+    """Turns one request's outputs into text deltas, however the outputs are split.
+
+    When a stop string is found the delta is final though the engine does not know: the caller
+    then aborts the request. Tokens generated beyond the one that completed the stop string are
+    dropped, so text and token count do not depend on how far the engine was ahead.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, sampling: SamplingParams, *, continuation: bool = False
+    ) -> None:
+        """Begin a choice.
+
+        Args:
+            tokenizer: the model's.
+            sampling: the request's.
+            continuation: the text goes on after the prompt's, as in completions, so the space
+                before its first word stays (see ``Tokenizer.decode``).
+        """
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            skip_special_tokens=sampling.skip_special_tokens,
+            continuation=continuation,
+        )
+        self._matcher: StopMatcher | None = None
+        if sampling.stop:
+            include = sampling.include_stop_str_in_output
+            self._matcher = StopMatcher(sampling.stop, include_stop=include)
+        self._num_decoded = 0  # characters decoded, held back or not
+        self._num_out = 0  # characters given out
+        self._waiting: deque[tuple[TokenLogprob, int]] = deque()  # with the length to wait for
+        self.num_tokens = 0  # tokens that count as this choice's output
+        self.finished = False
+
+    def push(self, output: RequestOutput) -> TextDelta:
+        """What ``output`` adds; nothing once the choice has finished."""
+        if self.finished:
+            return TextDelta()
+        token_ids = output.token_ids
+        if self._matcher is None and self._sampling.logprobs is None:
+            shown = len(token_ids) - self._is_silent_end(output)
+            text = self._detokenizer.push(token_ids[:shown])
+        else:
+            text, num_tokens = self._push_each(output)
+            token_ids = token_ids[:num_tokens]
+        self.num_tokens += len(token_ids)
+        matched = self._matched
+        if matched is None and output.finish_reason is not None:
+            text += self._flush()
+            matched = self._matched
+        self._num_out += len(text)
+
+        finish_reason: FinishReason | None = output.finish_reason
+        stop_reason: str | int | None = None
+        if matched is not None:
+            finish_reason, stop_reason = "stop", matched
+        elif output.stop_token_id in self._sampling.stop_token_ids:
+            stop_reason = output.stop_token_id
+        self.finished = finish_reason is not None
+        return TextDelta(
+            text=text,
+            token_ids=token_ids,
+            logprobs=self._release(),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
+
+    @property
+    def _matched(self) -> str | None:
+        return None if self._matcher is None else self._matcher.matched
+
+    def _is_silent_end(self, output: RequestOutput) -> bool:
+        """Whether the last token ended the choice and is not part of its text."""
+        stop_id = output.stop_token_id
+        if stop_id is None:
+            return False
+        sampling = self._sampling
+        return not (sampling.include_stop_str_in_output and stop_id in sampling.stop_token_ids)
+
+    def _push_each(self, output: RequestOutput) -> tuple[str, int]:
+        """Token by token, until a stop string: the text let out and the number of tokens taken."""
+        texts: list[str] = []
+        token_ids = output.token_ids
+        shown = len(token_ids) - self._is_silent_end(output)
+        wanted = self._sampling.logprobs is not None
+        logprobs = output.logprobs if wanted and output.logprobs is not None else ()
+        for index, token_id in enumerate(token_ids):
+            offset = self._num_decoded
+            text = self._detokenizer.push((token_id,)) if index < shown else ""
+            self._num_decoded += len(text)
+            if index < len(logprobs):
+                # Bytes still pending will be one character at least.
+                end = self._num_decoded + (self._detokenizer.num_pending_bytes > 0)
+                visible = index < shown and not self._detokenizer.is_skipped(token_id)
+                entry = _entry(self._tokenizer, token_id, logprobs[index], offset, visible)
+                self._waiting.append((entry, end))
+            if self._matcher is not None and self.num_tokens + index >= self._sampling.min_tokens:
+                text = self._matcher.push(text)
+            texts.append(text)
+            if self._matched is not None:
+                return "".join(texts), index + 1
+        return "".join(texts), len(token_ids)
+
+    def _flush(self) -> str:
+        text = self._detokenizer.flush()
+        if self._matcher is None:
+            return text
+        text = self._matcher.push(text)
+        return text + self._matcher.flush()
+
+    def _release(self) -> tuple[TokenLogprob, ...]:
+        """The entries whose text is out; at the end all of them."""
+        if not self._waiting:
+            return ()
+        waiting = self._waiting
+        entries: list[TokenLogprob] = []
+        while waiting and (self.finished or waiting[0][1] <= self._num_out):
+            entry, _ = waiting.popleft()
+            if self._matched is not None and entry.visible and entry.text_offset >= self._num_out:
+                entry = msgspec.structs.replace(entry, visible=False)
+            entries.append(entry)
+        return tuple(entries)
+
+
+def prompt_entries(
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs] = (),
+    *,
+    skip_special_tokens: bool = True,
+) -> list[TokenLogprob]:
+    """The prompt's tokens as entries, the first without a logprob.
+
+    Args:
+        tokenizer: the model's.
+        prompt_token_ids: the whole prompt.
+        logprobs: those of positions 1 and on; without them every logprob is None.
+        skip_special_tokens: whether the text the offsets belong to leaves special tokens out.
+    """
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    entries: list[TokenLogprob] = []
+    offset = 0
+    for index, token_id in enumerate(prompt_token_ids):
+        told = logprobs[index - 1] if 0 < index <= len(logprobs) else None
+        visible = not detokenizer.is_skipped(token_id)
+        entries.append(_entry(tokenizer, token_id, told, offset, visible))
+        offset += len(detokenizer.push((token_id,)))
+    return entries
+
+
+def _entry(
+    tokenizer: Tokenizer, token_id: int, told: TokenLogprobs | None, offset: int, visible: bool
+) -> TokenLogprob:
+    text, data = tokenizer.token_text, tokenizer.token_bytes
+    top: tuple[TopLogprob, ...] = ()
+    if told is not None:
+        pairs = zip(told.top_ids, told.top_logprobs, strict=True)
+        top = tuple(TopLogprob(id_, text(id_), data(id_), logprob) for id_, logprob in pairs)
+    return TokenLogprob(
+        token_id=token_id,
+        token=text(token_id),
+        data=data(token_id),
+        logprob=None if told is None else told.logprob,
+        rank=None if told is None else told.rank,
+        top=top,
+        text_offset=offset,
+        visible=visible,
+    )

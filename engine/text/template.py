@@ -1,0 +1,285 @@
+"""Chat templates: messages to prompt text to token ids.
+
+A model's template is code that came with the model; it runs in a killable process (see
+``template_worker``). A spelling of a special token inside a message stays plain text, while the
+template's own are special: see :meth:`ChatTemplate.encode_chat`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine.errors import InvalidParameter, ModelLoadError, TemplateError
+from engine.text.template_process import RenderProcess
+from engine.text.tokenizer import Tokenizer, read_json
+
+RENDER_LIMIT_S = 1.5
+
+_RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+_RESERVED |= {"chat_template", "tokenize", "raise_exception", "strftime_now"}
+
+Message = Mapping[str, Any]
+_Result = TypeVar("_Result")
+
+
+class ChatTemplate:
+    """A model's chat template, bound to its tokenizer."""
+
+    def __init__(
+        self, templates: Mapping[str, str], tokenizer: Tokenizer, *, limit_s: float = RENDER_LIMIT_S
+    ) -> None:
+        """Bind sources by name; ``tool_use`` serves requests with tools, ``default`` the others."""
+        self.templates = dict(templates)
+        self._tokenizer = tokenizer
+        self._process = RenderProcess(self.templates, limit_s=limit_s)
+        # One thread: renders take turns in one process anyway, and wait here without a thread each.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
+
+    @classmethod
+    def from_dir(
+        cls, path: str | Path, tokenizer: Tokenizer, override: str | None = None
+    ) -> ChatTemplate:
+        """The template of a model directory; one without a template renders nothing.
+
+        Args:
+            path: ``chat_template.jinja`` (and ``additional_chat_templates/``), or the key of
+                ``tokenizer_config.json``, in its plain and its named form, are looked for here.
+            tokenizer: the model's.
+            override: another template's source, or the path of a file that holds it.
+
+        Raises:
+            ModelLoadError: a file cannot be read.
+        """
+        if override is not None:
+            inline = "{" in override or "\n" in override
+            return cls.from_source(override if inline else _read(Path(override)), tokenizer)
+        return cls(_find_templates(Path(path)), tokenizer)
+
+    @classmethod
+    def from_source(
+        cls, source: str, tokenizer: Tokenizer, *, limit_s: float = RENDER_LIMIT_S
+    ) -> ChatTemplate:
+        """The template with this jinja2 source."""
+        return cls({"default": source}, tokenizer, limit_s=limit_s)
+
+    @property
+    def source(self) -> str | None:
+        """The source for requests with tools, where there are several; None without a template."""
+        return next(
+            (self.templates[name] for name in ("tool_use", "default") if name in self.templates),
+            next(iter(self.templates.values()), None),
+        )
+
+    def start(self) -> None:
+        """Start the rendering process ahead of the first request; does not wait for it."""
+        if self.templates:
+            self._process.start()
+
+    def close(self) -> None:
+        """End the rendering process. Idempotent."""
+        self._executor.shutdown(cancel_futures=True)
+        self._process.close()
+
+    # ------------------------------------------------------------ text
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a conversation; arguments as transformers' apply_chat_template has.
+
+        Args:
+            messages: ``{"role", "content", ...}`` each, as the API has them.
+            tools: function descriptions the template shows to the model.
+            add_generation_prompt: end with what begins the assistant's turn.
+            continue_final_message: leave the last message open, for the model to go on with it.
+            template_kwargs: further variables of the template.
+
+        Raises:
+            TemplateError: the template refused (with its words), failed, or was killed.
+            InvalidParameter: a variable's name is taken, or a text holds a lone surrogate.
+        """
+        return await self._in_turn(
+            lambda: self.render_sync(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=template_kwargs,
+            )
+        )
+
+    def render_sync(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """``render`` for callers without an event loop; blocks."""
+        if not self.templates:
+            raise TemplateError(
+                "this model has no chat template; use completions, or start with a chat template"
+            )
+        context = self._variables(template_kwargs or {})
+        context["messages"] = list(messages)
+        context["tools"] = list(tools) if tools else None
+        context["documents"] = None
+        context["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        mark = ""
+        if continue_final_message:
+            mark = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
+            context["messages"][-1:] = [_marked(message, mark) for message in messages[-1:]]
+        try:
+            text = self._process.render(self._choose(tools), context)
+        except UnicodeEncodeError:
+            raise _surrogate_error(messages) from None
+        return _cut_at(text, mark) if mark else text
+
+    # ------------------------------------------------------------ token ids
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt's token ids, of the same arguments as ``render``, with the same errors.
+
+        Special tokens are those the template itself writes, bos among them: none are added.
+        Strings that come with the request are guarded (``Tokenizer.guard``) before they are
+        rendered, so a spelling of a special token in them is plain text in the prompt.
+        """
+        return await self._in_turn(
+            lambda: self.encode_chat_sync(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=template_kwargs,
+            )
+        )
+
+    def encode_chat_sync(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """``encode_chat`` for callers without an event loop; blocks."""
+        guard = self._tokenizer.guard
+        try:
+            guarded = _map_strings((messages, tools, template_kwargs), guard)
+        except RecursionError:
+            raise InvalidParameter("the messages are nested too deeply", param="messages") from None
+        text = self.render_sync(
+            guarded[0],
+            tools=guarded[1],
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=guarded[2],
+        )
+        return self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+
+    # ------------------------------------------------------------ private
+
+    async def _in_turn(self, call: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        names = ("tool_use", "default") if tools else ("default",)
+        chosen = next((name for name in names if name in self.templates), None)
+        return chosen if chosen is not None else next(iter(self.templates))
+
+    def _variables(self, template_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        named = self._tokenizer.named_tokens
+        for name in template_kwargs:
+            if name in _RESERVED or name in named:
+                raise InvalidParameter(
+                    f"'chat_template_kwargs' must not hold '{name[:100]}'",
+                    param="chat_template_kwargs",
+                )
+        return {**named, **template_kwargs}
+
+
+def _find_templates(root: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        value = read_json(root / name).get("chat_template")
+        if isinstance(value, str):
+            found["default"] = value
+        elif isinstance(value, dict):
+            found |= value
+        elif isinstance(value, list):
+            found |= {entry["name"]: entry["template"] for entry in value}
+    for path in sorted((root / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = _read(path)
+    path = root / "chat_template.jinja"
+    return found | {"default": _read(path)} if path.is_file() else found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"the chat template {path} cannot be read: {error}") from error
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """``value`` with every string in it changed, keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map_strings(item, change) for item in value]
+    return value
+
+
+def _marked(message: Message, mark: str) -> Message:
+    """The message with ``mark`` after its text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + mark}
+    if isinstance(content, Sequence) and content and isinstance(content[-1].get("text"), str):
+        last = {**content[-1], "text": content[-1]["text"] + mark}
+        return {**message, "content": [*content[:-1], last]}
+    raise InvalidParameter("the final message has no text to continue", param="messages")
+
+
+def _cut_at(text: str, mark: str) -> str:
+    at = text.rfind(mark)
+    if at < 0:
+        raise TemplateError("the chat template does not show the final message, so it cannot go on")
+    return text[:at]
+
+
+def _surrogate_error(messages: Sequence[Message]) -> InvalidParameter:
+    for index, message in enumerate(messages):
+        for key, value in message.items():
+            try:
+                _map_strings(value, lambda text: text.encode().decode())
+            except UnicodeEncodeError:
+                return InvalidParameter(
+                    "the text holds a lone surrogate, which is no character",
+                    param=f"messages.{index}.{key}",
+                )
+    return InvalidParameter("the request holds a lone surrogate, which is no character")

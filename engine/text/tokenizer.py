@@ -1,0 +1,339 @@
+"""The tokenizer: text to token ids and back, with exact bytes for every token.
+
+Special tokens and the text that merely spells them are kept apart by one device, the *joint*: a
+random private-use word, added to the tokenizer as a token that is dropped from every result.
+Put inside a spelling such as ``<|im_end|>`` it keeps the tokenizer from seeing a special token
+there, while all else is tokenised as ever. Whoever sends text cannot know the joint.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import InvalidParameter, ModelLoadError
+from engine.text.pieces import PieceRules, read_rules
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_TOKEN_NAMES += ("mask_token",)
+
+
+class Tokenizer:
+    """A model's tokenizer. Immutable once made; safe to use from several threads."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        named_tokens: dict[str, str] | None = None,
+        special_tokens: Iterable[str] = (),
+        eos_token_ids: Iterable[int] = (),
+        add_bos_token: bool | None = None,
+    ) -> None:
+        """Wrap a ``tokenizers.Tokenizer``, which is changed and must not be used elsewhere.
+
+        Args:
+            backend: the tokenizer as its file describes it.
+            named_tokens: spellings by name, such as ``{"bos_token": "<s>"}``.
+            special_tokens: further spellings that are special.
+            eos_token_ids: ids that end a text, besides the named ``eos_token``.
+            add_bos_token: whether encoding begins with bos; None leaves it to the backend.
+
+        Raises:
+            ModelLoadError: the decoder is of a kind that is not supported.
+        """
+        self.named_tokens = dict(named_tokens or {})
+        specials = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+        specials |= set(self.named_tokens.values()) | set(special_tokens)
+        self._special_ids_by_text = _declare(backend, specials)
+        self.special_ids = frozenset(self._special_ids_by_text.values())
+        self._added = {i: t.content for i, t in backend.get_added_tokens_decoder().items()}
+        entries = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = max(entries, max(self._added, default=-1) + 1)
+        self.bos_token_id = self._named_id("bos_token")
+        eos = self._named_id("eos_token")
+        self.eos_token_ids = tuple(sorted({*eos_token_ids, *(() if eos is None else (eos,))}))
+        self._add_bos_token = add_bos_token if self.bos_token_id is not None else None
+        self.rules: PieceRules = read_rules(_state(backend.decoder))
+        self._bytes: dict[int, bytes] = {}
+        self._backend = backend
+
+        self._joint = "".join(chr(0x100000 + secrets.randbelow(0xFFFE)) for _ in range(8))
+        self._joint_id = _add_joint(backend, self._joint)
+        spellings = sorted(self._special_ids_by_text, key=lambda text: (-len(text), text))
+        self._spelling = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+        self._first_chars = {text[0] for text in spellings}
+        self._prefixes = {text[:end] for text in spellings for end in range(1, len(text))}
+        self._longest_prefix = max(map(len, self._prefixes), default=0)
+
+    @classmethod
+    def from_dir(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a model directory in Hugging Face format.
+
+        Raises:
+            ModelLoadError: it is missing, damaged or of a kind that is not supported.
+        """
+        root = Path(path)
+        config = read_json(root / "tokenizer_config.json")
+        backend = _load_backend(root, config)
+        named = _spellings(read_json(root / "special_tokens_map.json")) | _spellings(config)
+        declared = config.get("added_tokens_decoder", {}).values()
+        special = [entry["content"] for entry in declared if entry.get("special")]
+        eos: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            value = read_json(root / name).get("eos_token_id")
+            eos.update(value if isinstance(value, list) else () if value is None else (value,))
+        try:
+            return cls(
+                backend,
+                named_tokens=named,
+                special_tokens=special,
+                eos_token_ids=eos,
+                add_bos_token=config.get("add_bos_token"),
+            )
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{root}: {error}") from error
+
+    # ------------------------------------------------------------ text to ids
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of ``text``.
+
+        Args:
+            text: any text; a special token's spelling in it is plain text, unless
+            parse_special: spellings become the special tokens they spell.
+            add_special_tokens: add what the tokenizer puts around a text, such as bos.
+
+        Raises:
+            InvalidParameter: ``text`` holds a lone surrogate.
+        """
+        prepared = text if parse_special else self.guard(text)
+        return self._finish(
+            _encode(self._backend, prepared, add_special_tokens), add_special_tokens
+        )
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[list[int]]:
+        """Token ids of each text, as ``encode`` gives them, computed in parallel."""
+        prepared = [text if parse_special else self.guard(text) for text in texts]
+        for text in prepared:
+            _check_encodable(text)
+        encodings = self._backend.encode_batch_fast(prepared, add_special_tokens=add_special_tokens)
+        return [self._finish(encoding.ids, add_special_tokens) for encoding in encodings]
+
+    def guard(self, text: str) -> str:
+        """``text`` in which no spelling of a special token will be seen as one.
+
+        Nothing is changed where there is nothing to guard against, so plain text costs a scan. A
+        text that ends in the beginning of a spelling is guarded there too, because whoever puts
+        texts together could complete it.
+        """
+        if any(char in text for char in self._first_chars):
+            while self._spelling.search(text):  # what is left of one can spell another
+                text = self._spelling.sub(lambda m: m[0][:1] + self._joint + m[0][1:], text)
+            longest = min(self._longest_prefix, len(text))
+            if any(text[-size:] in self._prefixes for size in range(1, longest + 1)):
+                text += self._joint
+        return text
+
+    def unguard(self, text: str) -> str:
+        """``text`` as it was before ``guard``."""
+        return text.replace(self._joint, "")
+
+    # ------------------------------------------------------------ ids to text
+
+    def decode(
+        self,
+        token_ids: Iterable[int],
+        *,
+        skip_special_tokens: bool = True,
+        continuation: bool = False,
+    ) -> str:
+        """The text of ``token_ids``; bytes that are no UTF-8 become U+FFFD.
+
+        This is what the Hugging Face decoder gives, without its clean-up of spaces before
+        punctuation, which would change what a model wrote.
+
+        Args:
+            token_ids: ids below ``vocab_size``; those of no entry have no text.
+            skip_special_tokens: leave special tokens out.
+            continuation: the text continues another one, so a leading space that the vocabulary
+                puts before the first word of a text stays.
+        """
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        data = b"".join(self.token_bytes(id_) for id_ in token_ids if id_ not in skipped)
+        text = data.decode("utf-8", "replace")
+        return text if continuation else self.strip_lead(text)
+
+    def strip_lead(self, text: str) -> str:
+        """``text``, the beginning of a whole text, less the space the vocabulary puts there."""
+        for _ in range(self.rules.max_lead):
+            text = text.removeprefix(self.rules.lead)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token within a text; empty for an id without an entry."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._find_bytes(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, with U+FFFD where it holds a part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    # ------------------------------------------------------------ private
+
+    def _named_id(self, name: str) -> int | None:
+        return self._special_ids_by_text.get(self.named_tokens.get(name, ""))
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        if added is not None:
+            return self.rules.piece_bytes(added, added=True)
+        known = 0 <= token_id < 2**32 and token_id != self._joint_id
+        token = self._backend.id_to_token(token_id) if known else None
+        return b"" if token is None else self.rules.piece_bytes(token)
+
+    def _finish(self, ids: list[int], add_special_tokens: bool) -> list[int]:
+        if self._joint_id in ids:
+            ids = [id_ for id_ in ids if id_ != self._joint_id]
+        bos = self.bos_token_id
+        if add_special_tokens and self._add_bos_token is not None and bos is not None:
+            has_bos = bool(ids) and ids[0] == bos
+            if self._add_bos_token and not has_bos:
+                return [bos, *ids]
+            if has_bos and not self._add_bos_token:
+                return ids[1:]
+        return ids
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no file.
+
+    Raises:
+        ModelLoadError: the file holds something else.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _load_backend(root: Path, config: dict[str, Any]) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    path = root / "tokenizer.json"
+    try:
+        if not path.is_file():
+            return _convert(root)
+        backend = Backend.from_file(str(path))
+        if backend.normalizer is not None and any(
+            token.special and token.normalized
+            for token in backend.get_added_tokens_decoder().values()
+        ):
+            # Such a token would be matched in normalised text, where spellings appear that are
+            # not in the text as sent and so cannot be guarded.
+            data = json.loads(path.read_bytes())
+            for token in data["added_tokens"]:
+                token["normalized"] = token["normalized"] and not token["special"]
+            backend = Backend.from_str(json.dumps(data))
+        backend.no_padding()
+        backend.no_truncation()
+        return backend
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ModelLoadError(f"{path} cannot be read: {reason}") from error
+
+
+def _convert(root: Path) -> Backend:
+    """The tokenizer of a directory without ``tokenizer.json``, by way of transformers."""
+    if not root.is_dir():
+        raise ModelLoadError(f"there is no model directory {root}")
+    if not any(root.glob("*.model")) and not (root / "vocab.json").is_file():
+        raise ModelLoadError(f"{root} holds no tokenizer (tokenizer.json)")
+    from transformers import AutoTokenizer  # slow to import, and seldom needed
+
+    try:
+        converted = AutoTokenizer.from_pretrained(str(root), local_files_only=True)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ModelLoadError(f"{root}: the tokenizer cannot be converted: {reason}") from error
+    backend = getattr(converted, "backend_tokenizer", None)
+    if backend is None:
+        kind = type(converted).__name__
+        raise ModelLoadError(
+            f"{root}: a tokenizer of kind {kind} is not supported; it needs a tokenizer.json"
+        )
+    return backend
+
+
+def _spellings(config: dict[str, Any]) -> dict[str, str]:
+    """Named special tokens of a config, which holds each as a string or as an object."""
+    found: dict[str, str] = {}
+    for name in _TOKEN_NAMES:
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _state(decoder: Any) -> dict[str, Any] | None:
+    return None if decoder is None else json.loads(decoder.__getstate__())
+
+
+def _declare(backend: Backend, specials: set[str]) -> dict[str, int]:
+    """Make the entries among ``specials`` special tokens; their ids by spelling.
+
+    A model's configuration can name tokens that its ``tokenizer.json`` holds as plain entries.
+    Names without an entry are of no use to the model and stay unknown.
+    """
+    from tokenizers import AddedToken
+
+    ids = {text: backend.token_to_id(text) for text in specials if text}
+    found = {text: id_ for text, id_ in ids.items() if id_ is not None}
+    plain = sorted(found.keys() - {t.content for t in backend.get_added_tokens_decoder().values()})
+    backend.add_special_tokens([AddedToken(text, normalized=False) for text in plain])
+    return found
+
+
+def _add_joint(backend: Backend, joint: str) -> int:
+    from tokenizers import AddedToken
+
+    backend.add_tokens([AddedToken(joint, normalized=False, special=False)])
+    joint_id = backend.token_to_id(joint)
+    assert joint_id is not None
+    return joint_id
+
+
+def _encode(backend: Backend, text: str, add_special_tokens: bool) -> list[int]:
+    try:
+        return backend.encode(text, add_special_tokens=add_special_tokens).ids
+    except TypeError:
+        _check_encodable(text)
+        raise
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter("the text holds a lone surrogate, which is no character") from error
