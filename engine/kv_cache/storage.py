@@ -1,0 +1,173 @@
+"""The tensors behind the blocks, and how many of them there are.
+
+Each layer has its keys and its values in [num_blocks, num_kv_heads, block_size, head_dim]: the
+slots of one head of one block lie together, so a decode kernel reads each (block, head) tile in
+one run, and a gather of whole tiles yields [heads, slots, head_dim], ready for batched products.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from engine.config import CacheConfig, SchedulerConfig
+from engine.errors import ModelLoadError
+from engine.models.spec import DecoderSpec
+from engine.types import BlockCopy, MemoryPlan
+from kernels.attention import LayerCache
+from kernels.reference.kv_store import copy_blocks
+
+# On a CPU the memory is shared with everything else that runs there.
+_CPU_SHARE = 0.25
+_CPU_LIMIT_BYTES = 4 * 2**30
+
+
+class KVCache:
+    """Keys and values of all layers. Blocks are handed out by the ``BlockPool``."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Zeros, which on Linux take memory only when written.
+
+        Raises:
+            ModelLoadError: the device does not have so much.
+        """
+        shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        try:
+            self.layers = tuple(
+                LayerCache(
+                    torch.zeros(shape, dtype=dtype, device=device),
+                    torch.zeros(shape, dtype=dtype, device=device),
+                )
+                for _ in range(spec.num_layers)
+            )
+        except RuntimeError as error:
+            size = num_blocks * block_size * spec.kv_bytes_per_token(dtype.itemsize)
+            reason = str(error).splitlines()[0]
+            raise ModelLoadError(
+                f"a KV cache of {size / 2**20:,.0f} MiB does not fit {device}: {reason}"
+            ) from None
+
+    def copy(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Copy whole blocks in every layer."""
+        device = self.layers[0].keys.device
+        sources = torch.tensor([copy.source for copy in copies], device=device)
+        targets = torch.tensor([copy.target for copy in copies], device=device)
+        for layer in self.layers:
+            copy_blocks(layer, sources, targets)
+
+
+def plan_memory(
+    spec: DecoderSpec,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    *,
+    max_model_len: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights_bytes: int,
+) -> MemoryPlan:
+    """How many blocks there are, and the longest context. Called once the weights are loaded.
+
+    Raises:
+        ModelLoadError: not even one block fits, or ``max_model_len`` is longer than the model's.
+    """
+    longest = spec.longest_context
+    if max_model_len is not None and not 0 < max_model_len <= longest:
+        raise ModelLoadError(
+            f"max_model_len {max_model_len} is out of range: this model's context is {longest}"
+        )
+    wanted_len = max_model_len or spec.default_context
+    bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
+    block_bytes = bytes_per_token * cache.block_size
+    available = available_bytes(device)
+    if cache.num_blocks is not None:
+        num_blocks = cache.num_blocks
+    elif cache.memory_bytes is not None:
+        num_blocks = cache.memory_bytes // block_bytes
+    else:
+        blocks_a_sequence = -(-wanted_len // cache.block_size)
+        budget = _default_budget(spec, cache, scheduler, dtype, device, available)
+        num_blocks = min(budget // block_bytes, blocks_a_sequence * scheduler.max_num_seqs)
+    if num_blocks < 1:
+        raise ModelLoadError(
+            f"no memory for the KV cache: one block takes {block_bytes / 2**20:,.1f} MiB, "
+            f"{available / 2**20:,.0f} MiB are free beside {weights_bytes / 2**20:,.0f} of weights"
+        )
+    holds = num_blocks * cache.block_size
+    return MemoryPlan(
+        weights_bytes=weights_bytes,
+        kv_cache_bytes=num_blocks * block_bytes,
+        free_bytes=max(0, available - num_blocks * block_bytes),
+        bytes_per_token=bytes_per_token,
+        num_blocks=num_blocks,
+        block_size=cache.block_size,
+        max_model_len=max_model_len or min(wanted_len, holds),
+    )
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that could be taken now: of the GPU, or of this machine and its control group."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_machine_bytes(), _control_group_bytes())
+
+
+def _default_budget(
+    spec: DecoderSpec,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    available: int,
+) -> int:
+    """Bytes for the cache when no size is asked for."""
+    if device.type != "cuda":
+        return min(int(available * _CPU_SHARE), _CPU_LIMIT_BYTES)
+    total = torch.cuda.mem_get_info(device)[1]
+    reserved = int(total * (1 - cache.memory_utilization))
+    return max(0, available - reserved - _activation_bytes(spec, scheduler, dtype))
+
+
+def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torch.dtype) -> int:
+    """Upper estimate of what one step needs besides weights and cache."""
+    widest = max(2 * spec.intermediate_size, spec.query_size + 2 * spec.kv_size)
+    a_token = (3 * spec.hidden_size + 2 * widest) * dtype.itemsize
+    # Logits and what sampling makes of them: float32, a few copies.
+    a_sequence = 6 * 4 * spec.vocab_size
+    return a_token * scheduler.max_num_batched_tokens + a_sequence * scheduler.max_num_seqs
+
+
+def _machine_bytes() -> int:
+    """What the system calls available, page cache included where it tells."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _control_group_bytes() -> int:
+    """What a container's limit leaves (control groups v2, then v1); huge where there is none."""
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(usage).read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return 2**63 - 1

@@ -1,0 +1,146 @@
+"""A model directory in Hugging Face format: its config, its files, its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import ModelLoadError
+from engine.models.config_reader import ConfigReader
+from engine.models.families import read_spec
+from engine.models.safetensors import Header, read_header
+from engine.models.spec import DecoderSpec
+
+_MAX_JSON_BYTES = 64 * 2**20
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What config.json and generation_config.json say."""
+
+    directory: Path
+    spec: DecoderSpec
+    raw: bytes  # config.json as it stands
+
+
+def read_config(model: str) -> ModelConfig:
+    """Read a model directory's config.
+
+    Raises:
+        ModelLoadError: the directory or its config.json is missing, damaged or not supported.
+    """
+    directory = Path(model)
+    if not directory.is_dir():
+        raise ModelLoadError(f"{model}: no such model directory")
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ModelLoadError(f"{path}: missing; a model directory in Hugging Face format has one")
+    raw = _read_bytes(path)
+    try:
+        spec = read_spec(_parse_object(path, raw))
+    except ModelLoadError as error:
+        raise ModelLoadError(_in_directory(directory, str(error))) from None
+    return ModelConfig(directory, _with_generation_eos(directory, spec), raw)
+
+
+def read_headers(directory: Path) -> list[Header]:
+    """The checked headers of all weight files.
+
+    Raises:
+        ModelLoadError: there are none, the index names a file that is missing or outside the
+            directory, or a file is damaged.
+    """
+    index = directory / _INDEX
+    if index.is_file():
+        headers = [read_header(directory / name) for name in _indexed_files(index)]
+        _check_index(index, headers)
+        return headers
+    single = directory / _SINGLE
+    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ModelLoadError(f"{directory}: holds no .safetensors file and no {_INDEX}")
+    return [read_header(path) for path in files]
+
+
+def fingerprint(config: ModelConfig, headers: list[Header], *extra: str) -> str:
+    """A short hash of this build, the config, the weights' tables and ``extra`` settings.
+
+    The weights' bytes are not read: their names, shapes, offsets and file sizes are.
+    """
+    digest = hashlib.sha256(_version().encode())
+    for part in (config.raw, *(text.encode() for text in extra)):
+        digest.update(hashlib.sha256(part).digest())
+    for header in headers:
+        digest.update(hashlib.sha256(header.raw).digest())
+        digest.update(header.file_bytes.to_bytes(8, "little"))
+    return "fp_" + digest.hexdigest()[:12]
+
+
+def _indexed_files(index: Path) -> list[str]:
+    """The shards an index names, each once, in order."""
+    mapping = _parse_object(index, _read_bytes(index)).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise ModelLoadError(f"{index}: has no 'weight_map'")
+    names = list(dict.fromkeys(mapping.values()))
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ModelLoadError(f"{index}: {name!r:.80} is not the name of a file beside it")
+        if not (index.parent / name).is_file():
+            raise ModelLoadError(f"{index.parent / name}: missing, and named by {index.name}")
+    return names
+
+
+def _check_index(index: Path, headers: list[Header]) -> None:
+    """Every tensor is in the file that the index says."""
+    mapping = _parse_object(index, _read_bytes(index))["weight_map"]
+    held = {header.path.name: header.entries for header in headers}
+    for tensor, name in mapping.items():
+        if tensor not in held[name]:
+            raise ModelLoadError(f"{index}: tensor '{tensor[:80]}' is not in {name}")
+
+
+def _with_generation_eos(directory: Path, spec: DecoderSpec) -> DecoderSpec:
+    """The spec with the end tokens of generation_config.json besides its own."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return spec
+    reader = ConfigReader(_parse_object(path, _read_bytes(path)), str(path))
+    both = dict.fromkeys((*spec.eos_token_ids, *reader.token_ids("eos_token_id")))
+    return replace(spec, eos_token_ids=tuple(both))
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelLoadError(f"{path}: too large to be what it is named")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _parse_object(path: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: not a JSON object")
+    return value
+
+
+def _in_directory(directory: Path, message: str) -> str:
+    return f"{directory / message}" if message.startswith("config.json") else message
+
+
+def _version() -> str:
+    try:
+        return metadata.version("quire")
+    except metadata.PackageNotFoundError:
+        return "unreleased"  # run from a source tree

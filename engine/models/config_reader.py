@@ -1,0 +1,161 @@
+"""Reads a config.json key by key, and knows at the end what nobody has understood."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.errors import ModelLoadError
+
+# Keys that change nothing about inference, or that are read elsewhere (tokens, generation).
+_HARMLESS = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "embd_pdrop",
+        "finetuning_task",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "keys_to_ignore_at_inference",
+        "label2id",
+        "max_length",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "resid_pdrop",
+        "return_dict",
+        "torchscript",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_bfloat16",
+        "use_cache",
+        "_attn_implementation_autoset",
+    }
+)
+
+_MAX_COUNT = 2**31
+
+
+class ConfigReader:
+    """Typed access to a config; every key read is ticked off, and ``finish`` names the rest.
+
+    Null counts as absent everywhere, as Hugging Face writes it for "not set".
+    """
+
+    def __init__(self, config: dict[str, Any], where: str = "config.json") -> None:
+        self._config = {key: value for key, value in config.items() if value is not None}
+        self._unread = set(self._config)
+        self._where = where
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._config
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive integer. Raises ModelLoadError when it is missing, or is anything else."""
+        value = self._take(key, default)
+        if type(value) is not int or not 0 < value < _MAX_COUNT:
+            raise self.error(key, f"must be a positive integer, not {value!r:.80}")
+        return value
+
+    def optional_count(self, key: str) -> int | None:
+        """A positive integer, or None where the key is absent."""
+        return self.count(key) if key in self else None
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite positive number."""
+        value = self._take(key, default)
+        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
+            raise self.error(key, f"must be a positive number, not {value!r:.80}")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        """A finite positive number, or None where the key is absent."""
+        return self.number(key) if key in self else None
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite positive numbers."""
+        value = self._take(key, None)
+        if not isinstance(value, list) or not all(
+            type(entry) in (int, float) and math.isfinite(entry) and entry > 0 for entry in value
+        ):
+            raise self.error(key, "must be a list of positive numbers")
+        return tuple(float(entry) for entry in value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self._take(key, default)
+        if type(value) is not bool:
+            raise self.error(key, f"must be true or false, not {value!r:.80}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._take(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, f"must be a string, not {value!r:.80}")
+        return value
+
+    def listed(self, key: str, length: int) -> list[Any] | None:
+        """A list with an entry for each layer (more are cut off), or None where absent."""
+        value = self._take(key, ())
+        if value == ():
+            return None
+        if not isinstance(value, list) or len(value) < length:
+            raise self.error(key, f"must be a list of at least {length} entries")
+        return value[:length]
+
+    def section(self, key: str) -> ConfigReader | None:
+        """A nested object, to be finished by itself, or None where absent."""
+        value = self._take(key, ())
+        if value == ():
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, "must be an object")
+        return ConfigReader(value, f"{self._where}, '{key}'")
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """A token id or a list of them; none where absent."""
+        value = self._take(key, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise self.error(key, "must be a token id or a list of them")
+        return tuple(dict.fromkeys(ids))
+
+    def require(self, key: str, value: Any) -> None:
+        """The key, where present, has the one value that is supported."""
+        given = self._take(key, value)
+        if given != value:
+            raise self.error(key, f"is {given!r:.80}; only {value!r} is supported")
+
+    def refuse(self, key: str, why: str) -> None:
+        """The key must be absent, null, false or empty."""
+        if self._take(key, None):
+            raise self.error(key, why)
+
+    def finish(self) -> None:
+        """Raises ModelLoadError naming the keys that no reader has asked for."""
+        unknown = sorted(self._unread - _HARMLESS)
+        if unknown:
+            names = ", ".join(f"'{key[:80]}'" for key in unknown[:8])
+            raise ModelLoadError(f"{self._where}: not understood, so not served: {names}")
+
+    def error(self, key: str, problem: str) -> ModelLoadError:
+        """The one-line error about a key."""
+        return ModelLoadError(f"{self._where}: '{key}' {problem}")
+
+    def _take(self, key: str, default: Any) -> Any:
+        self._unread.discard(key)
+        value = self._config.get(key, default)
+        if value is None and default is None and key not in self._config:
+            return None
+        return value

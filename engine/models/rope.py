@@ -1,0 +1,101 @@
+"""Rotary frequencies for a context length."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from engine.models.spec import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
+
+
+def inverse_frequencies(
+    rope: RopeSpec, head_dim: int, trained_context: int, max_model_len: int
+) -> tuple[torch.Tensor, float]:
+    """The angle a position adds, for each pair of dimensions, and the factor on cos and sin.
+
+    In float32 and in the order of Hugging Face's operations: at position 100,000 a difference in
+    the last place is already visible, and checkpoints were trained with that code.
+
+    Args:
+        rope: base and scaling.
+        head_dim: of the heads.
+        trained_context: ``max_position_embeddings``.
+        max_model_len: longest context served; it decides for the kinds that depend on length.
+
+    Returns:
+        [head_dim / 2] float32 and the attention factor.
+    """
+    scaling = rope.scaling
+    if isinstance(scaling, DynamicScaling):
+        base = _dynamic_base(rope.theta, scaling, head_dim, trained_context, max_model_len)
+        return _plain(base, head_dim), 1.0
+    plain = _plain(rope.theta, head_dim)
+    if scaling is None:
+        return plain, 1.0
+    if isinstance(scaling, LinearScaling):
+        return plain / scaling.factor, 1.0
+    if isinstance(scaling, Llama3Scaling):
+        return _llama3(plain, scaling), 1.0
+    if isinstance(scaling, YarnScaling):
+        return _yarn(rope.theta, head_dim, scaling), scaling.attention_factor
+    return _longrope(rope.theta, head_dim, scaling, max_model_len), scaling.attention_factor
+
+
+def _plain(theta: float, head_dim: int) -> torch.Tensor:
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+def _dynamic_base(
+    theta: float, scaling: DynamicScaling, head_dim: int, trained: int, served: int
+) -> float:
+    """``theta * (factor * length / trained - (factor - 1)) ^ (d / (d - 2))``."""
+    stretch = scaling.factor * max(served, trained) / trained - (scaling.factor - 1)
+    return theta * stretch ** (head_dim / max(head_dim - 2, 1))
+
+
+def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
+    """Wavelengths longer than the low cut are divided, shorter than the high one kept."""
+    original = scaling.original_max_position_embeddings
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    wavelength = 2 * math.pi / plain
+    smooth = (original / wavelength - low) / (high - low)
+    between = (1 - smooth) * plain / scaling.factor + smooth * plain
+    divided = torch.where(wavelength > original / low, plain / scaling.factor, plain)
+    medium = (wavelength >= original / high) & (wavelength <= original / low)
+    return torch.where(medium, between, divided)
+
+
+def _yarn(theta: float, head_dim: int, scaling: YarnScaling) -> torch.Tensor:
+    """Dimensions that turn often keep their frequency, slow ones are interpolated."""
+    original = scaling.original_max_position_embeddings
+
+    def dimension_of(turns: float) -> float:
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # the ramp must not divide by zero
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    kept = 1 - ramp.clamp_(0, 1)
+    base = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    return 1.0 / (scaling.factor * base) * (1 - kept) + 1.0 / base * kept
+
+
+def _longrope(
+    theta: float, head_dim: int, scaling: LongRopeScaling, max_model_len: int
+) -> torch.Tensor:
+    is_long = max_model_len > scaling.original_max_position_embeddings
+    factors = torch.tensor(scaling.long_factor if is_long else scaling.short_factor)
+    base = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    return 1.0 / (factors * base)

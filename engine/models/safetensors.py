@@ -1,0 +1,158 @@
+"""Reads safetensors files, trusting nothing in them.
+
+    8 bytes: header length N, little-endian ── N bytes: JSON ── the tensors' bytes
+
+The header is judged before anything is allocated by what it says. Tensors are read through a
+buffer of a few MiB straight to where they belong, so the memory of a load is that of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from io import BufferedReader
+from typing import Any
+
+import msgspec
+import torch
+
+from engine.errors import ModelLoadError
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_STAGING_BYTES = 8 * 2**20
+_MAX_DIMS = 8
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    # Not weights we can use, but a file may carry them.
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a file; ``begin`` counts from the start of the file, in bytes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A file's valid table of contents."""
+
+    path: Path
+    entries: dict[str, TensorEntry]
+    raw: bytes  # as it stands in the file
+    file_bytes: int
+
+
+def read_header(path: Path) -> Header:
+    """Read and check a file's header.
+
+    Raises:
+        ModelLoadError: the file cannot be opened, is cut short, or describes tensors that do not
+            lie in it one after the other; one line that names the file.
+    """
+    try:
+        with path.open("rb") as file:
+            file_bytes = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if file_bytes < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, file_bytes - 8):
+                raise _damaged(path, "the header's length is out of range")
+            raw = file.read(length)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        table = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise _damaged(path, "the header is not JSON") from None
+    if not isinstance(table, dict):
+        raise _damaged(path, "the header is not an object")
+    table.pop("__metadata__", None)
+    start = 8 + length
+    entries = [_entry(path, name, value, start) for name, value in table.items()]
+    _check_layout(path, entries, start, file_bytes)
+    return Header(path, {entry.name: entry for entry in entries}, raw, file_bytes)
+
+
+def read_into(file: BufferedReader, entry: TensorEntry, target: torch.Tensor) -> None:
+    """Fill ``target``, a contiguous tensor with the entry's shape, casting to its dtype.
+
+    Raises:
+        ModelLoadError: the file has become shorter than its header said.
+    """
+    flat = target.view(-1)
+    file.seek(entry.begin)
+    done = 0
+    for piece in _pieces(file, entry):
+        flat[done : done + piece.numel()].copy_(piece)
+        done += piece.numel()
+
+
+def _pieces(file: BufferedReader, entry: TensorEntry) -> Iterator[torch.Tensor]:
+    """The tensor's values in file order, some MiB at a time; each piece reuses one buffer."""
+    staging = torch.empty(min(_STAGING_BYTES, entry.num_bytes), dtype=torch.uint8)
+    view = staging.numpy().data
+    left = entry.num_bytes
+    while left:
+        size = min(left, len(view))
+        if file.readinto(view[:size]) != size:
+            raise ModelLoadError(f"{file.name}: '{entry.name}' is cut short")
+        yield staging[:size].view(entry.dtype)
+        left -= size
+
+
+def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:
+    """One row of the table, with its types, shape and size checked."""
+    shown = f"tensor '{name[:80]}'"
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(path, f"{shown} is not described by dtype, shape and data_offsets")
+    shape, offsets = value["shape"], value["data_offsets"]
+    dtype = _DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
+    if dtype is None:
+        raise _damaged(path, f"{shown} has dtype {value['dtype']!r:.40}, which is not supported")
+    if not _are_counts(shape) or len(shape) > _MAX_DIMS:
+        raise _damaged(path, f"{shown} has a malformed shape")
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _damaged(path, f"{shown} has malformed offsets")
+    num_bytes = offsets[1] - offsets[0]
+    if math.prod(shape) * dtype.itemsize != num_bytes:
+        raise _damaged(path, f"{shown} has {num_bytes} bytes for shape {shape}"[:160])
+    return TensorEntry(name, dtype, tuple(shape), start + offsets[0], num_bytes)
+
+
+def _check_layout(path: Path, entries: list[TensorEntry], start: int, file_bytes: int) -> None:
+    """The tensors lie one after the other, without gap or overlap, to the end of the file."""
+    end = start
+    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.num_bytes)):
+        if entry.begin != end:
+            word = "overlaps another" if entry.begin < end else "leaves a gap before it"
+            raise _damaged(path, f"tensor '{entry.name[:80]}' {word}")
+        end += entry.num_bytes
+    if end > file_bytes:
+        raise _damaged(path, f"cut short: {file_bytes} bytes of {end}")
+    if end < file_bytes:
+        raise _damaged(path, f"has {file_bytes - end} bytes after its last tensor")
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def _damaged(path: Path, problem: str) -> ModelLoadError:
+    return ModelLoadError(f"{path}: {problem}")

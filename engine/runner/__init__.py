@@ -1,0 +1,21 @@
+"""Plans become tensors, logits and tokens. Importing this package does not import torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.client import LoadProgress
+    from engine.config import EngineConfig
+    from engine.runner.model_runner import ModelRunner
+
+
+def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> ModelRunner:
+    """Load the model that ``config`` names, with its KV cache, ready to run plans.
+
+    Raises:
+        ModelLoadError: the model cannot be served as asked; one line that says why.
+    """
+    from engine.runner.load import load_runner
+
+    return load_runner(config, on_progress)

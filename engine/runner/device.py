@@ -1,0 +1,73 @@
+"""Which device, in which dtype, on how many threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def choose_device(name: str) -> torch.device:
+    """The device asked for; ``auto`` is the first GPU where there is one.
+
+    Raises:
+        ModelLoadError: a GPU is asked for and there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ModelLoadError("device 'cuda' is asked for, and torch finds no GPU")
+    return torch.device("cuda:0" if has_gpu and name != "cpu" else "cpu")
+
+
+def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
+    """The dtype asked for; ``auto`` is the checkpoint's on a GPU and float32 on a CPU.
+
+    Raises:
+        ModelLoadError: the checkpoint's dtype is none that can be computed in.
+    """
+    if name == "auto":
+        name = (checkpoint or "bfloat16") if device.type == "cuda" else "float32"
+    dtype = _DTYPES.get(name.removeprefix("torch."))
+    if dtype is None:
+        raise ModelLoadError(f"dtype {name[:40]!r} is not supported (known: {', '.join(_DTYPES)})")
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def set_threads(config: EngineConfig) -> int:
+    """Set the threads of the tensor library, for the whole process; told in a log line.
+
+    By default one for each physical core this process may run on, or fewer where torch was told
+    so (OMP_NUM_THREADS): hyper-threads that share a core slow matrix products down.
+    """
+    count = config.num_threads or min(torch.get_num_threads(), _physical_cores())
+    torch.set_num_threads(count)
+    logger.info("tensor threads: %d", count)
+    return count
+
+
+def _physical_cores() -> int:
+    """Distinct cores among the CPUs this process may use."""
+    try:
+        cpus = os.sched_getaffinity(0)
+        topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+        return len({Path(topology.format(cpu)).read_text() for cpu in cpus})
+    except (AttributeError, OSError):  # not Linux, or not told
+        return os.cpu_count() or 1

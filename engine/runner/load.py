@@ -1,0 +1,118 @@
+"""From a config to a runner: read, check, load, plan the memory, put together."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from engine.client import LoadProgress
+from engine.config import EngineConfig
+from engine.kv_cache.storage import KVCache, plan_memory
+from engine.models.checkpoint import ModelConfig, fingerprint, read_config, read_headers
+from engine.models.decoder import Decoder
+from engine.models.linear import DenseMethod
+from engine.models.loader import Weights, dummy_weights, load_weights, num_bytes
+from engine.models.safetensors import Header
+from engine.models.spec import DecoderSpec
+from engine.runner.attention import choose_attention
+from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
+from engine.runner.model_runner import ModelRunner
+from engine.runner.rows import RowTable
+from engine.types import EngineInfo, MemoryPlan
+from kernels.attention import AttentionSpec
+
+logger = logging.getLogger(__name__)
+
+
+def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> ModelRunner:
+    """See ``engine.runner.load_runner``. What can be refused is refused before weights load."""
+    started_s = time.monotonic()
+    model = read_config(config.model)
+    spec = model.spec
+    headers = [] if config.load_format == "dummy" else read_headers(model.directory)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
+    attention = _attention_spec(spec, config.cache.block_size, dtype, device)
+    backend = choose_attention(config.attention_backend, attention)
+    set_threads(config)
+    weights = _load(config, spec, headers, dtype, device, on_progress)
+    memory = plan_memory(
+        spec,
+        config.cache,
+        config.scheduler,
+        max_model_len=config.max_model_len,
+        dtype=dtype,
+        device=device,
+        weights_bytes=num_bytes(weights),
+    )
+    cache = KVCache(spec, memory.num_blocks, memory.block_size, dtype, device)
+    info = _info(config, model, headers, weights, attention, backend.name, memory, started_s)
+    decoder = Decoder(spec, weights, DenseMethod(), backend, memory.max_model_len)
+    rows = RowTable(
+        config.scheduler.max_num_seqs,
+        memory.max_model_len,
+        memory.block_size,
+        spec.vocab_size,
+        spec.eos_token_ids,
+        device,
+    )
+    logger.info(memory.describe())
+    return ModelRunner(info, decoder, cache, backend, attention, rows)
+
+
+def _load(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    headers: list[Header],
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: LoadProgress | None,
+) -> Weights:
+    if config.load_format == "dummy":
+        return dummy_weights(spec, dtype, device, config.seed, on_progress)
+    return load_weights(spec, headers, dtype, device, on_progress)
+
+
+def _attention_spec(
+    spec: DecoderSpec, block_size: int, dtype: torch.dtype, device: torch.device
+) -> AttentionSpec:
+    return AttentionSpec(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        device=device,
+        windows=spec.windows,
+        softcap=spec.attention_softcap,
+    )
+
+
+def _info(
+    config: EngineConfig,
+    model: ModelConfig,
+    headers: list[Header],
+    weights: Weights,
+    attention: AttentionSpec,
+    backend: str,
+    memory: MemoryPlan,
+    started_s: float,
+) -> EngineInfo:
+    spec, dtype = model.spec, dtype_name(attention.dtype)
+    source = f"dummy {config.seed}" if config.load_format == "dummy" else "checkpoint"
+    return EngineInfo(
+        model=config.model,
+        architecture=spec.architecture,
+        num_parameters=sum(tensor.numel() for tensor in weights.values()),
+        dtype=dtype,
+        device=str(attention.device),
+        attention_backend=backend,
+        vocab_size=spec.vocab_size,
+        max_model_len=memory.max_model_len,
+        eos_token_ids=spec.eos_token_ids,
+        memory=memory,
+        fingerprint=fingerprint(model, headers, dtype, source, backend),
+        load_s=time.monotonic() - started_s,
+    )

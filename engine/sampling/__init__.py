@@ -1,0 +1,1 @@
+"""From logits to tokens: a function of each row's logits, parameters, seed and position."""

@@ -1,0 +1,275 @@
+"""Paged attention in plain torch, for any device: exact, and not wastefully slow.
+
+Rows with one query token (decode) are taken together: sorted by length, cut into buckets of
+similar length, each bucket a gather of its blocks and two batched products. Rows with several
+(prompt chunks) go one by one through ``scaled_dot_product_attention``. There is no padding in
+a chunk, and the padding of a bucket is masked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+
+# Padded token slots a bucket may waste before another bucket's extra calls are cheaper.
+_BUCKET_WASTE_SLOTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Decode rows of similar length; L is the padded number of slots, a multiple of a block."""
+
+    tokens: torch.Tensor | None  # [rows] their places in the batch; None: all of it, in order
+    block_rows: torch.Tensor  # [rows * kv_heads * L / block_size] rows of the cache to gather
+    masked: torch.Tensor | None  # [rows, 1, 1, L] bool, or None when nothing is masked
+    empty_slots: torch.Tensor | None  # gathered slots past a sequence's end
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One row's prompt chunk: queries [begin, end) of the batch over L gathered slots."""
+
+    begin: int
+    end: int
+    block_rows: torch.Tensor  # [kv_heads * blocks]
+    first: int  # the first used slot among the gathered ones
+    last: int  # one past the last
+    mask: torch.Tensor | None  # [queries, last - first] bool, True where seen; None: causal
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowPlan:
+    buckets: tuple[_Bucket, ...]
+    chunks: tuple[_Chunk, ...]
+
+
+ReferenceState = dict[int | None, _WindowPlan]
+
+
+class ReferenceAttention:
+    """The backend that works everywhere and that the others are measured by."""
+
+    name = "reference"
+
+    def refuse(self, spec: AttentionSpec) -> str | None:
+        """Refuses nothing but head counts that do not divide."""
+        if spec.num_heads % spec.num_kv_heads:
+            return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
+        return None
+
+    def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> ReferenceState:
+        """Index tensors and masks of the step, one set for each distinct window."""
+        query_lens = np.diff(geometry.query_start)
+        decode = np.flatnonzero(query_lens == 1)
+        chunks = np.flatnonzero(query_lens != 1)
+        return {
+            window: _WindowPlan(
+                _plan_buckets(geometry, spec, decode, window),
+                tuple(_plan_chunk(geometry, spec, int(row), window) for row in chunks),
+            )
+            for window in spec.windows
+        }
+
+    def forward(
+        self,
+        state: ReferenceState,
+        layer: LayerAttention,
+        query: torch.Tensor,
+        cache: LayerCache,
+    ) -> torch.Tensor:
+        """See ``AttentionBackend.forward``. Computes in float32 whatever the dtype."""
+        plan = state[layer.window]
+        if len(plan.buckets) == 1 and plan.buckets[0].tokens is None:
+            return _decode(plan.buckets[0], layer, query, cache)
+        output = torch.empty_like(query)
+        for bucket in plan.buckets:
+            rows = query if bucket.tokens is None else query.index_select(0, bucket.tokens)
+            attended = _decode(bucket, layer, rows, cache)
+            output.index_copy_(0, bucket.tokens, attended)  # type: ignore[arg-type]
+        for chunk in plan.chunks:
+            rows = query[chunk.begin : chunk.end]
+            output[chunk.begin : chunk.end] = _attend_chunk(chunk, layer, rows, cache)
+        return output
+
+
+def _decode(
+    bucket: _Bucket, layer: LayerAttention, query: torch.Tensor, cache: LayerCache
+) -> torch.Tensor:
+    """Single queries [rows, heads, head_dim] over their own blocks."""
+    num_rows, num_heads, head_dim = query.shape
+    kv_heads = cache.keys.shape[1]
+    group = num_heads // kv_heads
+    keys = _gather(cache.keys, bucket.block_rows).view(num_rows * kv_heads, -1, head_dim)
+    values = _gather(cache.values, bucket.block_rows).view(num_rows * kv_heads, -1, head_dim)
+    if bucket.empty_slots is not None:
+        # What lies past the end belongs to nobody and may be anything: 0 * nan is nan.
+        values.view(-1, head_dim).index_fill_(0, bucket.empty_slots, 0.0)
+    grouped = (query.float() * layer.scale).view(num_rows * kv_heads, group, head_dim)
+    scores = torch.bmm(grouped, keys.transpose(1, 2))  # [rows * kv_heads, group, L]
+    if layer.softcap is not None:
+        scores = torch.tanh(scores / layer.softcap) * layer.softcap
+    if bucket.masked is not None:
+        scores.view(num_rows, kv_heads, group, -1).masked_fill_(bucket.masked, float("-inf"))
+    output = torch.bmm(torch.softmax(scores, dim=-1), values)
+    return output.view(num_rows, num_heads, head_dim).to(query.dtype)
+
+
+def _attend_chunk(
+    chunk: _Chunk, layer: LayerAttention, query: torch.Tensor, cache: LayerCache
+) -> torch.Tensor:
+    """One sequence's queries [n, heads, head_dim] over its gathered slots."""
+    _, num_heads, head_dim = query.shape
+    kv_heads = cache.keys.shape[1]
+    span = slice(chunk.first, chunk.last)
+    keys = _gather(cache.keys, chunk.block_rows).view(kv_heads, -1, head_dim)[:, span]
+    values = _gather(cache.values, chunk.block_rows).view(kv_heads, -1, head_dim)[:, span]
+    heads = query.float().transpose(0, 1)  # [heads, n, head_dim]
+    if layer.softcap is None:
+        output = functional.scaled_dot_product_attention(
+            heads.unsqueeze(0),
+            keys.unsqueeze(0),
+            values.unsqueeze(0),
+            attn_mask=chunk.mask,
+            is_causal=chunk.mask is None,
+            scale=layer.scale,
+            enable_gqa=num_heads != kv_heads,
+        ).squeeze(0)
+    else:
+        grouped = heads.reshape(kv_heads, -1, *heads.shape[1:])
+        scores = (grouped * layer.scale) @ keys.unsqueeze(1).transpose(2, 3)
+        scores = torch.tanh(scores / layer.softcap) * layer.softcap
+        seen = chunk.mask
+        if seen is None:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril_()
+        scores.masked_fill_(~seen, float("-inf"))
+        output = (torch.softmax(scores, dim=-1) @ values.unsqueeze(1)).reshape(heads.shape)
+    return output.transpose(0, 1).to(query.dtype)
+
+
+def _gather(stored: torch.Tensor, block_rows: torch.Tensor) -> torch.Tensor:
+    """Blocks of single heads, in float32: [rows, block_size * head_dim]."""
+    num_blocks, kv_heads, block_size, head_dim = stored.shape
+    flat = stored.view(num_blocks * kv_heads, block_size * head_dim)
+    return flat.index_select(0, block_rows).float()
+
+
+# ------------------------------------------------------------------------------- planning
+
+
+def _plan_buckets(
+    geometry: BatchGeometry, spec: AttentionSpec, rows: np.ndarray, window: int | None
+) -> tuple[_Bucket, ...]:
+    """Cut the decode rows, longest first, wherever a bucket would waste too many slots."""
+    if rows.size == 0:
+        return ()
+    first_block, num_blocks = _blocks_seen(geometry.seq_lens[rows], 1, window, spec.block_size)
+    order = np.argsort(-num_blocks, kind="stable")
+    all_rows = rows.size == geometry.seq_lens.size
+    buckets: list[_Bucket] = []
+    begin = 0
+    while begin < order.size:
+        longest = num_blocks[order[begin]]
+        waste = np.cumsum(longest - num_blocks[order[begin:]]) * spec.block_size
+        end = begin + int(np.searchsorted(waste, _BUCKET_WASTE_SLOTS, side="right"))
+        chosen = order[begin:end]
+        whole = all_rows and chosen.size == order.size
+        if whole:
+            chosen = np.sort(chosen)  # the batch as it lies: no gather of queries
+        bucket = _make_bucket(
+            geometry, spec, rows[chosen], first_block[chosen], int(longest), window, whole
+        )
+        buckets.append(bucket)
+        begin = end
+    return tuple(buckets)
+
+
+def _make_bucket(
+    geometry: BatchGeometry,
+    spec: AttentionSpec,
+    rows: np.ndarray,
+    first_block: np.ndarray,
+    num_blocks: int,
+    window: int | None,
+    whole: bool,
+) -> _Bucket:
+    size, device = spec.block_size, spec.device
+    # Past a row's end the table holds 0, and the columns run on to the table's last: any block.
+    columns = first_block[:, None] + np.arange(num_blocks)
+    columns = np.minimum(columns, geometry.block_tables.shape[1] - 1)
+    blocks = np.take_along_axis(geometry.block_tables[rows], columns, axis=1)
+    positions = first_block[:, None] * size + np.arange(num_blocks * size)  # [rows, L]
+    seq_lens = geometry.seq_lens[rows][:, None]
+    past_end = positions >= seq_lens
+    masked = past_end if window is None else past_end | (positions < seq_lens - window)
+    tokens = None if whole else torch.from_numpy(geometry.query_start[rows]).to(device)
+    return _Bucket(
+        tokens=tokens,
+        block_rows=_head_rows(blocks, spec.num_kv_heads).to(device),
+        masked=torch.from_numpy(masked)[:, None, None].to(device) if masked.any() else None,
+        empty_slots=_empty_slots(past_end, spec.num_kv_heads, device),
+    )
+
+
+def _empty_slots(past_end: np.ndarray, kv_heads: int, device: torch.device) -> torch.Tensor | None:
+    """Rows of the gathered [rows * kv_heads * L, head_dim] that lie past a sequence's end."""
+    row, slot = np.nonzero(past_end)
+    if row.size == 0:
+        return None
+    heads = np.arange(kv_heads)[:, None]
+    empty = (row * kv_heads + heads) * past_end.shape[1] + slot  # [kv_heads, empty slots]
+    return torch.from_numpy(empty.ravel()).to(device)
+
+
+def _plan_chunk(
+    geometry: BatchGeometry, spec: AttentionSpec, row: int, window: int | None
+) -> _Chunk:
+    begin, end = (int(at) for at in geometry.query_start[row : row + 2])
+    queries, seq_len = end - begin, int(geometry.seq_lens[row])
+    lengths = geometry.seq_lens[row : row + 1]
+    first_block, num_blocks = _blocks_seen(lengths, queries, window, spec.block_size)
+    skipped = int(first_block[0])
+    blocks = geometry.block_tables[row : row + 1, skipped : skipped + int(num_blocks[0])]
+    start = seq_len - queries
+    first = 0 if window is None else max(0, start - window + 1)
+    keys = np.arange(first, seq_len)
+    mask = None
+    if start > 0 or (window is not None and queries > window):
+        places = np.arange(start, seq_len)[:, None]
+        seen = keys <= places
+        if window is not None:
+            seen &= keys > places - window
+        mask = torch.from_numpy(seen).to(spec.device)
+    offset = skipped * spec.block_size
+    return _Chunk(
+        begin=begin,
+        end=end,
+        block_rows=_head_rows(blocks, spec.num_kv_heads).to(spec.device),
+        first=first - offset,
+        last=seq_len - offset,
+        mask=mask,
+    )
+
+
+def _blocks_seen(
+    seq_lens: np.ndarray, num_queries: int, window: int | None, block_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """First block that the last ``num_queries`` tokens of each sequence see, and how many."""
+    ends = -(-seq_lens // block_size)
+    if window is None:
+        return np.zeros_like(seq_lens), ends
+    first_seen = np.maximum(seq_lens - num_queries - window + 1, 0)
+    return first_seen // block_size, ends - first_seen // block_size
+
+
+def _head_rows(blocks: np.ndarray, kv_heads: int) -> torch.Tensor:
+    """Rows of a cache seen as [num_blocks * kv_heads, ...], heads before blocks: [r, b] -> flat.
+
+    Gathered in this order the slots of one head lie together, as the batched products want them.
+    """
+    heads = np.arange(kv_heads)[None, :, None]
+    return torch.from_numpy((blocks[:, None, :] * kv_heads + heads).ravel())

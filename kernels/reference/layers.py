@@ -1,0 +1,53 @@
+"""The element-wise parts of a decoder layer."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (Zhang & Sennrich 2019).
+
+    Args:
+        x: [..., dim].
+        weight: [dim], or [heads, dim] where x is [..., heads, dim].
+        eps: added to the mean square.
+    """
+    if weight.dim() == 1:
+        return functional.rms_norm(x, weight.shape, weight, eps)
+    return functional.rms_norm(x, weight.shape[-1:], None, eps) * weight
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of a fused projection (SwiGLU, Shazeer 2020): [n, 2 d] -> [n, d]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def rope_tables(
+    positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of a step's positions, times ``scale``: [n] -> two of [n, 1, dim / 2].
+
+    Computed anew each step and shared by the layers: a table of all positions of a long context
+    would cost more memory and a slower start than these few thousand values cost time.
+    """
+    angles = torch.outer(positions.to(torch.float32), inverse_frequencies).unsqueeze_(1)
+    cos, sin = angles.cos(), angles.sin()
+    return (cos, sin) if scale == 1.0 else (cos.mul_(scale), sin.mul_(scale))
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding (Su et al. 2021), halves rotated as Hugging Face lays them out.
+
+    Args:
+        x: [n, heads, head_dim].
+        cos, sin: [n, 1, head_dim / 2] float32.
+
+    Returns:
+        x rotated, in its own dtype, contiguous.
+    """
+    first, second = x.chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x.dtype)

@@ -1,0 +1,118 @@
+"""Tiny random models in Hugging Face format, one for each family and rope kind.
+
+    directory = tiny_models.save("qwen3", tmp_path)
+
+They have no tokenizer. ``tests/engine/models`` holds them against Hugging Face's own code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_SHAPE = {
+    "vocab_size": 160,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
+
+
+# name -> (Hugging Face config class, what differs from the shape above)
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "llama_mha": ("LlamaConfig", {"num_key_value_heads": 6}),
+    "llama_mqa": ("LlamaConfig", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama_bias": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "llama_linear": ("LlamaConfig", _rope("linear", factor=2.0)),
+    "llama_dynamic": ("LlamaConfig", _rope("dynamic", factor=2.0)),
+    "llama_llama3": (
+        "LlamaConfig",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    "llama_yarn": (
+        "LlamaConfig",
+        _rope("yarn", factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama_longrope": (
+        "LlamaConfig",
+        _rope(
+            "longrope",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            short_factor=[1.0, 1.1, 1.2, 1.3],
+            long_factor=[1.0, 2.0, 3.0, 4.0],
+        ),
+    ),
+    "smollm": (
+        "LlamaConfig",
+        {"tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1},
+    ),
+    "mistral": ("MistralConfig", {"sliding_window": 20}),
+    "mistral_full": ("MistralConfig", {"sliding_window": None}),
+    "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen2_window": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "smollm3": (
+        "SmolLM3Config",
+        {"no_rope_layer_interval": 2, "pad_token_id": 0},
+    ),
+}
+
+
+def build(kind: str, seed: int = 0, **changes: Any) -> Any:
+    """A Hugging Face model with random weights of a size that makes its parts matter."""
+    import torch
+    import transformers
+
+    config_class, differences = KINDS[kind]
+    config = getattr(transformers, config_class)(**{**_SHAPE, **differences, **changes})
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for name, parameter in model.named_parameters():
+            # Norms away from one, biases away from zero, scores far enough apart to be chosen by.
+            is_norm = "norm" in name
+            parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
+    return model.eval()
+
+
+def save(kind: str, directory: Path, seed: int = 0, **changes: Any) -> Path:
+    """Save ``build(kind)`` as a checkpoint; returns the directory."""
+    model = build(kind, seed, **changes)
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(directory)
+    return directory
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    """Change keys of a saved config.json; None removes one."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is None:
+            config.pop(key, None)
+        else:
+            config[key] = value
+    path.write_text(json.dumps(config))
