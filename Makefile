@@ -1,0 +1,74 @@
+# Every target makes what it depends on: `make serve` works in a fresh clone.
+#
+#   PYTHON=python3.12     the interpreter of the virtual environment (3.11 or newer)
+#   TORCH_INDEX=URL       where to take torch from, such as PyTorch's index of CPU builds
+#   ARGS="..."            passed on to serve, bench and test
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; \
+	done)
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+STAMP := $(VENV)/.installed
+
+.PHONY: help install serve test test-slow check format bench gpu-check docker clean
+
+help: ## Tell the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make .venv with everything
+
+# torch comes first and alone, so that no other requirement picks a different build of it.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then echo "make: Python 3.11 or newer is needed (PYTHON=...)" >&2; exit 1; fi
+	@echo "Installing into $(VENV); the first time this takes some minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $@
+
+serve: install ## Serve the model that ships with Quire (ARGS="MODEL --port 9000 ...")
+	@exec $(BIN)/quire serve $(ARGS)
+
+test: install ## Run the tests (ARGS="tests/engine -k name")
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: install ## Run the tests that take minutes
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: install ## Lint, formatting, types, and the rule that imports run one way
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: install ## Format the code and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install ## Measure a running server (ARGS="--concurrency 1,4,16 --html report.html")
+	@$(BIN)/quire bench $(ARGS)
+
+gpu-check: install ## Run the tests that need a CUDA device
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		$(BIN)/python -m pytest -m gpu $(ARGS) || { status=$$?; \
+		test $$status -ne 5 || echo "gpu-check: no test is marked gpu yet"; \
+		test $$status -eq 5 || exit $$status; }; \
+	else \
+		echo "gpu-check: no CUDA device here (or torch was built without CUDA); nothing was run"; \
+	fi
+
+docker: ## Build the GPU image (ARGS="--build-arg TORCH=cpu" for the CPU one)
+	docker build -t quire $(ARGS) .
+
+clean: ## Remove the virtual environment and all caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
