@@ -43,6 +43,7 @@ def export(model: LlamaForCausalLM, folder: Path) -> None:
         if name != "lm_head.weight"  # tied to the embedding
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
