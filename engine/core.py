@@ -1,0 +1,180 @@
+"""The engine: a scheduler, a runner, and the step that joins them.
+
+    plan = scheduler.schedule()            # pure bookkeeping
+    result = runner.run(plan)              # tensors only
+    output = scheduler.update(plan, result)
+
+Synchronous and single-threaded: whoever drives it (``engine/loop.py`` for the clients, the offline
+``LLM`` itself) calls ``step`` while ``has_work``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from engine.client import LoadProgress
+from engine.config import EngineConfig, SchedulerConfig
+from engine.errors import InvalidParameter
+from engine.isolation import run_isolated
+from engine.kv_cache.pool import BlockPool
+from engine.runner.protocol import Runner
+from engine.scheduler import Scheduler
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request, StepResult
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = StepResult()
+
+
+class EngineCore:
+    """Continues requests, a step at a time.
+
+    Args:
+        config: the scheduler's limits and whether prefixes are cached are read from it.
+        runner: a loaded model; the blocks and lengths come from its ``info``.
+        clock: monotonic seconds, comparable with ``Request.arrival_s``.
+    """
+
+    def __init__(
+        self, config: EngineConfig, runner: Runner, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._info = info = runner.info
+        self._pool = BlockPool(
+            info.memory.num_blocks,
+            info.memory.block_size,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        )
+        self._scheduler = Scheduler(
+            config.scheduler,
+            self._pool,
+            max_model_len=info.max_model_len,
+            eos_token_ids=info.eos_token_ids,
+        )
+        self._window = BatchingWindow(config.scheduler)
+        self._stats = self._scheduler.stats()
+
+    @classmethod
+    def load(cls, config: EngineConfig, on_progress: LoadProgress | None = None) -> EngineCore:
+        """An engine with the model that ``config`` names. Raises ModelLoadError."""
+        from engine.runner import load_runner  # brings the tensor library with it
+
+        return cls(config, load_runner(config, on_progress))
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        return self._info
+
+    @property
+    def stats(self) -> EngineStats:
+        """The snapshot after the last step."""
+        return self._stats
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to compute or to tell."""
+        return self._scheduler.has_work
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which a step would find nothing to do, though there is work: the batching
+        window is open and nobody runs. 0 without a window.
+        """
+        if self._scheduler.num_running or self._scheduler.has_news:
+            return 0.0
+        return self._window.remaining_s(self._scheduler, self._clock())
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ContextLengthExceeded: it can never fit the context or the KV cache.
+            InvalidParameter: it names tokens that the model does not have, its prompt is empty,
+                or its id is in use.
+        """
+        self._check_tokens(request)
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; the next output says so. An unknown id is no error."""
+        self._scheduler.abort(request_id, self._clock())
+
+    def step(self) -> EngineOutput:
+        """Compute one step and tell what came of it.
+
+        A row that fails ends with an error in the output, and the others do not notice.
+
+        Raises:
+            EngineDead: the device is lost.
+        """
+        scheduler = self._scheduler
+        now_s = self._clock()
+        admit = self._window.remaining_s(scheduler, now_s) <= 0.0
+        plan = scheduler.schedule(admit, now_s)
+        if not scheduler.num_waiting:
+            self._window.close()
+        result = _NOTHING
+        if plan.rows or plan.removed:
+            result = run_isolated(self._runner, scheduler, plan)
+        output = scheduler.update(plan, result, self._clock())
+        self._stats = output.stats
+        return output
+
+    def check(self) -> list[str]:
+        """What is wrong with the block pool's books, logged loudly; nothing if they are whole.
+
+        Costs O(blocks): to be called when there is nothing else to do.
+        """
+        problems = self._pool.check(self._scheduler.tables)
+        for problem in problems:
+            logger.critical("the KV block pool is corrupt: %s", problem)
+        return problems
+
+    def _check_tokens(self, request: Request) -> None:
+        size = self._info.vocab_size
+        prompt, sampling = request.prompt_token_ids, request.sampling
+        for param, ids in (
+            ("prompt", prompt),
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", sampling.logit_bias),
+        ):
+            if ids and not (min(ids) >= 0 and max(ids) < size):
+                raise InvalidParameter(
+                    f"'{param}' has token ids outside the vocabulary of {size} tokens", param=param
+                )
+
+
+class BatchingWindow:
+    """Holds new prompts back for a moment, so that they start together in a larger step.
+
+    It opens when the queue is no longer empty and closes after ``batching_window_ms``, or as soon
+    as so many prompts or tokens wait. Whoever runs is not held back.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._length_s = config.batching_window_ms / 1000.0
+        self._max_prompts = config.batching_window_prompts or config.max_num_seqs
+        self._max_tokens = config.batching_window_tokens or config.max_num_batched_tokens
+        self._closes_s: float | None = None
+
+    def remaining_s(self, scheduler: Scheduler, now_s: float) -> float:
+        """Seconds until waiting prompts may be admitted; 0 when they may be now."""
+        if not self._length_s:
+            return 0.0
+        if not scheduler.num_waiting:
+            return 0.0
+        if self._closes_s is None:
+            self._closes_s = now_s + self._length_s
+        if scheduler.num_waiting >= self._max_prompts:
+            return 0.0
+        if scheduler.num_waiting_tokens >= self._max_tokens:
+            return 0.0
+        return max(0.0, self._closes_s - now_s)
+
+    def close(self) -> None:
+        """Nobody waits any more: the next to come opens the window again."""
+        self._closes_s = None

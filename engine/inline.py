@@ -1,0 +1,145 @@
+"""An engine in this process, for asyncio users: the loop runs in a thread of its own.
+
+For synchronous use drive :class:`engine.core.EngineCore` directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from engine.client import LoadProgress, RequestStream
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import EngineDead, EngineError, Failure
+from engine.frames import Abort, Shutdown, Submit
+from engine.loop import EngineLoop
+from engine.streams import StreamTable
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request
+
+LoadCore = Callable[[EngineConfig, LoadProgress | None], EngineCore]
+
+
+class InlineClient:
+    """A :class:`engine.client.EngineClient` without a process boundary, and so without restarts.
+
+    Args:
+        config: what to load.
+        load: makes the engine, in the thread that will run it.
+    """
+
+    def __init__(self, config: EngineConfig, *, load: LoadCore = EngineCore.load) -> None:
+        self._config = config
+        self._load = load
+        self._streams = StreamTable(self._abort)
+        self._listeners: list[Callable[[EngineOutput], None]] = []
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._engine: EngineLoop | None = None
+        self._info: EngineInfo | None = None
+        self._stats = EngineStats()
+        self._error: EngineError = EngineDead("the engine has not been started")
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded. Raises EngineDead before ``start`` has returned."""
+        if self._info is None:
+            raise self._error
+        return self._info
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest snapshot."""
+        return self._stats
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be submitted now."""
+        return self._engine is not None
+
+    async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
+        """Load the model. Raises ModelLoadError or EngineDead."""
+        self._event_loop = loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[tuple[EngineLoop, EngineInfo]] = loop.create_future()
+        self._thread = threading.Thread(
+            target=self._run, args=(loaded, on_progress), name="engine", daemon=True
+        )
+        self._thread.start()
+        self._engine, self._info = await loaded
+        return self._info
+
+    def submit(self, requests: Sequence[Request]) -> list[RequestStream]:
+        """Queue requests. Raises EngineDead, or ValueError for an id in use."""
+        if self._engine is None:
+            raise self._error
+        streams: list[RequestStream] = [self._streams.open(request) for request in requests]
+        self._engine.inbox.put(Submit(tuple(requests)))
+        return streams
+
+    def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
+        """Call ``listener`` with each step's output, on the event loop."""
+        self._listeners.append(listener)
+
+    async def close(self) -> None:
+        """End the engine after the step in flight. Idempotent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.inbox.put(Shutdown())
+        self._end(EngineDead("the engine was closed"))
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # ------------------------------------------------------------ helpers
+
+    def _run(
+        self,
+        loaded: asyncio.Future[tuple[EngineLoop, EngineInfo]],
+        on_progress: LoadProgress | None,
+    ) -> None:
+        """The thread: load, then loop."""
+        try:
+            core = self._load(self._config, on_progress)
+        except Exception as error:
+            self._call(_settle, loaded, None, error)
+            return
+        engine = EngineLoop(core, lambda output: self._call(self._take, output))
+        self._call(_settle, loaded, (engine, core.info), None)
+        try:
+            engine.run()
+        except Exception as error:
+            self._call(self._end, EngineDead(Failure.of(error).message))
+
+    def _call(self, function: Callable[..., None], *args: object) -> None:
+        assert self._event_loop is not None
+        if not self._event_loop.is_closed():
+            self._event_loop.call_soon_threadsafe(function, *args)
+
+    def _take(self, output: EngineOutput) -> None:
+        self._stats = output.stats
+        self._streams.dispatch(output)
+        for listener in self._listeners:
+            listener(output)
+
+    def _abort(self, request_id: str) -> None:
+        if self._engine is not None:
+            self._engine.inbox.put(Abort((request_id,)))
+
+    def _end(self, error: EngineError) -> None:
+        self._engine = None
+        self._error = error
+        self._streams.fail_all(error)
+
+
+def _settle(
+    future: asyncio.Future[tuple[EngineLoop, EngineInfo]],
+    result: tuple[EngineLoop, EngineInfo] | None,
+    error: Exception | None,
+) -> None:
+    if future.done():  # whoever waited was cancelled
+        if result is not None:
+            result[0].inbox.put(Shutdown())
+    elif result is not None:
+        future.set_result(result)
+    elif error is not None:
+        future.set_exception(error)

@@ -1,0 +1,235 @@
+"""Who holds which block of the KV cache, and which blocks hold a prefix worth keeping.
+
+A block is *held* (referenced by at least one table) or *free*; a free block may still be *cached*:
+it holds a full block of some prefix and can be taken back by whoever has that prefix, until it is
+handed out for something else.
+
+                 allocate                    release (last reference)
+    free, empty ──────────► held ─────────────────────────────────────► free, empty
+         ▲                   │ ▲                                              (front of the queue)
+         │                   │ │ share
+         │           publish │ │      release (last reference)
+         │                   ▼ │ ────────────────────────────────────► free, cached
+         └──────────────── evicted by allocate ◄─────────────────────────────┘ (back of the queue)
+
+The free queue is in order of eviction: blocks that hold nothing, then the least recently freed.
+A table is released tail first, so that a prefix loses its end before its beginning and what is
+left can still be matched. Every operation costs O(1) a block.
+
+No torch: blocks are numbers here, and ``engine/kv_cache/storage.py`` owns the memory they name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+from engine.kv_cache.prefix import PrefixChain
+from engine.types import BlockCopy, BlockStats
+
+
+class BlockTable:
+    """The blocks of one sequence, in the order of its tokens. Append-only until released."""
+
+    __slots__ = ("block_ids", "capacity")
+
+    def __init__(self) -> None:
+        self.block_ids: list[int] = []  # written by the BlockPool alone
+        self.capacity = 0  # token slots: len(block_ids) * block_size
+
+
+class BlockPool:
+    """Reference counts, free queue and prefix index over ``num_blocks`` blocks.
+
+    Args:
+        num_blocks: blocks there are, numbered from 0.
+        block_size: tokens a block.
+        enable_prefix_caching: off, nothing is ever published or matched.
+        hash_key: key of the prefix digests, 16 to 64 bytes; None draws one.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        hash_key: bytes | None = None,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens holds nothing")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._caching = enable_prefix_caching
+        self._hash_key = secrets.token_bytes(32) if hash_key is None else hash_key
+        self._references = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._digest_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._num_shared = 0  # blocks with more than one reference
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated now, cached ones included."""
+        return len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` tokens need."""
+        return -(-num_tokens // self.block_size)
+
+    # ------------------------------------------------------------ held blocks
+
+    def extend(self, table: BlockTable, count: int) -> list[int]:
+        """Append ``count`` blocks of unspecified contents to ``table``; returns their ids.
+
+        The caller has seen that ``num_free`` is at least ``count``.
+        """
+        taken = [self._take_free() for _ in range(count)]
+        self._append(table, taken)
+        return taken
+
+    def share(self, table: BlockTable, block_ids: Sequence[int]) -> None:
+        """Append blocks that are cached or held by others, and hold them once more."""
+        references = self._references
+        for block in block_ids:
+            if references[block] == 0:
+                del self._free[block]
+            elif references[block] == 1:
+                self._num_shared += 1
+            references[block] += 1
+        self._append(table, block_ids)
+
+    def fork(self, table: BlockTable, num_tokens: int) -> tuple[BlockTable, BlockCopy | None]:
+        """A table that continues the first ``num_tokens`` tokens of ``table`` on its own.
+
+        Full blocks are shared. A block that those tokens fill only in part is one that both
+        sides go on to write, so the fork has a fresh block in its place, to which the returned
+        copy must be made before either writes (copy-on-write, at the write that is certain to
+        come). The caller has seen that a block is free if one is needed for that.
+        """
+        num_full, rest = divmod(num_tokens, self.block_size)
+        fork = BlockTable()
+        self.share(fork, table.block_ids[:num_full])
+        if not rest:
+            return fork, None
+        (target,) = self.extend(fork, 1)
+        return fork, BlockCopy(table.block_ids[num_full], target)
+
+    def release(self, table: BlockTable) -> None:
+        """Give all of ``table``'s references up; it is empty afterwards."""
+        references, free = self._references, self._free
+        for block in reversed(table.block_ids):
+            references[block] -= 1
+            if references[block] == 1:
+                self._num_shared -= 1
+            elif references[block] == 0:
+                free[block] = None
+                if self._digest_of[block] is None:
+                    free.move_to_end(block, last=False)  # holds nothing: the first to go
+        table.block_ids = []
+        table.capacity = 0
+
+    # ------------------------------------------------------------ cached prefixes
+
+    def chain(self, salt: str) -> PrefixChain:
+        """An empty chain of digests for one sequence."""
+        return PrefixChain(self._hash_key, salt, self.block_size)
+
+    def match(self, chain: PrefixChain, token_ids: Sequence[int]) -> list[int]:
+        """Blocks that hold the longest cached prefix of ``token_ids``; ``share`` them to hold them.
+
+        Never the whole of it: at least the last token must be computed, for its logits.
+        """
+        blocks: list[int] = []
+        if not self._caching:
+            return blocks
+        limit = (len(token_ids) - 1) // self.block_size
+        block_of = self._block_of
+        for digest in chain.digests(token_ids, limit)[:limit]:
+            block = block_of.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_unheld(self, block_ids: Iterable[int]) -> int:
+        """How many of these are free now: sharing them takes that many from ``num_free``."""
+        references = self._references
+        return sum(not references[block] for block in block_ids)
+
+    def publish(
+        self, chain: PrefixChain, token_ids: Sequence[int], table: BlockTable, start: int, end: int
+    ) -> None:
+        """Make the blocks of ``table`` that end at a token in ``(start, end]`` findable.
+
+        Their contents are computed. Of two blocks with the same contents, computed side by side,
+        the first published is found; the other serves its own sequence and then is empty.
+        """
+        if not self._caching:
+            return
+        first, last = start // self.block_size, end // self.block_size
+        digests = chain.digests(token_ids, last)
+        for index in range(first, last):
+            digest, block = digests[index], table.block_ids[index]
+            if self._digest_of[block] is None and digest not in self._block_of:
+                self._digest_of[block] = digest
+                self._block_of[digest] = block
+
+    # ------------------------------------------------------------ what can be said of it
+
+    def stats(self, num_wasted_slots: int = 0) -> BlockStats:
+        """A snapshot, in O(1). Only the scheduler knows how many held slots hold no token."""
+        free = len(self._free)
+        return BlockStats(
+            total=self.num_blocks,
+            held=self.num_blocks - free,
+            shared=self._num_shared,
+            cached=len(self._block_of),
+            free=free,
+            wasted_slots=num_wasted_slots,
+            block_size=self.block_size,
+        )
+
+    def check(self, tables: Iterable[BlockTable]) -> list[str]:
+        """What is wrong with the pool, given all tables there are; nothing if it is whole.
+
+        Costs O(num_blocks): for tests, and for the engine when it has nothing else to do.
+        """
+        problems: list[str] = []
+        holders: Counter[int] = Counter()
+        for table in tables:
+            holders.update(table.block_ids)
+            if table.capacity != len(table.block_ids) * self.block_size:
+                problems.append(f"a table of {len(table.block_ids)} blocks says {table.capacity}")
+        for block, references in enumerate(self._references):
+            if references != holders[block]:
+                problems.append(f"block {block}: {references} references, {holders[block]} holders")
+            if (references == 0) != (block in self._free):
+                where = "is free" if block in self._free else "is not free"
+                problems.append(f"block {block}: {references} references, and it {where}")
+            digest = self._digest_of[block]
+            if digest is not None and self._block_of.get(digest) != block:
+                problems.append(f"block {block}: its digest does not lead back to it")
+        num_published = sum(digest is not None for digest in self._digest_of)
+        if num_published != len(self._block_of):
+            problems.append(f"{len(self._block_of)} digests lead to {num_published} blocks")
+        num_shared = sum(references > 1 for references in self._references)
+        if num_shared != self._num_shared:
+            problems.append(f"{num_shared} blocks are shared, {self._num_shared} counted")
+        return problems
+
+    # ------------------------------------------------------------ helpers
+
+    def _take_free(self) -> int:
+        block, _ = self._free.popitem(last=False)
+        digest = self._digest_of[block]
+        if digest is not None:  # evicted: what it held is about to be overwritten
+            self._digest_of[block] = None
+            del self._block_of[digest]
+        self._references[block] = 1
+        return block
+
+    def _append(self, table: BlockTable, block_ids: Sequence[int]) -> None:
+        table.block_ids.extend(block_ids)
+        table.capacity = len(table.block_ids) * self.block_size

@@ -1,0 +1,52 @@
+"""The hash chain that names the contents of full blocks.
+
+    root ──► digest 0 ──► digest 1 ──► digest 2          (tokens past the last full block: none)
+     salt     tokens        tokens       tokens
+              0..15         16..31       32..47          (block size 16)
+
+``digest i = blake2b(digest i-1 || tokens of block i)``: it stands for the whole prefix up to the
+end of block ``i``, so a block found by its digest needs no look at its tokens. The hash is keyed
+with bytes drawn at start (RFC 7693, keyed BLAKE2b): nobody outside can construct a collision, and
+so nobody can be served another's prefix. The root is made of the request's salt, which keeps the
+prefixes of different salts apart.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+_DIGEST_BYTES = 16
+
+
+class PrefixChain:
+    """The digests of one sequence's full blocks, each computed once and kept.
+
+    Survives preemption: a sequence's tokens only ever grow.
+    """
+
+    __slots__ = ("_block_size", "_digests", "_key", "_parent")
+
+    def __init__(self, key: bytes, salt: str, block_size: int) -> None:
+        self._key = key
+        self._block_size = block_size
+        self._parent = _digest(key, b"root", salt.encode("utf-8", "surrogatepass"))
+        self._digests: list[bytes] = []
+
+    def digests(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:
+        """The chain over ``token_ids``, at least ``num_blocks`` long; not to be written to.
+
+        ``token_ids`` are the sequence's own, all of them, at least ``num_blocks * block_size``.
+        """
+        digests = self._digests
+        size = self._block_size
+        for start in range(len(digests) * size, num_blocks * size, size):
+            block = array("q", token_ids[start : start + size])
+            self._parent = _digest(self._key, self._parent, block.tobytes())
+            digests.append(self._parent)
+        return digests
+
+
+def _digest(key: bytes, parent: bytes, contents: bytes) -> bytes:
+    return blake2b(parent + contents, digest_size=_DIGEST_BYTES, key=key).digest()

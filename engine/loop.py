@@ -1,0 +1,96 @@
+"""The loop that drives an engine for clients: takes commands, steps while there is work.
+
+Runs in a thread of its own: the main thread of the engine process, or a worker thread for
+``InlineClient``. Between requests it blocks on its inbox and costs nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+
+from engine.core import EngineCore
+from engine.errors import Failure, RequestError
+from engine.frames import Abort, Shutdown, Submit
+from engine.types import EngineOutput, Request
+
+Command = Submit | Abort | Shutdown
+
+_IDLE_CHECK_S = 1.0  # of silence, before the books are looked over
+
+
+class EngineLoop:
+    """Steps ``core`` and hands each output to ``emit``, in the thread that calls ``run``.
+
+    ``inbox.put`` may be called from any thread, and from a signal handler.
+    """
+
+    def __init__(self, core: EngineCore, emit: Callable[[EngineOutput], None]) -> None:
+        self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._core = core
+        self._emit = emit
+
+    def run(self) -> None:
+        """Serve until Shutdown. Raises EngineDead when the device is lost."""
+        core = self._core
+        while True:
+            command = self._next_command()
+            while command is not None:  # all that has come meanwhile joins the same step
+                if isinstance(command, Shutdown):
+                    return
+                self._obey(command)
+                command = self._poll()
+            if core.has_work and not core.idle_s:
+                self._emit(core.step())
+
+    def _next_command(self) -> Command | None:
+        """A command if there is one; waits for it when there is nothing else to do."""
+        core = self._core
+        if not core.has_work:
+            return self._wait_idle()
+        idle_s = core.idle_s
+        if not idle_s:
+            return self._poll()
+        try:
+            return self.inbox.get(timeout=idle_s)
+        except queue.Empty:
+            return None
+
+    def _wait_idle(self) -> Command:
+        try:
+            return self.inbox.get(timeout=_IDLE_CHECK_S)
+        except queue.Empty:
+            self._core.check()
+            return self.inbox.get()
+
+    def _poll(self) -> Command | None:
+        try:
+            return self.inbox.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _obey(self, command: Submit | Abort) -> None:
+        if isinstance(command, Abort):
+            for request_id in command.ids:
+                self._core.abort(request_id)
+        else:
+            self._add(command.requests)
+
+    def _add(self, requests: Sequence[Request]) -> None:
+        refused: dict[str, Failure] = {}
+        for request in requests:
+            try:
+                self._core.add(request)
+            except RequestError as error:
+                refused[request.id] = Failure.of(error)
+        if refused:
+            count = len(refused)
+            self._emit(
+                EngineOutput(
+                    ids=tuple(refused),
+                    token_ids=((),) * count,
+                    finish_reasons=("error",) * count,
+                    errors=refused,
+                    stats=self._core.stats,
+                )
+            )

@@ -1,0 +1,79 @@
+"""Gathers what happened to requests between two outputs of the engine."""
+
+from __future__ import annotations
+
+from engine.errors import Failure
+from engine.scheduler.sequence import Sequence
+from engine.types import (
+    EngineOutput,
+    EngineStats,
+    FinishReason,
+    RequestTimings,
+    TokenLogprobs,
+)
+
+
+class OutputBuilder:
+    """The columns of an :class:`EngineOutput` in the making."""
+
+    __slots__ = (
+        "errors",
+        "finish_reasons",
+        "ids",
+        "logprobs",
+        "num_cached_tokens",
+        "prompt_logprobs",
+        "stop_token_ids",
+        "timings",
+        "token_ids",
+    )
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.token_ids: list[tuple[int, ...]] = []
+        self.finish_reasons: list[FinishReason | None] = []
+        self.logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        self.num_cached_tokens: dict[str, int] = {}
+        self.stop_token_ids: dict[str, int] = {}
+        self.timings: dict[str, RequestTimings] = {}
+        self.errors: dict[str, Failure] = {}
+
+    def append(
+        self, request_id: str, token_ids: tuple[int, ...], reason: FinishReason | None
+    ) -> None:
+        """One request's row of the columns; at most one a step."""
+        self.ids.append(request_id)
+        self.token_ids.append(token_ids)
+        self.finish_reasons.append(reason)
+
+    def tell_cached(self, seq: Sequence) -> None:
+        """Say once how much of the prompt was found in the cache."""
+        if not seq.cached_told and seq.num_cached is not None:
+            seq.cached_told = True
+            self.num_cached_tokens[seq.id] = seq.num_cached
+
+    def tell_timings(self, seq: Sequence, finished_s: float) -> None:
+        """Say when things happened; 0 for what never did."""
+        self.timings[seq.id] = RequestTimings(
+            seq.request.arrival_s,
+            seq.scheduled_s or 0.0,
+            seq.first_token_s or 0.0,
+            finished_s,
+            seq.num_preemptions,
+        )
+
+    def build(self, stats: EngineStats) -> EngineOutput:
+        """The finished output; the builder is not used again."""
+        return EngineOutput(
+            ids=tuple(self.ids),
+            token_ids=tuple(self.token_ids),
+            finish_reasons=tuple(self.finish_reasons),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            stop_token_ids=self.stop_token_ids,
+            timings=self.timings,
+            errors=self.errors,
+            stats=stats,
+        )

@@ -1,0 +1,66 @@
+"""A step's plan in the making, and what must be remembered of it until its result is there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.kv_cache.pool import BlockTable
+from engine.scheduler.sequence import Sequence
+from engine.types import AddedRow, BlockCopy, ScheduledRow, StepPlan
+
+
+class Fill(NamedTuple):
+    """Blocks that a planned row fills, to be published once the row is computed.
+
+    Void if the sequence has another table by then, or none: it was preempted or has ended.
+    """
+
+    seq: Sequence
+    table: BlockTable
+    start: int
+    end: int
+
+
+class StepBuilder:
+    """The plan under construction. Written by the Scheduler alone."""
+
+    __slots__ = (
+        "added",
+        "budget",
+        "computing_prompts",
+        "copies",
+        "fills",
+        "num_preempted",
+        "rows",
+        "victims",
+    )
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget  # tokens that still fit
+        self.rows: list[ScheduledRow] = []
+        self.added: list[AddedRow] = []
+        self.copies: list[BlockCopy] = []
+        self.fills: list[Fill] = []
+        self.num_preempted = 0
+        self.victims: list[Sequence] | None = None  # who runs, the next to be preempted last
+        # Sequences whose prompt this very step computes: copies come before a step's writes, so
+        # nobody can fork from them yet.
+        self.computing_prompts: set[str] = set()
+
+    def withdraw(self, request_id: str) -> None:
+        """Take a row back that was planned before its sequence was chosen for preemption."""
+        kept = [row for row in self.rows if row.id != request_id]
+        if len(kept) < len(self.rows):
+            (row,) = (row for row in self.rows if row.id == request_id)
+            self.budget += len(row.token_ids)
+            self.rows = kept
+
+    def build(self, removed: list[str]) -> StepPlan:
+        """The finished plan; the builder is not used again."""
+        return StepPlan(
+            rows=tuple(self.rows),
+            added=tuple(self.added),
+            removed=tuple(removed),
+            copies=tuple(self.copies),
+            num_preempted=self.num_preempted,
+        )

@@ -1,0 +1,184 @@
+"""The engine process: ``python -m engine.worker FD``, started by ``engine/process.py``.
+
+``FD`` is one end of a socket pair whose other end the API process holds. The first frame says what
+to load. End-of-file means that the API process has gone, however that came about: this one then
+ends at once, in the middle of a step if need be, and the kernel frees what it held. Ctrl-C is the
+API process's to decide upon, so SIGINT is ignored here; SIGTERM ends the process after its step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from engine.client import LoadProgress
+from engine.config import EngineConfig
+from engine.errors import EngineDead, Failure, ModelLoadError
+from engine.frames import (
+    Abort,
+    Configure,
+    Fatal,
+    FrameError,
+    FrameReader,
+    FromEngine,
+    Loading,
+    Message,
+    Output,
+    Ready,
+    Shutdown,
+    Submit,
+    encode,
+    receive,
+)
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_RUNNER = "engine.runner:load_runner"
+
+LoadRunner = Callable[[EngineConfig, LoadProgress | None], Any]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run an engine for the process at the other end of the socket; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="engine.worker")
+    parser.add_argument("fd", type=int, help="the engine's end of the socket pair")
+    parser.add_argument("--runner", default=DEFAULT_RUNNER, help="module:factory of the runner")
+    parser.add_argument("--die-with-parent", action="store_true")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if args.die_with_parent:
+        _die_with_parent()
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    with socket.socket(fileno=args.fd) as connection:
+        connection.setblocking(True)
+        try:
+            return _serve(connection, args.runner)
+        except (BrokenPipeError, ConnectionResetError):
+            return 0  # nobody is left to tell
+
+
+def _serve(connection: socket.socket, runner: str) -> int:
+    reader = FrameReader()
+    messages = receive(connection, reader)
+    if not messages or not isinstance(messages[0], Configure):
+        return 1
+    config, others = messages[0].config, messages[1:]
+    inbox = _Inbox(connection, reader)
+    inbox.start()
+
+    def send(message: FromEngine) -> None:
+        connection.sendall(encode(message))
+
+    def on_progress(fraction: float, what: str) -> None:
+        send(Loading(fraction, what))
+
+    # Not at the top: the reader is already at its post when the tensor library is imported.
+    from engine.core import EngineCore
+    from engine.loop import EngineLoop
+
+    try:
+        load_runner = _resolve(runner)
+        core = EngineCore(config, load_runner(config, on_progress))
+    except ModelLoadError as error:
+        send(Fatal(str(error), "ModelLoadError"))
+        return 1
+    except Exception as error:
+        logger.exception("the engine could not be started")
+        send(Fatal(Failure.of(error).message, "EngineDead"))
+        return 1
+
+    loop = EngineLoop(core, lambda output: send(Output(output)))
+    signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
+    inbox.connect(loop.inbox.put, others)
+    send(Ready(core.info))
+    try:
+        loop.run()
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:
+        if not isinstance(error, EngineDead):
+            logger.exception("the engine loop failed")
+        send(Fatal(Failure.of(error).message, "EngineDead"))
+        return 1
+    return 0
+
+
+class _Inbox(threading.Thread):
+    """Reads the socket, from before loading until the end, and leaves when the other side does."""
+
+    def __init__(self, connection: socket.socket, reader: FrameReader) -> None:
+        super().__init__(name="engine-inbox", daemon=True)
+        self._connection = connection
+        self._reader = reader
+        self._put: Callable[[Submit | Abort | Shutdown], None] | None = None
+        self._early: list[Message] = []
+        self._lock = threading.Lock()
+
+    def connect(
+        self, put: Callable[[Submit | Abort | Shutdown], None], others: list[Message]
+    ) -> None:
+        """From now on hand commands to ``put``, first those that have already come."""
+        with self._lock:
+            for message in (*others, *self._early):
+                _forward(put, message)
+            self._put = put
+
+    def run(self) -> None:
+        """Read until there is nothing more to read."""
+        try:
+            while messages := receive(self._connection, self._reader):
+                with self._lock:
+                    for message in messages:
+                        self._take(message)
+        except FrameError as error:
+            logger.critical("the API process sent something else than a frame: %s", error)
+            os._exit(1)
+        except OSError:
+            pass
+        # The other side is gone. The main thread may be deep in a step or in loading, so there is
+        # no asking it: nothing here outlives the process, and nobody waits for an answer.
+        os._exit(0)
+
+    def _take(self, message: Message) -> None:
+        if self._put is not None:
+            _forward(self._put, message)
+        elif isinstance(message, Shutdown):
+            os._exit(0)  # still loading
+        else:
+            self._early.append(message)
+
+
+def _forward(put: Callable[[Submit | Abort | Shutdown], None], message: Message) -> None:
+    if not isinstance(message, Submit | Abort | Shutdown):
+        raise FrameError(f"{type(message).__name__} is not for the engine")
+    put(message)
+
+
+def _resolve(runner: str) -> LoadRunner:
+    module, _, factory = runner.partition(":")
+    return getattr(importlib.import_module(module), factory)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends (Linux only).
+
+    Belt and braces beside end-of-file, for the case that a call holds the interpreter's lock for
+    long. Only asked for by a parent whose starting thread is its main one.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""A runner without tensors that refuses to read a KV slot that does not hold what it should.
+
+It knows what the row contract of ``engine/runner/protocol.py`` tells it and nothing else. Each
+slot holds a digest of the whole prefix up to its token (and of the salt, which must keep prefixes
+apart); a row may attend to its slots only if they hold the digests of its own tokens. The next
+token depends on the prefix and the seed alone, so whatever the scheduler does must give each
+request the text of ``expected_output``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.errors import Failure, ModelLoadError
+from engine.types import (
+    EngineInfo,
+    MemoryPlan,
+    Request,
+    SamplingParams,
+    ScheduledRow,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+
+VOCAB = 7  # small, so that shared prefixes and stop tokens are common
+EOS = 6
+_MASK = 2**61 - 1
+
+
+def make_info(
+    num_blocks: int, block_size: int, max_model_len: int, *, vocab_size: int = VOCAB
+) -> EngineInfo:
+    return EngineInfo(
+        model="fake",
+        architecture="fake",
+        num_parameters=0,
+        dtype="float32",
+        device="cpu",
+        attention_backend="none",
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=(EOS,),
+        memory=MemoryPlan(
+            weights_bytes=0,
+            kv_cache_bytes=0,
+            free_bytes=0,
+            bytes_per_token=0,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+        ),
+        fingerprint="fake",
+        load_s=0.0,
+    )
+
+
+def make_config(model: str = "fake", **scheduler: object) -> EngineConfig:
+    return EngineConfig(
+        model=model, scheduler=SchedulerConfig(**scheduler), cache=CacheConfig(block_size=4)
+    )
+
+
+def _roll(digest: int, token: int) -> int:
+    return (digest * 1_000_003 + token * 7_919 + 12_345) & _MASK
+
+
+def _choose(digest: int, num_output: int, sampling: SamplingParams) -> int:
+    """The next token: a function of prefix, seed and position."""
+    mixed = (digest ^ ((sampling.seed or 0) * 0x9E3779B97F4A7C15)) & _MASK
+    token = (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 % 2**64 >> 33
+    banned = set(_stop_ids(sampling)) if num_output < sampling.min_tokens else set()
+    allowed = [t for t in range(VOCAB) if t not in banned] or [0]
+    return allowed[token % len(allowed)]
+
+
+def _stop_ids(sampling: SamplingParams) -> tuple[int, ...]:
+    return (*sampling.stop_token_ids, *(() if sampling.ignore_eos else (EOS,)))
+
+
+def expected_output(request: Request, max_len: int) -> tuple[list[int], str]:
+    """What ``request`` must give: its whole output, resumed tokens included, and the reason."""
+    sampling, prompt = request.sampling, request.prompt_token_ids
+    digest = 0
+    for token in (*prompt, *request.resumed_token_ids):
+        digest = _roll(digest, token)
+    output = list(request.resumed_token_ids)
+    limit = max_len - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
+    while len(output) < limit:
+        output.append(_choose(digest, len(output), sampling))
+        digest = _roll(digest, output[-1])
+        if output[-1] in _stop_ids(sampling) and len(output) >= sampling.min_tokens:
+            return output, "stop"
+    return output, "length"
+
+
+@dataclass
+class _Row:
+    request: Request
+    tokens: list[int]
+    digests: list[int] = field(default_factory=list)
+    table: list[int] = field(default_factory=list)
+
+    def digest(self, position: int) -> tuple[str, int]:
+        while len(self.digests) <= position:
+            previous = self.digests[-1] if self.digests else 0
+            self.digests.append(_roll(previous, self.tokens[len(self.digests)]))
+        return self.request.cache_salt, self.digests[position]
+
+
+class FakeRunner:
+    """Obeys plans; an ``AssertionError`` names the clause of the contract that one breaks."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._info = info
+        self._size = info.memory.block_size
+        self.rows: dict[str, _Row] = {}
+        self.slots: dict[int, tuple[str, int]] = {}
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for request_id in plan.removed:
+            self.rows.pop(request_id, None)
+        planned = {row.id for row in plan.rows}
+        assert len(planned) == len(plan.rows), "a sequence has two rows"
+        for added in plan.added:
+            assert added.request.id not in self.rows, "added twice"
+            assert added.request.id in planned, "added without a row"
+            prompt = added.request.prompt_token_ids
+            row = _Row(added.request, [*prompt, *added.output_ids])
+            self.rows[added.request.id] = row
+        for planned_row in plan.rows:
+            self._extend(planned_row)
+        for copy in plan.copies:
+            for offset in range(self._size):
+                source = self.slots.get(copy.source * self._size + offset)
+                if source is not None:
+                    self.slots[copy.target * self._size + offset] = source
+        self._write(plan)
+        for planned_row in plan.rows:
+            self._attend(planned_row)
+        return self._result(plan)
+
+    def _extend(self, planned: ScheduledRow) -> None:
+        row = self.rows[planned.id]
+        row.table += planned.new_block_ids
+        assert planned.token_ids, "an empty row"
+        for position, token in enumerate(planned.token_ids, planned.start):
+            if position == len(row.tokens):
+                row.tokens.append(token)
+            assert row.tokens[position] == token, "a token that is not the sequence's own"
+        assert len(set(row.table)) == len(row.table), "a block is in one table twice"
+
+    def _write(self, plan: StepPlan) -> None:
+        holders = Counter(block for row in self.rows.values() for block in row.table)
+        written: set[int] = set()
+        for planned in plan.rows:
+            row = self.rows[planned.id]
+            for position in range(planned.start, planned.start + len(planned.token_ids)):
+                block = row.table[position // self._size]
+                assert 0 <= block < self._info.memory.num_blocks, "no such block"
+                assert holders[block] == 1, "a shared block is written"
+                slot = self._slot(row, position)
+                assert slot not in written, "two tokens in one slot"
+                written.add(slot)
+                self.slots[slot] = row.digest(position)
+
+    def _attend(self, planned: ScheduledRow) -> None:
+        row = self.rows[planned.id]
+        for position in range(planned.start + len(planned.token_ids)):
+            held = self.slots.get(self._slot(row, position))
+            assert held == row.digest(position), f"{planned.id} reads foreign KV at {position}"
+
+    def _result(self, plan: StepPlan) -> StepResult:
+        ids, tokens, logprobs = [], [], []
+        prompt_logprobs = {}
+        for planned in plan.rows:
+            row, end = self.rows[planned.id], planned.start + len(planned.token_ids)
+            prompt, sampling = row.request.prompt_token_ids, row.request.sampling
+            if sampling.prompt_logprobs is not None:
+                positions = range(planned.start + 1, min(end, len(prompt) - 1) + 1)
+                if positions:
+                    prompt_logprobs[planned.id] = tuple(
+                        TokenLogprobs(prompt[position], -float(position), 1)
+                        for position in positions
+                    )
+            if planned.samples:
+                assert end == len(row.tokens), "sampled before the last token"
+                row.digest(end - 1)
+                token = _choose(row.digests[end - 1], end - len(prompt), sampling)
+                ids.append(planned.id)
+                tokens.append((token,))
+                told = sampling.logprobs is not None
+                logprobs.append((TokenLogprobs(token, -float(end), 1),) if told else None)
+        return StepResult(tuple(ids), tuple(tokens), tuple(logprobs), prompt_logprobs)
+
+    def _slot(self, row: _Row, position: int) -> int:
+        return row.table[position // self._size] * self._size + position % self._size
+
+
+class FaultyRunner(FakeRunner):
+    """Fails as told: ``fault(plan)`` may raise, or name rows whose numbers are not finite."""
+
+    def __init__(
+        self, info: EngineInfo, fault: Callable[[StepPlan], dict[str, Failure] | None]
+    ) -> None:
+        super().__init__(info)
+        self._fault = fault
+
+    def run(self, plan: StepPlan) -> StepResult:
+        result = super().run(plan)  # raises late: blocks are written, rows are extended
+        errors = self._fault(plan) or {}
+        kept = [index for index, id_ in enumerate(result.ids) if id_ not in errors]
+        return StepResult(
+            tuple(result.ids[i] for i in kept),
+            tuple(result.token_ids[i] for i in kept),
+            tuple(result.logprobs[i] for i in kept),
+            result.prompt_logprobs,
+            errors,
+        )
+
+
+def load(config: EngineConfig, on_progress: Callable[[float, str], None]) -> FakeRunner:
+    """The factory of engine processes under test; ``config.model`` is JSON of what to do."""
+    options = json.loads(config.model)
+    on_progress(0.5, "half of nothing")
+    if "refuse" in options:
+        raise ModelLoadError(options["refuse"])
+    if flag := options.get("die_unless_first"):  # a file that the first engine makes
+        if os.path.exists(flag):
+            os._exit(7)
+        open(flag, "w").close()
+    info = make_info(options.get("num_blocks", 64), config.cache.block_size, 200)
+
+    def fault(plan: StepPlan) -> None:
+        time.sleep(options.get("step_s", 0.0))
+        for row in plan.rows:
+            if row.id == options.get("kill"):
+                os._exit(9)
+            if row.id == options.get("raise"):
+                raise RuntimeError("this row is bad")
+
+    return FaultyRunner(info, fault)
