@@ -7,9 +7,11 @@ one run, and a gather of whole tiles yields [heads, slots, head_dim], ready for 
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from engine.config import CacheConfig, SchedulerConfig
@@ -35,7 +37,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Zeros, which on Linux take memory only when written.
+        """Allocate the blocks, all zero.
 
         Raises:
             ModelLoadError: the device does not have so much.
@@ -43,13 +45,10 @@ class KVCache:
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
             self.layers = tuple(
-                LayerCache(
-                    torch.zeros(shape, dtype=dtype, device=device),
-                    torch.zeros(shape, dtype=dtype, device=device),
-                )
+                LayerCache(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
                 for _ in range(spec.num_layers)
             )
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             size = num_blocks * block_size * spec.kv_bytes_per_token(dtype.itemsize)
             reason = str(error).splitlines()[0]
             raise ModelLoadError(
@@ -119,6 +118,15 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_machine_bytes(), _control_group_bytes())
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU the pages are taken when first written: numpy asks for them zeroed (calloc), where
+    torch would write the zeros itself and take seconds and gigabytes at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def _default_budget(

@@ -18,6 +18,9 @@ from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, Laye
 
 # Padded token slots a bucket may waste before another bucket's extra calls are cheaper.
 _BUCKET_WASTE_SLOTS = 4096
+# What a bucket gathers of keys (and of values): on a CPU it is to be still in the cache when the
+# product reads it; on a GPU it is the number of calls that counts.
+_BUCKET_BYTES = {"cpu": 2 * 2**20, "cuda": 128 * 2**20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,17 @@ class _WindowPlan:
     chunks: tuple[_Chunk, ...]
 
 
-ReferenceState = dict[int | None, _WindowPlan]
+@dataclass(frozen=True, slots=True)
+class ReferenceState:
+    """A step's plans by window, and two buffers for what its layers gather.
+
+    The buffers are taken anew each step, but not for each layer: fresh pages cost more than
+    filling them.
+    """
+
+    plans: dict[int | None, _WindowPlan]
+    keys: torch.Tensor  # [rows of the largest gather, block_size * head_dim] in the cache's dtype
+    values: torch.Tensor
 
 
 class ReferenceAttention:
@@ -67,13 +80,21 @@ class ReferenceAttention:
         query_lens = np.diff(geometry.query_start)
         decode = np.flatnonzero(query_lens == 1)
         chunks = np.flatnonzero(query_lens != 1)
-        return {
+        plans = {
             window: _WindowPlan(
                 _plan_buckets(geometry, spec, decode, window),
                 tuple(_plan_chunk(geometry, spec, int(row), window) for row in chunks),
             )
             for window in spec.windows
         }
+        largest = max(
+            part.block_rows.numel()
+            for plan in plans.values()
+            for part in plan.buckets + plan.chunks
+        )
+        shape = (largest, spec.block_size * spec.head_dim)
+        keys, values = torch.empty(2, *shape, dtype=spec.dtype, device=spec.device)
+        return ReferenceState(plans, keys, values)
 
     def forward(
         self,
@@ -83,29 +104,34 @@ class ReferenceAttention:
         cache: LayerCache,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``. Computes in float32 whatever the dtype."""
-        plan = state[layer.window]
-        if len(plan.buckets) == 1 and plan.buckets[0].tokens is None:
-            return _decode(plan.buckets[0], layer, query, cache)
+        plan = state.plans[layer.window]
         output = torch.empty_like(query)
         for bucket in plan.buckets:
-            rows = query if bucket.tokens is None else query.index_select(0, bucket.tokens)
-            attended = _decode(bucket, layer, rows, cache)
-            output.index_copy_(0, bucket.tokens, attended)  # type: ignore[arg-type]
+            keys, values = _gather(state, cache, bucket.block_rows)
+            if bucket.tokens is None:
+                return _decode(bucket, layer, query, keys, values)
+            rows = query.index_select(0, bucket.tokens)
+            output.index_copy_(0, bucket.tokens, _decode(bucket, layer, rows, keys, values))
         for chunk in plan.chunks:
+            keys, values = _gather(state, cache, chunk.block_rows)
             rows = query[chunk.begin : chunk.end]
-            output[chunk.begin : chunk.end] = _attend_chunk(chunk, layer, rows, cache)
+            output[chunk.begin : chunk.end] = _attend_chunk(chunk, layer, rows, keys, values)
         return output
 
 
 def _decode(
-    bucket: _Bucket, layer: LayerAttention, query: torch.Tensor, cache: LayerCache
+    bucket: _Bucket,
+    layer: LayerAttention,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
 ) -> torch.Tensor:
-    """Single queries [rows, heads, head_dim] over their own blocks."""
+    """Single queries [rows, heads, head_dim] over gathered [kv_heads, rows * L, head_dim]."""
     num_rows, num_heads, head_dim = query.shape
-    kv_heads = cache.keys.shape[1]
+    kv_heads = keys.shape[0]
     group = num_heads // kv_heads
-    keys = _gather(cache.keys, bucket.block_rows).view(num_rows * kv_heads, -1, head_dim)
-    values = _gather(cache.values, bucket.block_rows).view(num_rows * kv_heads, -1, head_dim)
+    keys = keys.view(num_rows * kv_heads, -1, head_dim)
+    values = values.view(num_rows * kv_heads, -1, head_dim)
     if bucket.empty_slots is not None:
         # What lies past the end belongs to nobody and may be anything: 0 * nan is nan.
         values.view(-1, head_dim).index_fill_(0, bucket.empty_slots, 0.0)
@@ -120,14 +146,15 @@ def _decode(
 
 
 def _attend_chunk(
-    chunk: _Chunk, layer: LayerAttention, query: torch.Tensor, cache: LayerCache
+    chunk: _Chunk,
+    layer: LayerAttention,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
 ) -> torch.Tensor:
-    """One sequence's queries [n, heads, head_dim] over its gathered slots."""
-    _, num_heads, head_dim = query.shape
-    kv_heads = cache.keys.shape[1]
-    span = slice(chunk.first, chunk.last)
-    keys = _gather(cache.keys, chunk.block_rows).view(kv_heads, -1, head_dim)[:, span]
-    values = _gather(cache.values, chunk.block_rows).view(kv_heads, -1, head_dim)[:, span]
+    """One sequence's queries [n, heads, head_dim] over gathered [kv_heads, slots, head_dim]."""
+    num_heads, kv_heads = query.shape[1], keys.shape[0]
+    keys, values = keys[:, chunk.first : chunk.last], values[:, chunk.first : chunk.last]
     heads = query.float().transpose(0, 1)  # [heads, n, head_dim]
     if layer.softcap is None:
         output = functional.scaled_dot_product_attention(
@@ -151,11 +178,21 @@ def _attend_chunk(
     return output.transpose(0, 1).to(query.dtype)
 
 
-def _gather(stored: torch.Tensor, block_rows: torch.Tensor) -> torch.Tensor:
-    """Blocks of single heads, in float32: [rows, block_size * head_dim]."""
-    num_blocks, kv_heads, block_size, head_dim = stored.shape
-    flat = stored.view(num_blocks * kv_heads, block_size * head_dim)
-    return flat.index_select(0, block_rows).float()
+def _gather(
+    state: ReferenceState, cache: LayerCache, block_rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of single heads of blocks, in float32: [kv_heads, -1, head_dim] each.
+
+    For several sequences the true order of dimensions is [rows, kv_heads, L, head_dim].
+    """
+    num_blocks, kv_heads, block_size, head_dim = cache.keys.shape
+    gathered = []
+    for stored, buffer in ((cache.keys, state.keys), (cache.values, state.values)):
+        flat = stored.view(num_blocks * kv_heads, block_size * head_dim)
+        part = buffer[: block_rows.numel()]
+        torch.index_select(flat, 0, block_rows, out=part)
+        gathered.append(part.view(kv_heads, -1, head_dim).float())
+    return gathered[0], gathered[1]
 
 
 # ------------------------------------------------------------------------------- planning
@@ -175,7 +212,8 @@ def _plan_buckets(
     while begin < order.size:
         longest = num_blocks[order[begin]]
         waste = np.cumsum(longest - num_blocks[order[begin:]]) * spec.block_size
-        end = begin + int(np.searchsorted(waste, _BUCKET_WASTE_SLOTS, side="right"))
+        fitting = max(1, _bucket_slots(spec) // int(longest * spec.block_size))
+        end = begin + min(int(np.searchsorted(waste, _BUCKET_WASTE_SLOTS, side="right")), fitting)
         chosen = order[begin:end]
         whole = all_rows and chosen.size == order.size
         if whole:
@@ -186,6 +224,11 @@ def _plan_buckets(
         buckets.append(bucket)
         begin = end
     return tuple(buckets)
+
+
+def _bucket_slots(spec: AttentionSpec) -> int:
+    budget = _BUCKET_BYTES.get(spec.device.type, _BUCKET_BYTES["cpu"])
+    return budget // (spec.num_kv_heads * spec.head_dim * 4)
 
 
 def _make_bucket(
