@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from engine.client import LoadProgress, RequestStream
 from engine.config import EngineConfig
@@ -327,8 +328,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop once."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        # A cast, not a check: uvloop's transports do not derive from asyncio's.
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop with whatever has come."""

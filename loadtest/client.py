@@ -13,7 +13,7 @@ import contextlib
 import ssl
 import time
 from collections import deque
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -199,8 +199,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's derive from nothing
 
     def data_received(self, data: bytes) -> None:
         self._now_s = time.perf_counter()
