@@ -1,0 +1,184 @@
+"""Drives an engine core in the caller's thread, for the offline ``LLM``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from engine.core import EngineCore
+from engine.errors import Failure, RequestError
+from engine.text.output import OutputDecoder, TextDelta, TokenLogprob
+from engine.text.tokenizer import Tokenizer
+from engine.types import (
+    EngineOutput,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+
+class Choice:
+    """One continuation in the making. Written by the driver alone."""
+
+    def __init__(self, request: Request, decoder: OutputDecoder, *, keeps_deltas: bool) -> None:
+        self.request = request
+        self.deltas: deque[TextDelta] | None = deque() if keeps_deltas else None
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.num_cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.failure: Failure | None = None
+        self._decoder = decoder
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
+    def push(self, output: RequestOutput) -> None:
+        """Take one step's share."""
+        self.prompt_logprobs += output.prompt_logprobs
+        if output.num_cached_tokens is not None:
+            self.num_cached_tokens = output.num_cached_tokens
+        delta = self._decoder.push(output)
+        self._texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        if self.deltas is not None:
+            self.deltas.append(delta)
+
+
+class Driver:
+    """Adds requests to a core, steps it, and gives each choice its share of every step."""
+
+    def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
+        self.core = core
+        self._tokenizer = tokenizer
+        self._live: dict[str, Choice] = {}
+
+    def submit(
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        *,
+        continuation: bool,
+        keeps_deltas: bool = False,
+    ) -> list[Choice]:
+        """Queue the requests of one prompt; a refusal leaves none of them queued.
+
+        Raises:
+            RequestError: the engine refused.
+        """
+        choices: list[Choice] = []
+        try:
+            for request in requests:
+                self.core.add(request)
+                decoder = OutputDecoder(self._tokenizer, sampling, continuation=continuation)
+                choices.append(Choice(request, decoder, keeps_deltas=keeps_deltas))
+                self._live[request.id] = choices[-1]
+        except RequestError:
+            self.abort(choices)
+            raise
+        return choices
+
+    def step(self) -> list[Choice]:
+        """Compute one step for everything that is queued; the choices that it finished.
+
+        Raises:
+            EngineDead: the device is lost.
+        """
+        output = self.core.step()
+        finished: list[Choice] = []
+        for index, request_id in enumerate(output.ids):
+            choice = self._live.get(request_id)
+            if choice is None:
+                continue
+            choice.push(_share(output, index))
+            choice.failure = output.errors.get(request_id)
+            if choice.finish_reason is not None:
+                finished.append(choice)
+                del self._live[request_id]
+                if output.finish_reasons[index] is None:  # a stop string: only we know of it
+                    self.core.abort(request_id)
+        return finished
+
+    def abort(self, choices: Sequence[Choice]) -> None:
+        """End those of ``choices`` that are still going on, and take back what they hold."""
+        for choice in choices:
+            if self._live.pop(choice.request.id, None) is not None:
+                self.core.abort(choice.request.id)
+        self.settle()
+
+    def settle(self) -> None:
+        """With nothing going on, let the core take note of what was aborted."""
+        while not self._live and self.core.has_work:
+            self.core.step()
+
+
+class TextStream(Iterator[TextDelta]):
+    """The deltas of one prompt's continuation; each ``next`` steps the engine when it has to."""
+
+    def __init__(self, driver: Driver, choice: Choice) -> None:
+        self._driver = driver
+        self._choice = choice
+        self._closed = False
+
+    def __next__(self) -> TextDelta:
+        """The next delta that tells something; the last one is ``finished``.
+
+        Raises:
+            RequestFailed: the request failed through our own fault.
+            EngineDead: the device is lost.
+        """
+        deltas = self._choice.deltas
+        assert deltas is not None
+        while not self._closed:
+            while not deltas and self._choice.finish_reason is None:
+                self._driver.step()
+            if not deltas:
+                break
+            delta = deltas.popleft()
+            if delta.finished:
+                self.close()
+                if self._choice.failure is not None:
+                    raise self._choice.failure.to_error()
+            if delta.text or delta.finished or delta.logprobs:
+                return delta
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the request if it has not ended. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._driver.abort([self._choice])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _share(output: EngineOutput, index: int) -> RequestOutput:
+    """One request's part of a step's output."""
+    request_id = output.ids[index]
+    return RequestOutput(
+        id=request_id,
+        token_ids=output.token_ids[index],
+        logprobs=output.logprobs.get(request_id),
+        prompt_logprobs=output.prompt_logprobs.get(request_id, ()),
+        num_cached_tokens=output.num_cached_tokens.get(request_id),
+        finish_reason=output.finish_reasons[index],
+        stop_token_id=output.stop_token_ids.get(request_id),
+        timings=output.timings.get(request_id),
+    )

@@ -1,0 +1,392 @@
+"""The offline engine: ``LLM`` loads a model and generates in the caller's thread.
+
+from engine import LLM, SamplingParams
+
+with LLM() as llm:
+    for result in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+        print(result.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+from engine.config import (
+    CacheConfig,
+    Device,
+    Dtype,
+    EngineConfig,
+    LoadFormat,
+    Policy,
+    SchedulerConfig,
+)
+from engine.core import EngineCore
+from engine.driver import Choice, Driver, TextStream
+from engine.errors import EngineDead, InvalidParameter
+from engine.memory import device_memory
+from engine.paths import default_model_dir
+from engine.requests import fan_out
+from engine.results import LLMStats, RequestResult, make_result
+from engine.text.template import ChatTemplate, Message
+from engine.text.tokenizer import Tokenizer
+from engine.types import EngineInfo, SamplingParams
+
+Prompt = str | Sequence[int]
+Conversation = Sequence[Message]
+
+
+class LLM:
+    """A loaded model. Not thread-safe; use the server to share one.
+
+    Prompts run as one continuous batch: each joins as soon as there is room and leaves as soon as
+    it ends, whatever their number.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        tokenizer: str | Path | None = None,
+        chat_template: str | None = None,
+        dtype: Dtype = "auto",
+        device: Device = "auto",
+        load_format: LoadFormat = "auto",
+        max_model_len: int | None = None,
+        attention_backend: str = "auto",
+        num_threads: int | None = None,
+        seed: int = 0,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        scheduling_policy: Policy = "fcfs",
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        kv_cache_memory_bytes: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        num_gpu_blocks_override: int | None = None,
+        use_tqdm: bool = True,
+    ) -> None:
+        """Load ``model``. The arguments are the server's settings of the same names.
+
+        Args:
+            model: a directory in Hugging Face format; the embedded model when left out.
+            tokenizer: another directory to take the tokenizer from.
+            chat_template: a template's source or file, instead of the model's own.
+            dtype: number format of weights and KV cache; auto takes the checkpoint's.
+            device: auto takes a GPU when there is one.
+            load_format: "dummy" makes random weights from config.json alone.
+            max_model_len: longest context in tokens, prompt and output together.
+            attention_backend: auto takes the fastest that can serve the model.
+            num_threads: CPU threads; one a core when left out.
+            seed: of dummy weights.
+            max_num_seqs: sequences that run at once.
+            max_num_batched_tokens: tokens that one step computes.
+            scheduling_policy: order of the queue.
+            block_size: tokens in one KV block.
+            enable_prefix_caching: reuse the KV blocks of prompts that begin alike.
+            kv_cache_memory_bytes: size of the KV cache; a share of what is free when left out.
+            gpu_memory_utilization: share of a GPU's memory to use, weights included.
+            num_gpu_blocks_override: KV blocks, whatever the memory.
+            use_tqdm: show progress while the weights load.
+
+        Raises:
+            ModelLoadError: the model is missing, damaged or not supported.
+        """
+        directory = str(default_model_dir() if model is None else model)
+        text_directory = directory if tokenizer is None else str(tokenizer)
+        self._driver: Driver | None = None
+        self._tokenizer = Tokenizer.from_dir(text_directory)
+        self._template = ChatTemplate.from_dir(text_directory, self._tokenizer, chat_template)
+        config = EngineConfig(
+            model=directory,
+            dtype=dtype,
+            device=device,
+            load_format=load_format,
+            max_model_len=max_model_len,
+            attention_backend=attention_backend,
+            num_threads=num_threads,
+            seed=seed,
+            scheduler=SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                policy=scheduling_policy,
+            ),
+            cache=CacheConfig(
+                block_size=block_size,
+                enable_prefix_caching=enable_prefix_caching,
+                memory_bytes=kv_cache_memory_bytes,
+                memory_utilization=gpu_memory_utilization,
+                num_blocks=num_gpu_blocks_override,
+            ),
+        )
+        with _LoadingBar(use_tqdm) as bar:
+            core = EngineCore.load(config, bar)
+        self._driver = Driver(core, self._tokenizer)
+
+    # ------------------------------------------------------------ generation
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestResult]:
+        """Continue each prompt.
+
+        Args:
+            prompts: a text, the token ids of one, or several of either. A special token's
+                spelling in a text is plain text; ``encode(text, parse_special=True)`` gives ids in
+                which it is the token.
+            params: for all of them, or one for each.
+            use_tqdm: show progress.
+
+        Returns:
+            One result a prompt, in order. A request that fails on the way has completions with
+            ``finish_reason == "error"`` and leaves the others whole.
+
+        Raises:
+            RequestError: a prompt or its parameters cannot be served; nothing has been started.
+        """
+        several = _as_prompts(prompts)
+        token_ids = [self._prompt_ids(prompt) for prompt in several]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in several]
+        return self._run(token_ids, texts, params, use_tqdm=use_tqdm, continuation=True)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestResult]:
+        """Answer each conversation; ``messages`` is one, or several.
+
+        The further arguments are those of ``encode_chat`` and ``generate``, as are the errors.
+        """
+        several: list[Conversation] = list(cast("Any", messages))
+        if several and isinstance(several[0], Mapping):
+            several = [cast("Conversation", messages)]
+        token_ids = [
+            self.encode_chat(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in several
+        ]
+        texts = [None] * len(several)
+        return self._run(token_ids, texts, params, use_tqdm=use_tqdm, continuation=False)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+        """Continue one prompt and give its text as it comes.
+
+        Several streams, and calls of ``generate``, may be under way at once: each step serves all.
+
+        Raises:
+            RequestError: the prompt or its parameters cannot be served.
+        """
+        return self._open(self._prompt_ids(prompt), params, continuation=True)
+
+    def stream_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> TextStream:
+        """Answer one conversation and give the text as it comes. Raises as ``stream`` does."""
+        token_ids = self.encode_chat(
+            messages, tools=tools, chat_template_kwargs=chat_template_kwargs
+        )
+        return self._open(token_ids, params, continuation=False)
+
+    # ------------------------------------------------------------ text
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text; see ``Tokenizer.encode``."""
+        return self._tokenizer.encode(
+            text, add_special_tokens=add_special_tokens, parse_special=parse_special
+        )
+
+    def encode_chat(
+        self,
+        messages: Conversation,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt that the chat template makes of a conversation; see ``ChatTemplate``.
+
+        Raises:
+            TemplateError: the template refused.
+        """
+        return self._template.encode_chat_sync(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=chat_template_kwargs,
+        )
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; see ``Tokenizer.decode``."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    # ------------------------------------------------------------ the engine
+
+    def model_info(self) -> EngineInfo:
+        """What was loaded, and how."""
+        return self._engine.core.info
+
+    def stats(self) -> LLMStats:
+        """Work done, KV blocks in use, and the memory of weights, KV cache and device."""
+        core = self._engine.core
+        return LLMStats(
+            engine=core.stats,
+            memory=core.info.memory,
+            device=device_memory(core.info.device),
+        )
+
+    def close(self) -> None:
+        """Free the model and end the template's process. Idempotent."""
+        self._driver = None
+        self._template.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ private
+
+    @property
+    def _engine(self) -> Driver:
+        if self._driver is None:
+            raise EngineDead("this LLM has been closed")
+        return self._driver
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        return self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _open(
+        self, token_ids: list[int], params: SamplingParams | None, *, continuation: bool
+    ) -> TextStream:
+        sampling = params or SamplingParams()
+        if sampling.n != 1:
+            raise InvalidParameter("a stream gives one choice; use generate for more", param="n")
+        (choice,) = self._engine.submit(
+            fan_out(_new_id(), token_ids, sampling),
+            sampling,
+            continuation=continuation,
+            keeps_deltas=True,
+        )
+        return TextStream(self._engine, choice)
+
+    def _run(
+        self,
+        prompts: list[list[int]],
+        texts: Sequence[str | None],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+        continuation: bool,
+    ) -> list[RequestResult]:
+        driver = self._engine
+        each = _params_for(params, len(prompts))
+        groups: list[list[Choice]] = []
+        try:
+            for token_ids, sampling in zip(prompts, each, strict=True):
+                requests = fan_out(_new_id(), token_ids, sampling)
+                groups.append(driver.submit(requests, sampling, continuation=continuation))
+            _finish(driver, groups, use_tqdm)
+        finally:  # refused, interrupted or lost: nothing of this call stays behind
+            driver.abort([choice for group in groups for choice in group])
+        return [
+            make_result(group, text, sampling, self._tokenizer)
+            for group, text, sampling in zip(groups, texts, each, strict=True)
+        ]
+
+
+def _finish(driver: Driver, groups: list[list[Choice]], use_tqdm: bool) -> None:
+    """Step until every group is done."""
+    from tqdm import tqdm
+
+    group_of = {choice.request.id: index for index, group in enumerate(groups) for choice in group}
+    num_left = [len(group) for group in groups]
+    num_tokens = 0
+    started_s = time.monotonic()
+    # None: shown at a terminal only.
+    with tqdm(total=len(groups), unit="prompt", disable=None if use_tqdm else True) as bar:
+        while any(num_left):
+            for choice in driver.step():
+                group = group_of.get(choice.request.id)
+                if group is None:
+                    continue  # of a stream that is under way beside this call
+                num_left[group] -= 1
+                num_tokens += len(choice.token_ids)
+                rate = num_tokens / (time.monotonic() - started_s)
+                bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+                bar.update(not num_left[group])
+
+
+class _LoadingBar:
+    """Progress of loading, at a terminal."""
+
+    def __init__(self, enabled: bool) -> None:
+        from tqdm import tqdm
+
+        form = "{desc:<28} {percentage:3.0f}%|{bar}| {elapsed}"
+        self._bar = tqdm(
+            total=1.0, desc="loading", bar_format=form, disable=None if enabled else True
+        )
+
+    def __call__(self, fraction: float, what: str) -> None:
+        self._bar.set_description_str(what, refresh=False)
+        self._bar.update(fraction - self._bar.n)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [cast("Prompt", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _params_for(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidParameter(f"{count} prompts but {len(params)} sets of parameters")
+    return list(params)
+
+
+def _new_id() -> str:
+    return f"offline-{secrets.token_hex(8)}"

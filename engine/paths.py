@@ -1,0 +1,22 @@
+"""Where the things that ship with the package are."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from engine.errors import ModelLoadError
+
+
+def default_model_dir() -> Path:
+    """The directory of the embedded model.
+
+    Raises:
+        ModelLoadError: this installation has none.
+    """
+    spec = find_spec("demo")
+    for root in spec.submodule_search_locations or () if spec is not None else ():
+        path = Path(root) / "model"
+        if (path / "config.json").is_file():
+            return path
+    raise ModelLoadError("this installation holds no embedded model; name a model directory")
