@@ -10,6 +10,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Policy = Literal["fcfs", "priority", "sjf"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,3 +49,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # of dummy weights
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
+    log_level: LogLevel = "info"  # of the engine's own process, where it has one
+    log_format: LogFormat = "text"

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from engine import logs
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineDead, Failure, ModelLoadError
@@ -59,7 +60,6 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if args.die_with_parent:
         _die_with_parent()
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     with socket.socket(fileno=args.fd) as connection:
         connection.setblocking(True)
         try:
@@ -74,6 +74,7 @@ def _serve(connection: socket.socket, runner: str) -> int:
     if not messages or not isinstance(messages[0], Configure):
         return 1
     config, others = messages[0].config, messages[1:]
+    logs.configure(config.log_level, config.log_format)
     inbox = _Inbox(connection, reader)
     inbox.start()
 

@@ -33,6 +33,8 @@ from engine.config import (
     Dtype,
     EngineConfig,
     LoadFormat,
+    LogFormat,
+    LogLevel,
     Policy,
     SchedulerConfig,
 )
@@ -226,12 +228,8 @@ class Settings(BaseSettings):
     )
 
     # Logs and metrics
-    log_level: Literal["debug", "info", "warning", "error"] = _setting(
-        "info", _LOGS, "Least severity that is logged."
-    )
-    log_format: Literal["text", "json"] = _setting(
-        "text", _LOGS, "Lines for people, or one JSON object a line."
-    )
+    log_level: LogLevel = _setting("info", _LOGS, "Least severity that is logged.")
+    log_format: LogFormat = _setting("text", _LOGS, "Lines for people, or one JSON object a line.")
     disable_log_requests: bool = _setting(
         False, _LOGS, "Do not log a line for each request. Prompts are never logged."
     )
@@ -311,6 +309,8 @@ class Settings(BaseSettings):
                 memory_utilization=self.gpu_memory_utilization,
                 num_blocks=self.num_gpu_blocks_override,
             ),
+            log_level=self.log_level,
+            log_format=self.log_format,
         )
 
 

@@ -10,6 +10,7 @@ from typing import TextIO
 from engine.types import EngineInfo
 
 _BAR_WIDTH = 30
+_LINE_PERIOD_S = 2.0  # between two lines where there is no terminal
 _QUESTION = "What is the capital of France?"
 
 
@@ -20,7 +21,7 @@ class LoadDisplay:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
         self._started_s = time.monotonic()
-        self._told: tuple[str, int] | None = None  # what and which quarter the last line told
+        self._next_line_s = 0.0  # time.monotonic() before which no further line is written
         self._drawn = False
 
     def __call__(self, fraction: float, what: str) -> None:
@@ -30,18 +31,17 @@ class LoadDisplay:
             full = round(fraction * _BAR_WIDTH)
             bar = "█" * full + "·" * (_BAR_WIDTH - full)
             elapsed_s = time.monotonic() - self._started_s
-            self._write(f"\r\x1b[K{fraction:4.0%} {bar} {elapsed_s:4.1f} s  {what}")
+            # The cursor goes back to the left, so that a log line of the engine replaces the bar.
+            self._write(f"\r\x1b[K{fraction:4.0%} {bar} {elapsed_s:4.1f} s  {what}\r")
             self._drawn = True
-            return
-        told = (what, int(fraction * 4))
-        if told != self._told:
-            self._told = told
-            self._write(f"loading {fraction:4.0%}  {what}\n")
+        elif time.monotonic() >= self._next_line_s:
+            self._next_line_s = time.monotonic() + _LINE_PERIOD_S
+            self._write(f"{fraction:4.0%}  {what}\n")
 
     def clear(self) -> None:
         """Take the bar away, so that the next line starts at the left."""
         if self._drawn:
-            self._write("\r\x1b[K")
+            self._write("\x1b[K")
             self._drawn = False
 
     def line(self, text: str) -> None:
@@ -56,11 +56,10 @@ class LoadDisplay:
 
 
 def ready_message(info: EngineInfo, *, url: str, model: str, needs_key: bool, took_s: float) -> str:
-    """The memory plan, the address, and a command to paste."""
+    """The address, and a command to paste."""
     key = "  -H 'Authorization: Bearer YOUR_KEY' \\\n" if needs_key else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'
     return (
-        f"{info.memory.describe()}\n"
         f"Quire serves {model} at {url} ({info.num_parameters / 1e6:,.0f} M parameters, "
         f"{info.dtype}, {info.device}; ready after {took_s:.1f} s). Try:\n\n"
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"

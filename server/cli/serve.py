@@ -15,12 +15,12 @@ import sys
 import time
 from collections.abc import Sequence
 
+from engine import logs
 from engine.client import LoadProgress
 from engine.config import EngineConfig
-from engine.errors import EngineDead, ModelLoadError
+from engine.errors import ModelLoadError
 from engine.process import SubprocessClient
 from engine.types import EngineInfo
-from server import logs
 from server.cli.flags import parse_settings
 from server.cli.progress import LoadDisplay, display_url, ready_message
 from server.model_source import resolve_model
@@ -46,8 +46,12 @@ def main(argv: Sequence[str]) -> int:
     from server.app import create_app  # after the spawn: the two processes import side by side
     from server.http import serve
 
-    serve(create_app(settings, engine), settings, sock)
-    return 1 if engine.failed else 0
+    app = create_app(settings, engine)
+    status = serve(app, settings, sock)
+    failure = app.state.server.failure
+    if failure is not None:
+        print(f"quire serve: {' '.join(str(failure).split())}", file=sys.stderr)
+    return status
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -82,7 +86,6 @@ class AnnouncedEngine(SubprocessClient):
         self, config: EngineConfig, settings: Settings, sock: socket.socket, started_s: float
     ) -> None:
         super().__init__(config)
-        self.failed = False
         self._settings = settings
         self._port = sock.getsockname()[1]
         self._started_s = started_s
@@ -98,10 +101,8 @@ class AnnouncedEngine(SubprocessClient):
 
         try:
             info = await super().start(show)
-        except (ModelLoadError, EngineDead) as error:
-            self.failed = True
-            display.line(f"quire serve: {' '.join(str(error).split())}")
-            raise
+        finally:
+            display.clear()
         settings = self._settings
         display.line(
             ready_message(

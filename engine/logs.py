@@ -1,6 +1,7 @@
-"""How the API process logs: lines for people or for machines, on standard error.
+"""How the processes of a server log: lines for people or for machines, on standard error.
 
-Neither form lets a logged value begin a line of its own: control characters are escaped.
+A library leaves logging to its user; only the programs (the command line, the engine's process)
+call :func:`configure`. Neither form lets a logged value begin a line of its own: control characters are escaped.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ import json
 import logging
 import sys
 import time
-from typing import Literal
+
+from engine.config import LogFormat, LogLevel
 
 
-def configure(level: str, form: Literal["text", "json"]) -> None:
+def configure(level: LogLevel, form: LogFormat) -> None:
     """Send all logging to standard error; replaces what was configured before."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # uvicorn tells at "info" what our own lines tell better.
+    logging.getLogger("uvicorn").setLevel("DEBUG" if level == "debug" else "WARNING")
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # a full disk behind stderr must not end a request
 
