@@ -1,0 +1,45 @@
+# docker build -t quire .                          for NVIDIA GPUs
+# docker build -t quire --build-arg TORCH=cpu .    for CPUs: a fifth of the size
+#
+# docker run --rm -p 8000:8000 [--gpus all] quire [MODEL] [flags of quire serve]
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim AS build
+ARG TORCH=gpu
+ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+RUN python -m venv /opt/quire
+ENV PATH=/opt/quire/bin:$PATH
+
+# What changes least comes first: torch alone, then the other libraries, then our own code.
+COPY constraints.txt pyproject.toml ./
+RUN case "$TORCH" in \
+      gpu) pip install -c constraints.txt torch ;; \
+      cpu) pip install -c constraints.txt --index-url "$TORCH_CPU_INDEX" torch ;; \
+      *) echo "TORCH is gpu or cpu, not '$TORCH'" >&2; exit 1 ;; \
+    esac
+RUN python -c "import tomllib; \
+project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print(*project['dependencies'], sep='\n')" > requirements.txt \
+    && pip install -c constraints.txt -r requirements.txt
+COPY README.md LICENSE ./
+COPY kernels kernels
+COPY engine engine
+COPY loadtest loadtest
+COPY demo demo
+COPY server server
+RUN pip install --no-deps . && python -m compileall -q /opt/quire/lib
+
+FROM python:${PYTHON}-slim
+RUN useradd --create-home --uid 10001 quire && install -d -o quire /models
+COPY --from=build /opt/quire /opt/quire
+ENV PATH=/opt/quire/bin:$PATH HF_HOME=/models PYTHONUNBUFFERED=1
+USER quire
+WORKDIR /home/quire
+EXPOSE 8000
+# Green as soon as the process answers; orchestrators that must wait for the model ask /ready.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["quire", "serve", "--host", "0.0.0.0"]
