@@ -1,0 +1,212 @@
+"""One random life of a scheduler: requests come, go and are preempted; nothing may go wrong."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from engine.config import SchedulerConfig
+from engine.errors import ContextLengthExceeded
+from engine.kv_cache.pool import BlockPool
+from engine.scheduler import Scheduler
+from engine.types import EngineOutput, FinishReason, Request, SamplingParams, StepPlan
+from tests.engine.fakes import EOS, VOCAB, FakeRunner, expected_output, make_info
+
+MAX_STEPS = 3000
+
+
+@dataclass
+class _Told:
+    """What a client has been told of one request."""
+
+    request: Request
+    token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[int] = field(default_factory=list)
+    num_logprobs: int = 0
+    reason: FinishReason | None = None
+    num_cached: list[int] = field(default_factory=list)
+
+
+class Life:
+    """A scheduler with random limits, its runner, and requests that arrive at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        size = rng.choice((1, 2, 4, 5))
+        num_blocks = -(-rng.randint(16, 90) // size)
+        self.max_len = rng.randint(16, 60)
+        self.pool = BlockPool(num_blocks, size, enable_prefix_caching=rng.random() < 0.85)
+        self.config = SchedulerConfig(
+            max_num_seqs=rng.randint(1, 8),
+            max_num_batched_tokens=rng.choice((1, 3, 8, 64)),
+            policy=rng.choice(("fcfs", "fcfs", "priority", "sjf")),
+        )
+        self.scheduler = Scheduler(
+            self.config, self.pool, max_model_len=self.max_len, eos_token_ids=(EOS,)
+        )
+        self.limit = min(self.max_len, num_blocks * size)
+        self.runner = FakeRunner(make_info(num_blocks, size, self.max_len))
+        self.told: dict[str, _Told] = {}
+        self.live: set[str] = set()
+        self.num_to_come = rng.randint(1, 16)
+        self.seen: Counter[str] = Counter()  # so that a test can tell that all this happened
+        self.num_made = 0
+
+    def run(self) -> None:
+        for _ in range(MAX_STEPS):
+            if self.num_to_come and (not self.live or self.rng.random() < 0.5):
+                self._arrive()
+            aborted = self._step()
+            if not self.num_to_come and not self.scheduler.has_work:
+                break
+            assert aborted or self.live or self.num_to_come, "work without requests"
+        assert not self.live, f"never ended: {sorted(self.live)}"
+        assert self.pool.stats().held == 0, "blocks did not come back"
+        plan = self.scheduler.schedule()
+        assert not plan.rows
+        self.runner.run(plan)
+        assert not self.runner.rows, "the runner was not told to forget"
+
+    def _arrive(self) -> None:
+        rng = self.rng
+        self.num_to_come -= 1
+        stem = (1, 2, 3, 4, 1, 2, 3, 5, 5, 5, 1, 2)[: rng.randint(0, 12)]
+        tail = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0, 12)))
+        sampling = SamplingParams(
+            seed=rng.randrange(3),
+            max_tokens=rng.choice((None, None, 0, 1, 5, 12, 20)),
+            ignore_eos=rng.random() < 0.8,
+            stop_token_ids=rng.choice(((), (), (), (5,))),
+            logprobs=rng.choice((None, None, 0)),
+            prompt_logprobs=rng.choice((None, None, None, 0)),
+        )
+        salt, priority = rng.choice(("", "", "other")), rng.randrange(3)
+        leader = f"r{self.num_made}"
+        for index in range(rng.choice((1, 1, 1, 2, 4))):
+            request = Request(
+                id=leader if not index else f"{leader}/{index}",
+                prompt_token_ids=stem + tail,
+                sampling=_with_seed(sampling, index, rng),
+                fork_of=leader if index else None,
+                priority=priority,
+                cache_salt=salt,
+            )
+            self._add(self._resumed(request) if rng.random() < 0.2 else request)
+        self.num_made += 1
+
+    def _resumed(self, request: Request) -> Request:
+        """As it would come back after the engine died in the middle of it."""
+        if not request.prompt_token_ids:
+            return request
+        output, _ = expected_output(request, self.limit)
+        if len(output) < 2:
+            return request
+        return _replace(request, resumed_token_ids=tuple(output[: self.rng.randrange(len(output))]))
+
+    def _add(self, request: Request) -> None:
+        num_prompt = len(request.prompt_token_ids)
+        wanted = request.sampling.max_tokens
+        fits = num_prompt + (1 if wanted is None else wanted) <= self.limit
+        if not num_prompt:
+            return  # refused for another reason, tested elsewhere
+        try:
+            self.scheduler.add(request)
+        except ContextLengthExceeded:
+            assert not fits, "refused, though it fits"
+            return
+        assert fits, "taken, though it can never fit"
+        self.live.add(request.id)
+        self.told[request.id] = _Told(request, list(request.resumed_token_ids))
+
+    def _step(self) -> bool:
+        rng, scheduler = self.rng, self.scheduler
+        admit = rng.random() < 0.9
+        plan = scheduler.schedule(admit)
+        self._check_plan(plan, admit)
+        result = self.runner.run(plan)
+        aborted = None
+        if self.live and rng.random() < 0.015:  # while the step runs
+            aborted = rng.choice(sorted(self.live))
+            scheduler.abort(aborted)
+        self._listen(scheduler.update(plan, result), aborted)
+        self._check_books()
+        return aborted is not None
+
+    def _listen(self, output: EngineOutput, aborted: str | None) -> None:
+        assert len(set(output.ids)) == len(output.ids) == len(output.finish_reasons)
+        sparse = (output.logprobs, output.prompt_logprobs, output.num_cached_tokens)
+        for column in (*sparse, output.stop_token_ids, output.timings, output.errors):
+            assert set(column) <= set(output.ids), "news of a request that has no row"
+        for id_, tokens, reason in zip(
+            output.ids, output.token_ids, output.finish_reasons, strict=True
+        ):
+            assert id_ in self.live, "told of a request that has ended"
+            told = self.told[id_]
+            told.token_ids += tokens
+            told.num_logprobs += len(output.logprobs.get(id_, ()))
+            told.prompt_logprobs += [p.token_id for p in output.prompt_logprobs.get(id_, ())]
+            if id_ in output.num_cached_tokens:
+                told.num_cached.append(output.num_cached_tokens[id_])
+            assert (reason is not None) == (id_ in output.timings)
+            if reason is None:
+                continue
+            self.live.remove(id_)
+            self.seen[reason] += 1
+            self.seen["resumed"] += bool(told.request.resumed_token_ids)
+            if reason == "abort":
+                assert id_ == aborted, "aborted by nobody"
+            else:
+                self._check_text(told, reason, output.stop_token_ids.get(id_))
+
+    def _check_text(self, told: _Told, reason: FinishReason, stop_token: int | None) -> None:
+        request = told.request
+        sampling, prompt = request.sampling, request.prompt_token_ids
+        text = (told.token_ids, reason)
+        assert text == expected_output(request, self.limit), "the schedule changed the text"
+        assert stop_token == (told.token_ids[-1] if reason == "stop" else None)
+        num_new = len(told.token_ids) - len(request.resumed_token_ids)
+        assert told.num_logprobs == (0 if sampling.logprobs is None else num_new)
+        wanted = [] if sampling.prompt_logprobs is None else list(prompt[1:])
+        assert told.prompt_logprobs == wanted, "a prompt's log-probabilities are not whole"
+        assert len(told.num_cached) == 1, "cached tokens are told once"
+        assert 0 <= told.num_cached[0] <= len(prompt)
+
+    def _check_plan(self, plan: StepPlan, admit: bool) -> None:
+        scheduler, config = self.scheduler, self.config
+        assert plan.num_tokens <= config.max_num_batched_tokens
+        assert scheduler.num_running <= config.max_num_seqs
+        assert admit or not plan.added, "admitted while the window was open"
+        assert not (plan.added and plan.num_preempted), "took the place of one just preempted"
+        self.seen["steps"] += 1
+        self.seen["preemptions"] += plan.num_preempted
+        self.seen["copies"] += len(plan.copies)
+        self.seen["chunks"] += sum(not row.samples for row in plan.rows)
+        has_waiters = scheduler.num_waiting > 0
+        progress = plan.rows or plan.num_preempted or not (scheduler.num_running or has_waiters)
+        assert progress or (not admit and not scheduler.num_running), "no progress"
+
+    def _check_books(self) -> None:
+        scheduler, pool = self.scheduler, self.pool
+        assert pool.check(scheduler.tables) == []
+        stats = scheduler.stats()
+        self.seen["shared"] += stats.blocks.shared > 0
+        running = list(scheduler._running.values())
+        wasted = sum(seq.table.capacity - seq.num_computed for seq in running)
+        assert stats.blocks.wasted_slots == wasted, "wasted slots are miscounted"
+        assert wasted <= len(running) * (pool.block_size - 1), "a block was taken before its time"
+        assert stats.num_running + stats.num_waiting == len(self.live)
+        waiting = [s for s in scheduler._sequences.values() if s.id not in scheduler._running]
+        assert scheduler.num_waiting_tokens == sum(len(seq.token_ids) for seq in waiting)
+
+
+def _with_seed(sampling: SamplingParams, index: int, rng: random.Random) -> SamplingParams:
+    min_tokens = rng.choice((0, 0, 3)) if (sampling.max_tokens or 9) > 3 else 0
+    seed = (sampling.seed or 0) + index
+    return _replace(sampling, seed=seed, min_tokens=0 if sampling.max_tokens == 0 else min_tokens)
+
+
+def _replace(struct, **changes):
+    import msgspec
+
+    return msgspec.structs.replace(struct, **changes)

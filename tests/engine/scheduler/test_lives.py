@@ -1,0 +1,216 @@
+"""The fake-cache property: whatever the schedule, each request gets its own text.
+
+The second half breaks the engine on purpose and checks that the first half would notice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from engine.kv_cache import prefix
+from engine.kv_cache.pool import BlockPool, BlockTable
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.sequence import Sequence
+from engine.scheduler.step import StepBuilder
+from tests.engine.scheduler.lives import Life
+
+NUM_LIVES = 500
+
+
+def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(NUM_LIVES):
+        life = Life(seed)
+        life.run()
+        seen += life.seen
+        seen["hits"] += life.scheduler.stats().prefix_cache_hits
+    events = ("preemptions", "copies", "chunks", "shared", "hits", "resumed")
+    assert all(seen[event] >= 100 for event in (*events, "abort", "stop", "length")), seen
+
+
+# ---------------------------------------------------------------- planted bugs
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+PLANTS: list[Plant] = []
+
+
+def planted(plant: Plant) -> Plant:
+    PLANTS.append(plant)
+    return plant
+
+
+@planted
+def match_last_token(patch: pytest.MonkeyPatch) -> None:
+    match = BlockPool.match
+    patch.setattr(BlockPool, "match", lambda self, chain, ids: match(self, chain, [*ids, 0]))
+
+
+@planted
+def keep_stale_digest(patch: pytest.MonkeyPatch) -> None:
+    def take_free(self: BlockPool) -> int:
+        block, _ = self._free.popitem(last=False)
+        self._references[block] = 1
+        return block
+
+    patch.setattr(BlockPool, "_take_free", take_free)
+
+
+@planted
+def leak_a_block(patch: pytest.MonkeyPatch) -> None:
+    release = BlockPool.release
+
+    def leak(self: BlockPool, table: BlockTable) -> None:
+        release(self, table)
+        self._free.pop(5, None)
+
+    patch.setattr(BlockPool, "release", leak)
+
+
+@planted
+def share_what_is_free(patch: pytest.MonkeyPatch) -> None:
+    def share(self: BlockPool, table: BlockTable, block_ids: list[int]) -> None:
+        for block in block_ids:
+            self._references[block] += 1
+        self._append(table, block_ids)
+
+    patch.setattr(BlockPool, "share", share)
+
+
+@planted
+def ignore_salt(patch: pytest.MonkeyPatch) -> None:
+    chain = BlockPool.chain
+    patch.setattr(BlockPool, "chain", lambda self, salt: chain(self, ""))
+
+
+@planted
+def forget_parent_in_digest(patch: pytest.MonkeyPatch) -> None:
+    digest = prefix._digest
+    patch.setattr(prefix, "_digest", lambda key, parent, contents: digest(key, b"", contents))
+
+
+@planted
+def publish_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
+    publish = BlockPool.publish
+
+    def too_much(self, chain, token_ids, table, start, end) -> None:
+        publish(self, chain, token_ids, table, start, min(table.capacity, len(token_ids)))
+
+    patch.setattr(BlockPool, "publish", too_much)
+
+
+@planted
+def republish_twins(patch: pytest.MonkeyPatch) -> None:
+    def publish(self, chain, token_ids, table, start, end) -> None:
+        digests = chain.digests(token_ids, end // self.block_size)
+        for index in range(start // self.block_size, end // self.block_size):
+            self._digest_of[table.block_ids[index]] = digests[index]
+            self._block_of[digests[index]] = table.block_ids[index]
+
+    patch.setattr(BlockPool, "publish", publish)
+
+
+@planted
+def fork_without_copy(patch: pytest.MonkeyPatch) -> None:
+    fork = BlockPool.fork
+    patch.setattr(BlockPool, "fork", lambda self, table, n: (fork(self, table, n)[0], None))
+
+
+@planted
+def fork_shares_the_last_block(patch: pytest.MonkeyPatch) -> None:
+    def fork(self: BlockPool, table: BlockTable, num_tokens: int):
+        new = BlockTable()
+        self.share(new, table.block_ids[: self.blocks_for(num_tokens)])
+        return new, None
+
+    patch.setattr(BlockPool, "fork", fork)
+
+
+@planted
+def fork_before_the_prompt_is_computed(patch: pytest.MonkeyPatch) -> None:
+    def usable(self: Scheduler, step: StepBuilder, seq: Sequence):
+        return seq.leader if seq.leader is not None and seq.leader.table.block_ids else None
+
+    patch.setattr(Scheduler, "_usable_leader", usable)
+
+
+@planted
+def preemption_keeps_progress(patch: pytest.MonkeyPatch) -> None:
+    preempt, start = Scheduler._preempt_last, Scheduler._start
+    progress: dict[Sequence, int] = {}
+
+    def keep(self: Scheduler, step: StepBuilder) -> None:
+        before = {seq: seq.num_computed for seq in self._running.values()}
+        preempt(self, step)
+        progress.update({seq: n for seq, n in before.items() if seq.id not in self._running})
+
+    def resume(self: Scheduler, seq: Sequence, now_s: float, *, looked_up: bool) -> None:
+        start(self, seq, now_s, looked_up=looked_up)
+        seq.num_computed = max(seq.num_computed, progress.get(seq, 0) - 1)
+
+    patch.setattr(Scheduler, "_preempt_last", keep)
+    patch.setattr(Scheduler, "_start", resume)
+
+
+@planted
+def preemption_keeps_its_row(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepBuilder, "withdraw", lambda self, request_id: None)
+
+
+@planted
+def preemption_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    release = Scheduler._release
+
+    def silent(self: Scheduler, seq: Sequence) -> None:
+        seq.known_to_runner = False
+        release(self, seq)
+
+    patch.setattr(Scheduler, "_release", silent)
+
+
+@planted
+def finish_keeps_blocks(patch: pytest.MonkeyPatch) -> None:
+    finish = Scheduler._finish
+
+    def keep(self: Scheduler, seq: Sequence, reason, now_s: float) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self._pool, "release", lambda table: None)
+            finish(self, seq, reason, now_s)
+
+    patch.setattr(Scheduler, "_finish", keep)
+
+
+@planted
+def output_is_repeated_after_preemption(patch: pytest.MonkeyPatch) -> None:
+    take = Scheduler._take_prompt_logprobs
+
+    def again(self: Scheduler, plan, result) -> None:
+        for seq in self._running.values():
+            seq.num_prompt_logprobs = 0
+        take(self, plan, result)
+
+    patch.setattr(Scheduler, "_take_prompt_logprobs", again)
+
+
+@planted
+def stop_one_token_late(patch: pytest.MonkeyPatch) -> None:
+    add = Scheduler.add
+
+    def late(self: Scheduler, request) -> None:
+        add(self, request)
+        self._sequences[request.id].max_num_tokens += 1
+
+    patch.setattr(Scheduler, "add", late)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_noticed(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    for seed in range(NUM_LIVES):
+        try:
+            Life(seed).run()
+        except (AssertionError, KeyError, IndexError, ValueError):
+            return
+    pytest.fail("no life noticed the bug")
