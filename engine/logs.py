@@ -1,7 +1,8 @@
 """How the processes of a server log: lines for people or for machines, on standard error.
 
 A library leaves logging to its user; only the programs (the command line, the engine's process)
-call :func:`configure`. Neither form lets a logged value begin a line of its own: control characters are escaped.
+call :func:`configure`. Neither form lets a logged value begin a line of its own: control
+characters are escaped.
 """
 
 from __future__ import annotations
