@@ -66,6 +66,11 @@ class EngineClient(Protocol):
         """Whether requests can be submitted now."""
         ...
 
+    @property
+    def dead(self) -> bool:
+        """Whether the engine has been given up for good: it will not be ``alive`` again."""
+        ...
+
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
         """Load the model. Raises ModelLoadError or EngineDead."""
         ...

@@ -58,6 +58,11 @@ class InlineClient:
         """Whether requests can be submitted now."""
         return self._engine is not None
 
+    @property
+    def dead(self) -> bool:
+        """Whether the engine has ended; there are no restarts."""
+        return self._info is not None and self._engine is None
+
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
         """Load the model. Raises ModelLoadError or EngineDead."""
         self._event_loop = loop = asyncio.get_running_loop()

@@ -1,0 +1,98 @@
+"""The application: routes, what surrounds them, and the life of the engine behind them.
+
+connection ─► RequestContext ─► KeyGuard ─► BodyGuard ─► route ─► engine
+              id, headers,       401         413 415 408
+              last except
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from engine.client import EngineClient
+from server import system
+from server.access.body import BodyGuard
+from server.access.keys import KeyGuard
+from server.errors import ApiError
+from server.http.context import RequestContext
+from server.metrics import Metrics
+from server.openai import chat, completions, inputs, models, outputs, schema, tokens
+from server.settings import Settings
+from server.state import ServerState
+
+
+def create_app(settings: Settings, engine: EngineClient) -> FastAPI:
+    """The application that serves ``engine``.
+
+    The engine is started by the application's lifespan, in the background: liveness is answered
+    at once, and requests that arrive while the model loads wait for it. The lifespan's end
+    closes the engine. ``app.state.server`` holds the shared :class:`ServerState`.
+    """
+    metrics = Metrics(engine, prefix=settings.metrics_prefix, model_name=settings.model_names[0])
+    state = ServerState(settings, engine, metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(state.load())
+        try:
+            yield
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            await state.close()
+
+    app = FastAPI(
+        title="Quire",
+        version=system.quire_version(),
+        lifespan=lifespan,
+        redirect_slashes=False,
+        exception_handlers={HTTPException: _on_http_exception},
+    )
+    app.state.server = state
+    for router in (chat.router, completions.router, models.router, tokens.router, system.router):
+        app.include_router(router)
+    schema.install(
+        app,
+        bodies=[
+            inputs.ChatRequest,
+            inputs.CompletionRequest,
+            inputs.TokenizeRequest,
+            inputs.DetokenizeRequest,
+        ],
+        answers=[
+            outputs.ChatCompletion,
+            outputs.ChatChunk,
+            outputs.Completion,
+            outputs.ModelList,
+            outputs.ModelCard,
+            outputs.Tokenized,
+            outputs.Detokenized,
+        ],
+    )
+    # The last one added is the outermost.
+    app.add_middleware(
+        BodyGuard,
+        max_body_bytes=settings.max_body_bytes,
+        stall_timeout_s=settings.body_timeout_s,
+    )
+    app.add_middleware(KeyGuard, keys=settings.api_keys)
+    app.add_middleware(RequestContext, state=state)
+    return app
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the framework refuses by itself: unknown routes and methods."""
+    assert isinstance(error, HTTPException)
+    answer = ApiError(error.status_code, headers=error.headers)
+    return Response(
+        answer.body(),
+        status_code=answer.status,
+        headers=answer.headers,
+        media_type="application/json",
+    )

@@ -1,0 +1,116 @@
+"""One table from what went wrong to what the client is told.
+
+Every error on every route, also below the application (a malformed request line), has OpenAI's
+shape: ``{"error": {"message", "type", "param", "code"}}``. Messages of 4xx errors are written
+for the client; a fault of our own tells an id to quote and nothing of the exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from engine.errors import (
+    EngineDead,
+    EngineError,
+    OutOfMemory,
+    RequestError,
+)
+
+MAX_ECHO = 200  # characters of a client's value that a message may repeat
+_MAX_MESSAGE = 1000
+_RETRY_AFTER_S = "1"
+
+# HTTP statuses that the framework or the connection raises by themselves: (type, code, message).
+_BY_STATUS: dict[int, tuple[str, str | None, str]] = {
+    400: ("invalid_request_error", None, "The request is malformed."),
+    401: ("authentication_error", "invalid_api_key", "No valid API key was given."),
+    404: ("invalid_request_error", "not_found", "There is no such route."),
+    405: ("invalid_request_error", "method_not_allowed", "This route does not take this method."),
+    408: ("invalid_request_error", "request_timeout", "The request took too long to arrive."),
+    413: ("invalid_request_error", "body_too_large", "The request body is too large."),
+    415: ("invalid_request_error", "unsupported_media_type", "Only application/json is read."),
+    429: ("rate_limit_error", "rate_limit_exceeded", "Too many requests."),
+    431: ("invalid_request_error", "headers_too_large", "The request headers are too large."),
+    503: ("service_unavailable_error", None, "The service is not available."),
+}
+
+
+class ApiError(Exception):
+    """An answer with an error status, raised anywhere between the door and the engine."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str = "",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        kind, default_code, default_message = _BY_STATUS.get(status, ("server_error", None, ""))
+        super().__init__(message or default_message)
+        self.status = status
+        self.message = cut(message or default_message, _MAX_MESSAGE)
+        self.type = kind
+        self.param = param
+        self.code = code or default_code
+        self.headers = dict(headers or {})
+        if status in (429, 503):
+            self.headers.setdefault("retry-after", _RETRY_AFTER_S)
+
+    def body(self) -> bytes:
+        """The error as JSON, in OpenAI's shape."""
+        return msgspec.json.encode(
+            {
+                "error": {
+                    "message": self.message,
+                    "type": self.type,
+                    "param": self.param,
+                    "code": self.code,
+                }
+            }
+        )
+
+
+def bad_field(param: str, problem: str, *, code: str | None = None) -> ApiError:
+    """A 400 that names the field at fault; ``problem`` continues the field's name."""
+    return ApiError(400, f"'{param}' {problem}", param=param, code=code)
+
+
+def overloaded(limit: int) -> ApiError:
+    """A 503 for a request that finds the queue full."""
+    return ApiError(
+        503,
+        f"The server is at its limit of {limit} running and waiting sequences; try again shortly.",
+        code="server_is_overloaded",
+    )
+
+
+def unavailable(message: str = "The engine is not available; try again shortly.") -> ApiError:
+    """A 503 for everybody: the engine is gone, or the server is ending."""
+    return ApiError(503, message, code="engine_unavailable")
+
+
+def to_api_error(error: BaseException, request_id: str) -> ApiError:
+    """What a client is told of ``error``; foreign exceptions become a 500 that tells nothing."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return ApiError(400, error.message, param=error.param, code=error.code)
+    if isinstance(error, OutOfMemory):
+        return ApiError(
+            503,
+            "The server ran out of memory while it served this request; try again shortly.",
+            code="server_is_overloaded",
+        )
+    if isinstance(error, EngineDead):
+        return unavailable()
+    detail = "The request failed" if isinstance(error, EngineError) else "The server failed"
+    return ApiError(500, f"{detail} through a fault of its own. Quote request id {request_id}.")
+
+
+def cut(text: str, limit: int = MAX_ECHO) -> str:
+    """``text`` with at most ``limit`` characters, for messages that repeat a client's value."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."

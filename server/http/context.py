@@ -1,0 +1,119 @@
+"""What surrounds every request: its id, standard headers, its count, and the last ``except``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError, to_api_error, unavailable
+from server.http.disconnect import ClientGone
+from server.state import ServerState
+
+API_VERSION = "2020-10-01"  # the version string OpenAI's API has sent since its beginning
+_PROBES = frozenset({"/health", "/ready", "/metrics"})  # answered while draining, and not logged
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_log = logging.getLogger("server.requests")
+
+
+class RequestContext:
+    """The outermost ASGI middleware; nothing that is raised inside passes it."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+        self._log_requests = not state.settings.disable_log_requests
+        self._live_ids: set[str] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, whatever happens inside."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = time.perf_counter()
+        request_id = self._claim_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        waited_for = scope["path"] not in _PROBES
+        status = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                elapsed_ms = (time.perf_counter() - started_s) * 1000
+                headers["openai-processing-ms"] = str(round(elapsed_ms))
+                headers["openai-version"] = API_VERSION
+            await send(message)
+
+        self._state.requests_in_flight += waited_for
+        try:
+            if waited_for and self._state.draining:
+                raise unavailable("The server is shutting down.")
+            await self._app(scope, receive, send_with_headers)
+        except ClientGone:
+            status = 499  # nobody is there to be answered
+        except asyncio.CancelledError:  # the server ends without waiting any longer
+            if not status:
+                await _answer(unavailable("The server is shutting down."), send_with_headers)
+        except Exception as error:
+            if status:  # too late for a status; the connection is cut so that it shows
+                _log.exception("request %s failed after its answer began", request_id)
+                raise
+            await _answer(self._told(error, request_id), send_with_headers)
+        finally:
+            self._state.requests_in_flight -= waited_for
+            self._live_ids.discard(request_id)
+            self._count(scope, status, request_id, time.perf_counter() - started_s)
+
+    def _told(self, error: Exception, request_id: str) -> ApiError:
+        answer = to_api_error(error, request_id)
+        if answer.status == 500:
+            _log.error("request %s failed", request_id, exc_info=error)
+        return answer
+
+    def _claim_id(self, scope: Scope) -> str:
+        """The client's own id when it is sane and not in use, otherwise one of ours."""
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                given = value.decode("latin-1")
+                if _SANE_ID.fullmatch(given) and given not in self._live_ids:
+                    self._live_ids.add(given)
+                    return given
+        request_id = f"req_{uuid.uuid4().hex}"
+        self._live_ids.add(request_id)
+        return request_id
+
+    def _count(self, scope: Scope, status: int, request_id: str, elapsed_s: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._state.metrics.http_request(scope["method"], route, status)
+        if self._log_requests and route not in _PROBES:
+            fields = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "duration_ms": round(elapsed_s * 1000, 1),
+            }
+            _log.info(
+                "%(method)s %(route)s %(status)d %(duration_ms).1f ms %(request_id)s",
+                fields,
+                extra={"fields": fields},
+            )
+
+
+async def _answer(error: ApiError, send: Send) -> None:
+    body = error.body()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.encode(), value.encode("latin-1")) for name, value in error.headers.items()),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,186 @@
+"""uvicorn's httptools protocol, hardened where a connection can misbehave below the application.
+
+    first byte ──► headers complete ──► application ──► response complete ──► (keep-alive)
+       │  header_timeout_s  │
+       │  size and count    │        writes stalled for write_timeout_s: cut
+       └── 408 / 431 / 400, in OpenAI's error shape, and close
+
+A connection that is closed with an unread body is closed in two phases: our side ends, then
+what still comes is thrown away for a moment. A close at once would reset the connection, and
+take the answer with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import TimerHandle
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from server.errors import ApiError
+
+MAX_HEADER_BYTES = 64 * 1024  # request line and headers together
+MAX_HEADERS = 128
+_WRITE_BUFFER_BYTES = 32 * 1024  # of one connection, before its writer waits for the client
+_LINGER_S = 2.0
+
+
+class HardenedProtocol(HttpToolsProtocol):
+    """One connection. See the module for what it adds to its base."""
+
+    # Set by ``serve`` on a subclass of its own, since uvicorn makes the instances.
+    header_timeout_s: float = 10.0
+    write_timeout_s: float = 30.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_headers = True
+        self._header_bytes = 0  # of headers parsed, or received and still incomplete
+        self._num_headers = 0
+        self._refusal: ApiError | None = None
+        self._header_timer: TimerHandle | None = None
+        self._write_timer: TimerHandle | None = None
+        self._linger_timer: TimerHandle | None = None
+
+    # ------------------------------------------------------------ connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Bound the write buffer, and the wait for the first headers."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._arm_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        for timer in (self._header_timer, self._write_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse ``data``, unless the connection has been refused already."""
+        if self._linger_timer is not None or self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._in_headers and self.parser is not None:
+            # A header that never ends reaches no callback.
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self._refuse(ApiError(431))
+
+    def pause_writing(self) -> None:
+        """Give the client ``write_timeout_s`` to read on."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read on."""
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # ------------------------------------------------------------ parser callbacks
+
+    def on_message_begin(self) -> None:
+        """Start counting and timing a request's headers."""
+        super().on_message_begin()
+        self._in_headers = True
+        self._header_bytes = 0
+        self._num_headers = 0
+        if self._header_timer is None:
+            self._arm_header_timer()
+
+    def on_url(self, url: bytes) -> None:
+        """Count the request line."""
+        self._count_header_bytes(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header; one too many ends the parsing."""
+        self._num_headers += 1
+        if self._num_headers > MAX_HEADERS:
+            self._refusal = ApiError(431, f"There are more than {MAX_HEADERS} headers.")
+            raise ValueError("too many headers")
+        self._count_header_bytes(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Hand the request to the application."""
+        self._in_headers = False
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+        super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = _PoliteTransport(self)  # type: ignore[assignment]
+
+    def _count_header_bytes(self, count: int) -> None:
+        self._header_bytes += count
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refusal = ApiError(431)
+            raise ValueError("headers too large")
+
+    # ------------------------------------------------------------ refusals
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by the base when the parser gives up, also when a callback above raised."""
+        self._refuse(self._refusal or ApiError(400, "The HTTP request is malformed."))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the application, and close."""
+        if self.transport.is_closing() or self._linger_timer is not None:
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # an answer is under way; ours would land in its middle
+            return
+        body = error.body()
+        head = [STATUS_LINE[error.status]]
+        for name, value in self.server_state.default_headers:
+            head += [name, b": ", value, b"\r\n"]
+        head += [
+            b"content-type: application/json\r\nconnection: close\r\ncontent-length: ",
+            str(len(body)).encode(),
+            b"\r\n\r\n",
+            body,
+        ]
+        self.transport.write(b"".join(head))
+        self.linger()
+
+    def linger(self) -> None:
+        """End our side, and throw away what the client still sends before closing."""
+        if self._linger_timer is None and not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self._linger_timer = self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _arm_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.header_timeout_s, self._on_header_timeout)
+
+    def _on_header_timeout(self) -> None:
+        self._header_timer = None
+        if self._header_bytes or self.scope is not None:
+            self._refuse(ApiError(408, "The request's headers took too long to arrive."))
+        else:
+            self.transport.close()  # a connection that never sent a byte
+
+
+class _PoliteTransport:
+    """What a response writes to: closes in two phases while its request's body is unread."""
+
+    __slots__ = ("_protocol", "is_closing", "write")
+
+    def __init__(self, protocol: HardenedProtocol) -> None:
+        self._protocol = protocol
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+
+    def close(self) -> None:
+        """Close, at once when nothing more is to come."""
+        cycle = self._protocol.cycle
+        if cycle is not None and cycle.more_body and cycle.response_complete:
+            self._protocol.linger()
+        else:
+            self._protocol.transport.close()

@@ -1,0 +1,86 @@
+"""Running the application on a listening socket until it is told to end.
+
+SIGTERM ──► /ready is 503, new work gets 503 ──► requests in flight finish ──► close, exit 0
+                 (the socket still listens)         (at most shutdown_timeout_s)
+second SIGTERM ──► end now
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from types import FrameType
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+
+from server.http.protocol import HardenedProtocol
+from server.settings import Settings
+from server.state import ServerState
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.05
+_CLOSE_S = 1  # for connections to close once their requests are done
+
+
+def serve(app: FastAPI, settings: Settings, sock: socket.socket) -> int:
+    """Serve ``app`` on ``sock`` until SIGTERM, SIGINT or the engine's end.
+
+    Returns the process's exit status: 0 when told to end, 1 when the engine is gone for good.
+    """
+    state: ServerState = app.state.server
+
+    class Protocol(HardenedProtocol):
+        header_timeout_s = settings.header_timeout_s
+        write_timeout_s = settings.body_timeout_s
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=75,  # longer than usual clients pool a connection for
+        timeout_graceful_shutdown=_CLOSE_S,
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_Server(config, state).serve(sockets=[sock]))
+    return 1 if state.failure is not None else 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with a drain between the signal and the closing of the socket."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config)
+        self._state = state
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note the signal. uvicorn's own would raise it again at the end; ours exits with 0."""
+        if self._state.draining:
+            self.force_exit = True
+        self._state.draining = True
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second: whether to end."""
+        return await super().on_tick(counter) or self._state.failure is not None
+
+    async def main_loop(self) -> None:
+        """Serve, then let what is in flight finish."""
+        await super().main_loop()
+        state = self._state
+        in_flight = state.requests_in_flight
+        if in_flight and state.failure is None:
+            _log.info("ending; %d requests in flight are given time to finish", in_flight)
+        state.draining = True
+        deadline = asyncio.get_running_loop().time() + state.settings.shutdown_timeout_s
+        while state.requests_in_flight and not self.force_exit:
+            if asyncio.get_running_loop().time() > deadline:
+                _log.warning("%d requests did not finish in time", state.requests_in_flight)
+                break
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoints: request shapes in, SSE chunks or one JSON object out."""

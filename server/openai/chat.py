@@ -1,0 +1,178 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from msgspec import UNSET
+from starlette.responses import Response
+
+from engine.errors import ContextLengthExceeded
+from engine.text.output import TextDelta
+from engine.types import SamplingParams
+from server.http.disconnect import until_disconnect
+from server.openai.endpoint import (
+    check_length,
+    encode_chat,
+    json_response,
+    new_id,
+    read_request,
+    state_of,
+)
+from server.openai.generation import Choice, Generation, Step
+from server.openai.inputs import ChatRequest
+from server.openai.logprobs import chat_logprobs, prompt_logprobs
+from server.openai.outputs import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    Delta,
+    Message,
+    to_event,
+)
+from server.openai.sampling import chat_sampling
+from server.openai.schema import describe
+from server.openai.sse import EventStream
+from server.state import Model, ServerState
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/chat/completions",
+    summary="Continue a conversation",
+    openapi_extra=describe(ChatRequest, ChatCompletion, chunk=ChatChunk),
+)
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation, at once or as a stream of chunks."""
+    state = state_of(request)
+    body, headers = await read_request(request, ChatRequest)
+    async with until_disconnect(request.receive):
+        call = await _ChatCall.prepare(state, body)
+        if not body.stream:
+            return json_response(await call.complete(), headers)
+    return EventStream(call.events(), heartbeat_s=state.settings.heartbeat_s, headers=headers)
+
+
+class _ChatCall:
+    """One request, ready to be submitted."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        model: Model,
+        body: ChatRequest,
+        prompt: list[int],
+        sampling: SamplingParams,
+    ) -> None:
+        self._state = state
+        self._model = model
+        self._body = body
+        self._prompt = prompt
+        self._sampling = sampling
+        self._with_logprobs = bool(body.logprobs)
+        self._head: dict[str, Any] = {
+            "id": new_id("chatcmpl"),
+            "created": int(time.time()),
+            "model": model.name,
+            "system_fingerprint": model.info.fingerprint,
+        }
+
+    @classmethod
+    async def prepare(cls, state: ServerState, body: ChatRequest) -> _ChatCall:
+        """Judge the request against the model and encode its messages."""
+        model = await state.model()
+        model.check_name(body.model)
+        check_length(sum(len(m.content or "") for m in body.messages), model, "messages")
+        prompt = await encode_chat(model, body)
+        sampling = chat_sampling(body, len(prompt), model.info)
+        return cls(state, model, body, prompt, sampling)
+
+    def _generation(self) -> Generation:
+        return Generation(
+            self._state,
+            self._model,
+            self._head["id"],
+            [(self._prompt, self._sampling)],
+            priority=self._body.priority or 0,
+            cache_salt=self._body.cache_salt or "",
+        )
+
+    async def complete(self) -> ChatCompletion:
+        """The whole answer."""
+        with _naming_messages(), self._generation() as generation:
+            texts: list[list[str]] = [[] for _ in generation.choices]
+            entries: list[list[Any]] = [[] for _ in generation.choices]
+            async for step in generation.steps():
+                for choice, delta in step:
+                    texts[choice.index].append(delta.text)
+                    entries[choice.index].extend(delta.logprobs)
+        first = generation.choices[0]
+        wants_prompt = self._sampling.prompt_logprobs is not None
+        return ChatCompletion(
+            **self._head,
+            choices=[
+                ChatChoice(
+                    index=choice.index,
+                    message=Message(content="".join(texts[choice.index])),
+                    logprobs=chat_logprobs(entries[choice.index]) if self._with_logprobs else None,
+                    finish_reason=choice.finish_reason,
+                    stop_reason=choice.stop_reason,
+                )
+                for choice in generation.choices
+            ],
+            usage=generation.usage,
+            prompt_logprobs=prompt_logprobs(
+                self._prompt, first.prompt_logprobs, self._model.tokenizer
+            )
+            if wants_prompt
+            else UNSET,
+        )
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The answer as server-sent events, without the closing ``[DONE]``."""
+        started: set[int] = set()
+        with _naming_messages(), self._generation() as generation:
+            async for step in generation.steps():
+                event = self._step_events(step, started)
+                if event:
+                    yield event
+            if self._body.include_usage:
+                yield to_event(ChatChunk(**self._head, choices=[], usage=generation.usage))
+
+    def _step_events(self, step: Step, started: set[int]) -> bytes:
+        chunks: list[bytes] = []
+        for choice, delta in step:
+            if choice.index not in started:
+                started.add(choice.index)
+                chunks.append(self._chunk(choice, Delta(role="assistant", content="")))
+            if delta.text or delta.logprobs:
+                chunks.append(self._content(choice, delta))
+            if delta.finished:
+                chunks.append(self._chunk(choice, Delta(), ends=True))
+        return b"".join(chunks)
+
+    def _content(self, choice: Choice, delta: TextDelta) -> bytes:
+        logprobs = chat_logprobs(delta.logprobs) if self._with_logprobs else None
+        return self._chunk(choice, Delta(content=delta.text), logprobs=logprobs)
+
+    def _chunk(self, choice: Choice, delta: Delta, *, ends: bool = False, **more: Any) -> bytes:
+        if ends:
+            more.update(finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
+        part = ChatChunkChoice(index=choice.index, delta=delta, **more)
+        usage = None if self._body.include_usage else UNSET
+        return to_event(ChatChunk(**self._head, choices=[part], usage=usage))
+
+
+@contextlib.contextmanager
+def _naming_messages() -> Iterator[None]:
+    """The engine knows a prompt; a chat client sent messages."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        raise ContextLengthExceeded(error.message, param="messages") from None

@@ -1,0 +1,125 @@
+"""What every endpoint does before and after its own work: read the body, answer JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+
+from engine.errors import ContextLengthExceeded
+from engine.text.tokenizer import Tokenizer
+from server.access.body import check_json_type
+from server.errors import bad_field
+from server.http.disconnect import ClientGone
+from server.openai.inputs import ChatRequest, GenerationRequest, Shape, TokenizeRequest
+from server.openai.json_body import parse_json_body
+from server.openai.outputs import to_json
+from server.openai.unsupported import ignored_params, report_ignored
+from server.state import Model, ServerState
+
+_ShapeT = TypeVar("_ShapeT", bound=Shape)
+_MAX_CHARS_A_TOKEN = 128  # longer than the tokens of any vocabulary that is not mostly spaces
+_INLINE_CHARS = 4096  # longer texts are tokenised on a thread, where they hold nobody up
+
+
+def state_of(request: Request) -> ServerState:
+    """The application's shared state."""
+    return request.app.state.server
+
+
+async def read_request(request: Request, shape: type[_ShapeT]) -> tuple[_ShapeT, dict[str, str]]:
+    """The request's body as ``shape``, and the header that names what has no effect.
+
+    Raises:
+        ApiError: the body is not JSON, too long, or a field is at fault.
+        ClientGone: the connection closed before the body was complete.
+    """
+    settings = state_of(request).settings
+    check_json_type(request.scope)
+    fields = parse_json_body(await _read_body(request))
+    for name, limit in (("messages", settings.max_messages), ("prompt", settings.max_prompts)):
+        _check_count(name, fields.get(name), limit)
+    body = shape.read(fields)
+    return body, report_ignored(_ignored(body), strict=settings.strict)
+
+
+def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of one JSON object."""
+    return Response(to_json(value), media_type="application/json", headers=dict(headers or {}))
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id for an answer."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+async def encode_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool
+) -> list[list[int]]:
+    """Token ids of ``texts``; special-token spellings in them are plain text.
+
+    Raises:
+        InvalidParameter: a text cannot be encoded.
+    """
+    if sum(map(len, texts)) <= _INLINE_CHARS:
+        return tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+    return await asyncio.to_thread(
+        tokenizer.encode_batch, texts, add_special_tokens=add_special_tokens
+    )
+
+
+async def encode_chat(model: Model, body: ChatRequest | TokenizeRequest) -> list[int]:
+    """Token ids of a conversation, rendered by the model's template.
+
+    Raises:
+        TemplateError: the template refused the messages, or did not end in time.
+    """
+    assert body.messages is not None
+    continue_final = bool(body.continue_final_message)
+    wanted = body.add_generation_prompt
+    if continue_final and body.messages[-1].role != "assistant":
+        raise bad_field("continue_final_message", "needs a last message of the assistant")
+    return await model.template.encode_chat(
+        [message.for_template() for message in body.messages],
+        add_generation_prompt=not continue_final if wanted is None else wanted,
+        continue_final_message=continue_final,
+        template_kwargs=body.chat_template_kwargs or {},
+    )
+
+
+def check_length(text_chars: int, model: Model, param: str) -> None:
+    """Refuse a text that is too long for any context before time is spent on encoding it."""
+    if text_chars > model.info.max_model_len * _MAX_CHARS_A_TOKEN:
+        message = (
+            f"This model's context holds {model.info.max_model_len} tokens, far fewer than "
+            f"{text_chars} characters make."
+        )
+        raise ContextLengthExceeded(message, param=param)
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _check_count(name: str, value: Any, limit: int) -> None:
+    """Bound a list before its items are looked at. A list of token ids is one prompt."""
+    if isinstance(value, list) and len(value) > limit and not isinstance(value[0], int):
+        raise bad_field(name, f"holds {len(value)} items; at most {limit} are taken")
+
+
+def _ignored(body: Shape) -> list[str]:
+    names = ignored_params(body.model_extra)
+    if isinstance(body, GenerationRequest) and body.stream_options is not None:
+        names += ignored_params(body.stream_options.model_extra, prefix="stream_options.")
+    return names

@@ -1,0 +1,251 @@
+"""The sequences of one API request, from their submission to their ends.
+
+The only place that submits, aborts and counts sequences. A :class:`Generation` is a context
+manager: however its block is left, every sequence has ended, its blocks are on their way back,
+and it has been counted as exactly one of finished, failed or aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from engine.client import RequestStream
+from engine.errors import EngineDead, EngineError, OutOfMemory, RequestError
+from engine.requests import fan_out
+from engine.text.output import OutputDecoder, TextDelta
+from engine.types import Request, RequestOutput, SamplingParams, TokenLogprobs
+from server.openai.outputs import (
+    CompletionTokensDetails,
+    FinishReason,
+    PromptTokensDetails,
+    Usage,
+)
+from server.state import Model, ServerState
+
+Job = tuple[Sequence[int], SamplingParams]  # a prompt's token ids, and what to do with them
+
+
+class Choice:
+    """One sequence of a request, as its answer sees it."""
+
+    __slots__ = (
+        "decoder",
+        "finish_reason",
+        "index",
+        "num_tokens",
+        "prompt_index",
+        "prompt_logprobs",
+        "request",
+        "stop_reason",
+        "stream",
+    )
+
+    def __init__(
+        self, index: int, prompt_index: int, request: Request, decoder: OutputDecoder
+    ) -> None:
+        self.index = index
+        self.prompt_index = prompt_index
+        self.request = request
+        self.decoder = decoder
+        self.stream: RequestStream | None = None
+        self.num_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of positions 1 and on
+
+
+Step = list[tuple[Choice, TextDelta]]
+
+
+class Generation:
+    """``n`` continuations of each of some prompts; choice ``prompt * n + i``.
+
+    Args:
+        id: the answer's id, under which the sequences are known to the engine; unique.
+        jobs: the prompts and their sampling, which may differ in ``max_tokens`` alone.
+        continuation: the outputs' text goes on after the prompt's, as in completions.
+
+    Entering raises ApiError (503) when the queue is full, and EngineDead.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        model: Model,
+        id: str,
+        jobs: Sequence[Job],
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        continuation: bool = False,
+    ) -> None:
+        self._state = state
+        self._model = model
+        self._id = id
+        self._jobs = jobs
+        self._priority = priority
+        self._cache_salt = cache_salt
+        self._continuation = continuation
+        self._cached_tokens = 0
+        self.choices: list[Choice] = []
+
+    def __enter__(self) -> Self:
+        state = self._state
+        count = sum(sampling.n for _, sampling in self._jobs)
+        state.admit(count)
+        try:
+            choices = self._make_choices()
+            streams = state.engine.submit([choice.request for choice in choices])
+        except BaseException:
+            state.release(count)
+            raise
+        self.choices = choices
+        for choice, stream in zip(choices, streams, strict=True):
+            choice.stream = stream
+            prompt = choice.request.prompt_token_ids
+            limit = choice.request.sampling.max_tokens
+            most = self._model.info.max_model_len - len(prompt)
+            state.metrics.submitted(
+                choice.request.id,
+                choice.request.arrival_s,
+                prompt_tokens=len(prompt),
+                max_tokens=most if limit is None else limit,
+            )
+        for prompt, sampling in self._jobs:
+            state.metrics.prompt(len(prompt), sampling.n)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        metrics = self._state.metrics
+        for choice in self.choices:
+            if choice.finish_reason is not None or choice.stream is None:
+                continue
+            choice.stream.abort()
+            self._state.release(1)
+            if isinstance(error, Exception):
+                metrics.failed(choice.request.id, _failure_reason(error))
+            else:  # cancelled, or the consumer stopped early: nobody reads any more
+                phase = "decoding" if choice.num_tokens else "waiting"
+                metrics.aborted(choice.request.id, phase)
+
+    def _make_choices(self) -> list[Choice]:
+        choices: list[Choice] = []
+        for prompt_index, (prompt, sampling) in enumerate(self._jobs):
+            sequences = fan_out(
+                self._id if len(self._jobs) == 1 else f"{self._id}-{prompt_index}",
+                prompt,
+                sampling,
+                priority=self._priority,
+                cache_salt=self._cache_salt,
+            )
+            for request in sequences:
+                decoder = OutputDecoder(
+                    self._model.tokenizer, sampling, continuation=self._continuation
+                )
+                choices.append(Choice(len(choices), prompt_index, request, decoder))
+        return choices
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """What the choices gained, as it comes, until all have ended.
+
+        A consumer that lags finds several engine steps merged into one.
+
+        Raises:
+            RequestError: the engine refused the request.
+            RequestFailed: a sequence failed through our own fault.
+            EngineDead: the engine is gone.
+        """
+        if len(self.choices) > 1:
+            async for step in self._interleaved():
+                yield step
+            return
+        choice = self.choices[0]
+        assert choice.stream is not None
+        while choice.finish_reason is None:
+            yield [(choice, self._take(choice, await choice.stream.next()))]
+
+    async def _interleaved(self) -> AsyncIterator[Step]:
+        """The steps of several choices. One pending ``next()`` a choice, so that each merges."""
+        ready: asyncio.Queue[tuple[Choice, asyncio.Task[RequestOutput]]] = asyncio.Queue()
+        pending: set[asyncio.Task[RequestOutput]] = set()
+
+        def pull(choice: Choice) -> None:
+            assert choice.stream is not None
+            task = asyncio.ensure_future(choice.stream.next())
+            pending.add(task)
+            task.add_done_callback(lambda task: ready.put_nowait((choice, task)))
+
+        try:
+            for choice in self.choices:
+                pull(choice)
+            while pending:
+                arrived = [await ready.get()]
+                while not ready.empty():
+                    arrived.append(ready.get_nowait())
+                step: Step = []
+                for choice, task in arrived:
+                    pending.discard(task)
+                    step.append((choice, self._take(choice, task.result())))
+                yield step
+                for choice, _ in arrived:
+                    if choice.finish_reason is None:
+                        pull(choice)
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    def _take(self, choice: Choice, output: RequestOutput) -> TextDelta:
+        """Decode one output, and settle the choice's accounts when it was the last."""
+        metrics = self._state.metrics
+        if output.prompt_logprobs:
+            choice.prompt_logprobs += output.prompt_logprobs
+        if output.num_cached_tokens and choice.request.fork_of is None:
+            self._cached_tokens += output.num_cached_tokens
+            metrics.cached(output.num_cached_tokens)
+        delta = choice.decoder.push(output)
+        choice.num_tokens += len(delta.token_ids)
+        metrics.generated(len(delta.token_ids))
+        if delta.finished:
+            assert choice.stream is not None
+            if delta.finish_reason not in ("stop", "length"):
+                raise EngineDead("the engine ended the sequence")
+            choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+            if output.finish_reason is None:
+                choice.stream.abort()  # a stop string, which the engine knows nothing of
+            self._state.release(1)
+            metrics.finished(
+                choice.request.id, delta.finish_reason, choice.num_tokens, output.timings
+            )
+        return delta
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens taken in and generated so far."""
+        prompt_tokens = sum(len(prompt) for prompt, _ in self._jobs)
+        completion_tokens = sum(choice.num_tokens for choice in self.choices)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(),
+        )
+
+
+def _failure_reason(error: Exception) -> str:
+    if isinstance(error, RequestError):
+        return "refused"
+    if isinstance(error, OutOfMemory):
+        return "out_of_memory"
+    if isinstance(error, EngineDead):
+        return "engine_dead"
+    return "failed" if isinstance(error, EngineError) else "internal"

@@ -1,0 +1,309 @@
+"""The shapes of request bodies, validated once at the door.
+
+Pydantic judges types (strictly: ``"5"`` and ``true`` are not integers) and what only the API
+knows; ranges of sampling values are judged by ``SamplingParams`` itself. A field that is not
+here is accepted, kept in ``model_extra`` and reported: see ``unsupported.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
+from server.errors import ApiError, bad_field, cut
+from server.openai.unsupported import refuse_unsupported
+
+_MAX_MODEL_NAME = 256
+_MAX_STOPS = 4
+_MAX_STOP_CHARS = 4096
+_MAX_SALT = 128
+_TEXT_PARTS = ("text", "input_text", "refusal")
+
+Prompt = str | list[int]
+
+
+def _read_stop(value: Any) -> list[str]:
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > _MAX_STOPS:
+        raise ValueError(f"must hold at most {_MAX_STOPS} strings")
+    if not all(0 < len(stop) <= _MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"must hold strings of 1 to {_MAX_STOP_CHARS} characters")
+    return stops
+
+
+def _read_prompts(value: Any) -> list[Prompt]:
+    """One prompt or several, as text or token ids, as a list of prompts."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string, a list of strings, or one or more lists of token ids")
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        value, kinds = [value], {list}
+    if kinds == {str}:
+        if not all(value):
+            raise ValueError("must not be empty")
+    elif kinds == {list}:
+        for ids in value:
+            if not ids:
+                raise ValueError("must not be empty")
+            if set(map(type, ids)) != {int}:
+                raise ValueError("token ids must be integers")
+    else:
+        raise ValueError("must not mix kinds, and token ids must be integers")
+    return value
+
+
+def _read_content(value: Any) -> str | None:
+    """The text of a message; a list of text parts is joined by newlines."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a list of text parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in _TEXT_PARTS:
+            raise ValueError(f"parts of type {cut(str(kind), 40)!r} are not supported; send text")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise ValueError("a text part must hold a string")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _check_salt(value: str) -> str:
+    if not 0 < len(value) <= _MAX_SALT or "\0" in value:
+        raise ValueError(f"must be 1 to {_MAX_SALT} characters without NUL")
+    return value
+
+
+_STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_PROMPTS = {"anyOf": [*_STRINGS["anyOf"], _IDS, {"type": "array", "items": _IDS}]}
+_CONTENT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "object"}},
+        {"type": "null"},
+    ]
+}
+
+Stop = Annotated[list[str], PlainValidator(_read_stop), WithJsonSchema(_STRINGS)]
+Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts), WithJsonSchema(_PROMPTS)]
+Content = Annotated[str | None, PlainValidator(_read_content), WithJsonSchema(_CONTENT)]
+Salt = Annotated[str, AfterValidator(_check_salt)]
+
+
+class Shape(BaseModel):
+    """Base of all request bodies."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, body: dict[str, Any]) -> Self:
+        """The request in ``body``. Raises ApiError (400) that names the first field at fault."""
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            raise _explain(error) from None
+        except RecursionError:
+            message = "The body is nested too deeply."
+            raise ApiError(400, message, code="invalid_json") from None
+
+
+class Message(Shape):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        # Only an assistant that called tools may have said nothing.
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content: must be a string or a list of text parts")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it."""
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": self.content}
+        for field in ("name", "tool_calls", "tool_call_id"):
+            value = getattr(self, field)
+            if value is not None:
+                message[field] = value
+        return message
+
+
+class StreamOptions(Shape):
+    """What a stream tells besides its text."""
+
+    include_usage: bool | None = None
+
+
+class ModelRequest(Shape):
+    """A request that names a model."""
+
+    model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)]
+
+
+class GenerationRequest(ModelRequest):
+    """What both generating endpoints take. None means: the default of ``SamplingParams``."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Stop = []
+    stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    cache_salt: Salt | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            refuse_unsupported(body)
+        return body
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: is only allowed when 'stream' is true")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs: is not available on a stream")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: is only allowed when 'logprobs' is true")
+        _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
+        for field in ("max_tokens", "max_completion_tokens"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field}: must be at least 1")
+        return self
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ValueError("best_of: must equal 'n'; choosing among more is not supported yet")
+        return self
+
+
+class TokenizeRequest(Shape):
+    """POST /tokenize: a text, or a conversation."""
+
+    model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)] | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            refuse_unsupported(body)
+        return body
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: send either 'prompt' or 'messages'")
+        _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
+        return self
+
+
+class DetokenizeRequest(Shape):
+    """POST /detokenize."""
+
+    model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)] | None = None
+    tokens: Annotated[list[int], Field(fail_fast=True)]
+
+
+def _check_prompt_ending(generation_prompt: bool | None, continue_final: bool | None) -> None:
+    if generation_prompt and continue_final:
+        raise ValueError("continue_final_message: excludes 'add_generation_prompt'")
+
+
+def _explain(error: ValidationError) -> ApiError:
+    """The first problem, with the field it concerns in the API's spelling."""
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error" and _names_field(message):
+        # A check over several fields says itself which one is at fault.
+        field, _, message = message.partition(": ")
+        param = f"{param}.{field}" if param else field
+    if problem["type"] == "missing":
+        message = "is required"
+    return bad_field(cut(param or "body"), message[:1].lower() + message[1:])
+
+
+def _names_field(message: str) -> bool:
+    head, colon, _ = message.partition(": ")
+    return bool(colon) and head.isidentifier()

@@ -1,0 +1,89 @@
+"""From the bytes of a request body to a JSON object, or to an error that names the cause.
+
+msgspec reads nearly every body. What it refuses is read again by the standard library, which is
+slower but keeps what msgspec gives up on (a lone surrogate, a number beyond every range), so
+that the answer can name the field instead of calling the body malformed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import msgspec
+
+from server.errors import ApiError, bad_field
+
+_MAX_DIGITS = 400  # beyond what any float or integer field can mean; int() refuses at 4300
+
+
+def parse_json_body(body: bytes) -> dict[str, Any]:
+    """The JSON object in ``body``.
+
+    Raises:
+        ApiError: 400 ``invalid_json``, or 400 with ``param`` where one value cannot be held.
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = _read_slowly(body)
+    if not isinstance(value, dict):
+        raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def _read_slowly(body: bytes) -> Any:
+    """Read what msgspec refused; raises ApiError unless the standard library finds no fault."""
+    try:
+        value = json.loads(
+            body.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_read_int
+        )
+        for path, fault in _unusable(value, ""):
+            raise bad_field(path or "body", fault)
+    except RecursionError:
+        raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise ApiError(400, "The body is not valid UTF-8.", code="invalid_json") from None
+    except ValueError as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        message = f"The body is not valid JSON: {reason}"
+        raise ApiError(400, message, code="invalid_json") from None
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _read_int(digits: str) -> int | float:
+    # Standing in for the number, to be found and named by _unusable.
+    return int(digits) if len(digits) <= _MAX_DIGITS else math.inf
+
+
+def _unusable(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Paths (``messages.0.content``) of values that no field can hold, and why."""
+    if isinstance(value, str):
+        if not _is_unicode(value):
+            yield path, "holds half of a surrogate pair, which is not text"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield path, "is a number out of range"
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not _is_unicode(key):
+                yield path, "has a key that is not text"
+            else:
+                yield from _unusable(item, f"{path}.{key[:64]}" if path else key[:64])
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _unusable(item, f"{path}.{index}")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

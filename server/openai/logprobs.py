@@ -1,0 +1,88 @@
+"""Logprobs in the API's two shapes: chat's nested one, and the completions' parallel lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.text.output import TokenLogprob as Entry
+from engine.text.tokenizer import Tokenizer
+from engine.types import TokenLogprobs
+from server.openai.outputs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+
+
+def chat_logprobs(entries: Sequence[Entry]) -> ChatLogprobs:
+    """``choices[].logprobs`` of a chat answer, or of a chunk of one.
+
+    The token or stop string that ended the answer is not part of its content, nor told here.
+    """
+    return ChatLogprobs(
+        content=[
+            TokenLogprob(
+                token=entry.token,
+                logprob=entry.logprob,
+                bytes=list(entry.data),
+                top_logprobs=[
+                    TopLogprob(token=top.token, logprob=top.logprob, bytes=list(top.data))
+                    for top in entry.top
+                ],
+            )
+            for entry in entries
+            if entry.visible and entry.logprob is not None
+        ]
+    )
+
+
+def completion_logprobs(entries: Sequence[Entry], offset: int = 0) -> CompletionLogprobs:
+    """``choices[].logprobs`` of a completion.
+
+    Every token is told, also one that ended the text, so that the lists are as long as the token
+    counts in ``usage``: evaluation harnesses slice them by token. The token itself is always in
+    its own dict, with the very float of ``token_logprobs``.
+
+    Args:
+        entries: tokens of the prompt (where echoed), then of the output.
+        offset: added to text offsets.
+    """
+    return CompletionLogprobs(
+        tokens=[entry.token for entry in entries],
+        token_logprobs=[entry.logprob for entry in entries],
+        top_logprobs=[_by_text(entry) for entry in entries],
+        text_offset=[entry.text_offset + offset for entry in entries],
+    )
+
+
+def prompt_logprobs(
+    prompt: Sequence[int], told: Sequence[TokenLogprobs], tokenizer: Tokenizer
+) -> PromptLogprobs:
+    """The ``prompt_logprobs`` extra: a dict by token id for each position, null for the first."""
+    positions: PromptLogprobs = [None] if prompt else []
+    for position in told:
+        by_id = {
+            str(id): PromptLogprob(logprob, rank, tokenizer.token_text(id))
+            for rank, (id, logprob) in enumerate(
+                zip(position.top_ids, position.top_logprobs, strict=True), start=1
+            )
+        }
+        own = PromptLogprob(
+            position.logprob, position.rank, tokenizer.token_text(position.token_id)
+        )
+        by_id[str(position.token_id)] = own
+        positions.append(by_id)
+    return positions
+
+
+def _by_text(entry: Entry) -> dict[str, float] | None:
+    if entry.logprob is None:
+        return None
+    by_text = {entry.token: entry.logprob}
+    for top in entry.top:
+        # Two tokens may decode alike: the likelier one is kept.
+        by_text[top.token] = max(top.logprob, by_text.get(top.token, top.logprob))
+    return by_text

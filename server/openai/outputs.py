@@ -1,0 +1,209 @@
+"""The shapes of answers, encoded by msgspec. Keys are those of the OpenAI specification.
+
+Extras of our own: ``stop_reason`` (the stop string or stop token id behind a finish reason) and
+``prompt_logprobs`` where they were asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+FinishReason = Literal["stop", "length"]
+
+
+class PromptTokensDetails(Struct):
+    """Part of ``usage``."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Struct):
+    """Part of ``usage``."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct):
+    """Tokens taken in and generated."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class TopLogprob(Struct):
+    """A likely token at a position; ``bytes`` are its own, also for a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(Struct):
+    """A token of a chat answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """The tokens of a chat answer's content."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(Struct):
+    """The tokens of a completion, as parallel lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(Struct):
+    """A token that could stand at a position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class Message(Struct):
+    """A chat answer's message."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    """One continuation of a conversation."""
+
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(Struct):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class CompletionChoice(Struct):
+    """One continuation of a prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(Struct):
+    """The answer of /v1/completions; on a stream, each of its chunks."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    object: Literal["text_completion"] = "text_completion"
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Delta(Struct, omit_defaults=True):
+    """What a chunk adds to a chat answer's message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(Struct):
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class ChatChunk(Struct):
+    """One event of a chat stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ModelCard(Struct):
+    """A served model."""
+
+    id: str
+    created: int
+    max_model_len: int
+    root: str
+    object: Literal["model"] = "model"
+    owned_by: str = "quire"
+
+
+class ModelList(Struct):
+    """The answer of /v1/models."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+class Tokenized(Struct):
+    """The answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Struct):
+    """The answer of /detokenize."""
+
+    prompt: str
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def to_json(value: Any) -> bytes:
+    """``value`` as compact UTF-8 JSON."""
+    return _encode(value)
+
+
+def to_event(value: Any) -> bytes:
+    """``value`` as one server-sent event. JSON holds no newline, so one ``data:`` line does."""
+    return b"data: %b\n\n" % _encode(value)

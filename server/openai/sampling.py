@@ -1,0 +1,111 @@
+"""From the API's fields to ``SamplingParams``, judged against the model that will serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.types import MAX_LOGPROBS, EngineInfo, SamplingParams
+from server.errors import ApiError, bad_field
+from server.openai.inputs import ChatRequest, CompletionRequest, GenerationRequest
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+# Fields that mean the same on both sides.
+_SHARED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "prompt_logprobs",
+    "n",
+)
+
+
+def chat_sampling(body: ChatRequest, prompt_len: int, info: EngineInfo) -> SamplingParams:
+    """The sampling of a chat request; without a limit it may use what the context leaves.
+
+    Raises:
+        ApiError: 400, a field does not suit the model, or the context is too short.
+        InvalidParameter: a value is out of range.
+    """
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    limit = getattr(body, field)
+    _check_context(prompt_len, limit, info, prompt_param="messages", limit_param=field)
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise bad_field("top_logprobs", f"must be between 0 and {MAX_LOGPROBS}")
+    return _make(body, info, max_tokens=limit, logprobs=top if body.logprobs else None)
+
+
+def completion_sampling(
+    body: CompletionRequest, prompt_len: int, info: EngineInfo
+) -> SamplingParams:
+    """The sampling of one prompt of a completion request; the limit is 16 tokens by default.
+
+    With ``echo``, ``logprobs`` asks for the prompt's too.
+
+    Raises:
+        ApiError: 400, a field does not suit the model, or the context is too short.
+        InvalidParameter: a value is out of range.
+    """
+    limit = body.max_tokens
+    _check_context(prompt_len, limit, info, prompt_param="prompt", limit_param="max_tokens")
+    if limit is None:
+        limit = min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - prompt_len)
+    extra: dict[str, Any] = {}
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        extra["prompt_logprobs"] = body.logprobs
+    return _make(body, info, max_tokens=limit, logprobs=body.logprobs, **extra)
+
+
+def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise ApiError (400) unless every id is one of the vocabulary's."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise bad_field(param, f"token ids must be between 0 and {vocab_size - 1}")
+
+
+def _make(body: GenerationRequest, info: EngineInfo, **given: Any) -> SamplingParams:
+    values = {name: getattr(body, name) for name in _SHARED}
+    values.update(given)
+    stop_ids = body.stop_token_ids or []
+    check_token_ids(stop_ids, info.vocab_size, "stop_token_ids")
+    return SamplingParams(
+        stop=tuple(body.stop),
+        stop_token_ids=tuple(stop_ids),
+        logit_bias=_logit_bias(body.logit_bias or {}, info.vocab_size),
+        **{name: value for name, value in values.items() if value is not None},
+    )
+
+
+def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
+    if not all(key.isascii() and key.isdigit() and len(key) < 12 for key in biases):
+        raise bad_field("logit_bias", "keys must be token ids")
+    by_id = {int(key): value for key, value in biases.items()}
+    check_token_ids(list(by_id), vocab_size, "logit_bias")
+    return by_id
+
+
+def _check_context(
+    prompt_len: int, limit: int | None, info: EngineInfo, *, prompt_param: str, limit_param: str
+) -> None:
+    """Raise ApiError (400) unless the prompt, and the output asked for, fit the context."""
+    context = info.max_model_len
+    least = 1 if limit is None else min(limit, 1)
+    if prompt_len + least > context:
+        param, wanted = prompt_param, f"the prompt has {prompt_len}"
+    elif limit is not None and prompt_len + limit > context:
+        param = limit_param
+        wanted = f"the prompt has {prompt_len} and '{limit_param}' asks for {limit}"
+    else:
+        return
+    message = f"This model's context holds {context} tokens, and {wanted}."
+    raise ApiError(400, message, param=param, code="context_length_exceeded")

@@ -1,0 +1,70 @@
+"""POST /tokenize and /detokenize: what the model sees of a text, and the way back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.errors import bad_field
+from server.openai.endpoint import (
+    encode_chat,
+    encode_texts,
+    json_response,
+    read_request,
+    state_of,
+)
+from server.openai.inputs import DetokenizeRequest, TokenizeRequest
+from server.openai.outputs import Detokenized, Tokenized
+from server.openai.sampling import check_token_ids
+from server.openai.schema import describe
+
+router = APIRouter()
+
+
+@router.post(
+    "/tokenize",
+    summary="Token ids of a text or a conversation",
+    openapi_extra=describe(TokenizeRequest, Tokenized),
+)
+async def tokenize(request: Request) -> Response:
+    """Count and list the tokens, exactly as the generating endpoints would see them."""
+    body, headers = await read_request(request, TokenizeRequest)
+    model = await state_of(request).model()
+    if body.model is not None:
+        model.check_name(body.model)
+    if body.prompt is not None:
+        wanted = body.add_special_tokens
+        add_special = True if wanted is None else wanted
+        (tokens,) = await encode_texts(
+            model.tokenizer, [body.prompt], add_special_tokens=add_special
+        )
+    else:
+        tokens = await encode_chat(model, body)
+    strings = [model.tokenizer.token_text(id) for id in tokens] if body.return_token_strs else None
+    answer = Tokenized(
+        count=len(tokens),
+        max_model_len=model.info.max_model_len,
+        tokens=tokens,
+        token_strs=strings,
+    )
+    return json_response(answer, headers)
+
+
+@router.post(
+    "/detokenize",
+    summary="The text of token ids",
+    openapi_extra=describe(DetokenizeRequest, Detokenized),
+)
+async def detokenize(request: Request) -> Response:
+    """The text that the tokens make, special tokens included."""
+    body, headers = await read_request(request, DetokenizeRequest)
+    model = await state_of(request).model()
+    if body.model is not None:
+        model.check_name(body.model)
+    check_token_ids(body.tokens, model.tokenizer.vocab_size, "tokens")
+    if len(body.tokens) > model.info.max_model_len * 16:
+        raise bad_field("tokens", "holds far more tokens than the context")
+    text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return json_response(Detokenized(prompt=text), headers)

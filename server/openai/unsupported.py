@@ -1,0 +1,150 @@
+"""Fields that ask for what this server cannot do: refused, or reported, never dropped silently.
+
+* :func:`refuse_unsupported`: features of the API that would change the answer. A request that
+  asks for one gets a 400 that names the field.
+* :func:`ignored_params`: fields with no effect here, known or unknown. They are named in the
+  ``x-quire-ignored-params`` header, or refused under ``--strict``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from server.errors import ApiError, bad_field
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        "raise_exception",
+        "strftime_now",
+        "bos_token",
+        "eos_token",
+        "pad_token",
+        "unk_token",
+    }
+)
+
+
+def _given(value: Any) -> bool:
+    """Whether the field asks for anything: null, false, zero and empty do not."""
+    return bool(value)
+
+
+def _tool_choice(value: Any) -> bool:
+    return value not in (None, "none", "auto")
+
+
+def _response_format(value: Any) -> bool:
+    return value is not None and not (isinstance(value, dict) and value.get("type") == "text")
+
+
+def _modalities(value: Any) -> bool:
+    return value not in (None, [], ["text"])
+
+
+# In the order in which they are looked at.
+_REFUSED: dict[str, Callable[[Any], bool]] = {
+    "tool_choice": _tool_choice,
+    "tools": _given,
+    "function_call": _tool_choice,
+    "functions": _given,
+    "response_format": _response_format,
+    "structured_outputs": _given,
+    "guided_json": _given,
+    "guided_regex": _given,
+    "guided_choice": _given,
+    "guided_grammar": _given,
+    "grammar": _given,
+    "suffix": _given,
+    "audio": _given,
+    "modalities": _modalities,
+    "web_search_options": lambda value: value is not None,
+    "prompt_embeds": lambda value: value is not None,
+    "documents": _given,
+    "logits_processors": _given,
+    "allowed_token_ids": lambda value: value is not None,
+    "bad_words": _given,
+    "use_beam_search": _given,
+    "truncate_prompt_tokens": lambda value: value is not None,
+    "return_token_ids": _given,
+    "return_tokens_as_token_ids": _given,
+    "mm_processor_kwargs": _given,
+    "kv_transfer_params": _given,
+    "chat_template": lambda value: value is not None,
+}
+_OFF_BY_CHOICE = {"chat_template": "is not taken from requests; the server has its own"}
+
+# Known to OpenAI's API, without effect here; the values that ask for nothing are not reported.
+_INERT: dict[str, tuple[Any, ...]] = {
+    "store": (None, False),
+    "service_tier": (None, "auto", "default"),
+    "parallel_tool_calls": (None, True, False),
+    "tools": (None, []),
+    "functions": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, [], ["text"]),
+}
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raise ApiError (400) when ``body`` asks for a feature this server does not have."""
+    _check_tools(body.get("tools"))
+    for field, asks in _REFUSED.items():
+        if field in body and asks(body[field]):
+            raise bad_field(field, _OFF_BY_CHOICE.get(field, "is not supported yet"))
+    kwargs = body.get("chat_template_kwargs")
+    if isinstance(kwargs, dict):
+        for name in kwargs:
+            if name in _RESERVED_TEMPLATE_KWARGS:
+                raise bad_field("chat_template_kwargs", f"may not set {name!r}")
+
+
+def ignored_params(extra: Mapping[str, Any] | None, prefix: str = "") -> list[str]:
+    """Names of the fields in ``extra`` (a shape's unknown ones) that asked for something."""
+    return [
+        prefix + name
+        for name, value in (extra or {}).items()
+        if not _asks_nothing(name, value) and value is not None
+    ]
+
+
+def report_ignored(names: list[str], *, strict: bool) -> dict[str, str]:
+    """The response header that names ``names``; under ``strict`` a 400 instead."""
+    if not names:
+        return {}
+    if strict:
+        raise bad_field(names[0][:64], "is not a field of this endpoint, and the server is strict")
+    shown = [re.sub(r"[^\x21-\x7e]|,", "?", name)[:64] for name in names[:32]]
+    return {"x-quire-ignored-params": ",".join(shown)}
+
+
+def _asks_nothing(name: str, value: Any) -> bool:
+    return (name in _INERT and value in _INERT[name]) or (name in _REFUSED and not value)
+
+
+def _check_tools(tools: Any) -> None:
+    """Name a malformed tool before saying that tools are not supported."""
+    if not tools:
+        return
+    if not isinstance(tools, list):
+        raise bad_field("tools", "must be a list")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict):
+            function = {}
+        name = function.get("name")
+        named = isinstance(name, str) and _TOOL_NAME.fullmatch(name)
+        if not named or not isinstance(function.get("parameters", {}), dict):
+            message = f"'tools.{index}.function' must have a name and parameters that are an object"
+            raise ApiError(400, message, param=f"tools.{index}.function")

@@ -1,0 +1,153 @@
+"""What the endpoints of one application share: settings, engine, model, metrics, admission.
+
+Belongs to one event loop and is written by it alone. It hangs on ``app.state.server`` and is
+made by ``create_app``; nothing here is module-level.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from engine.client import EngineClient
+from engine.errors import EngineDead, EngineError, ModelLoadError
+from engine.text.template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from engine.types import EngineInfo
+from server.errors import ApiError, overloaded, unavailable
+from server.metrics import Metrics
+from server.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The served model, as the API needs to know it."""
+
+    info: EngineInfo
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    names: tuple[str, ...]  # the first is the one that answers carry
+    created: int  # Unix time at which it was loaded
+
+    @property
+    def name(self) -> str:
+        """The name that answers carry."""
+        return self.names[0]
+
+    def check_name(self, name: str) -> None:
+        """Raise ApiError (404) unless ``name`` is one under which the model is served."""
+        if name not in self.names:
+            message = f"The model '{name[:200]}' does not exist here; see /v1/models."
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+
+@dataclass
+class ServerState:
+    """One application's shared state."""
+
+    settings: Settings
+    engine: EngineClient
+    metrics: Metrics
+    live_sequences: int = 0  # in the engine's hands, running or waiting
+    requests_in_flight: int = 0  # HTTP requests that a graceful end waits for
+    draining: bool = False  # told to end: unready, and no new work
+    _failure: EngineError | None = None
+    _model: Model | None = None
+    _loaded: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def load(self) -> None:
+        """Start the engine and read tokenizer and template meanwhile; the failure is kept."""
+        settings = self.settings
+        text = asyncio.create_task(asyncio.to_thread(_load_text, settings))
+        try:
+            info = await self.engine.start()
+            tokenizer, template = await text
+        except EngineError as error:
+            self.fail(error)
+            return
+        except Exception:
+            _log.exception("the model could not be loaded")
+            self.fail(ModelLoadError("the model could not be loaded"))
+            return
+        finally:
+            if not text.done():
+                text.cancel()
+        self._model = Model(
+            info=info,
+            tokenizer=tokenizer,
+            template=template,
+            names=tuple(settings.model_names),
+            created=int(time.time()),
+        )
+        self.metrics.set_model(info)
+        self._loaded.set()
+
+    def fail(self, error: EngineError) -> None:
+        """Nothing can be served any more: those who wait are told, and health turns red."""
+        self._failure = error
+        self._loaded.set()
+
+    async def close(self) -> None:
+        """End the engine and the template's process."""
+        await self.engine.close()
+        if self._model is not None:
+            self._model.template.close()
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why nothing can ever be served again; None while there is hope."""
+        if self._failure is None and self.engine.dead:
+            self._failure = EngineDead("the engine was given up")
+        return self._failure
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request that comes now would be served at once."""
+        loaded = self._model is not None and self.failure is None
+        return loaded and not self.draining and self.engine.alive
+
+    async def model(self) -> Model:
+        """The model, once it is loaded.
+
+        Raises:
+            ApiError: 503 when it never will be, or too many wait for it already.
+        """
+        if self._model is None and self.failure is None:
+            if self.requests_in_flight > self.max_sequences:
+                self._refuse("loading")
+            await self._loaded.wait()
+        if self.failure is not None or self._model is None:
+            raise unavailable()
+        return self._model
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that may be in the engine's hands at once."""
+        return self.settings.max_num_seqs + self.settings.max_queued_requests
+
+    def admit(self, num_sequences: int) -> None:
+        """Take sequences on. Raises ApiError (503) when the queue is full, or nothing is served."""
+        if self.failure is not None:
+            raise unavailable()
+        if self.live_sequences + num_sequences > self.max_sequences:
+            self._refuse("queue_full")
+        self.live_sequences += num_sequences
+
+    def release(self, num_sequences: int) -> None:
+        """Undo ``admit`` as sequences end."""
+        self.live_sequences -= num_sequences
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self.metrics.rejected(reason)
+        raise overloaded(self.max_sequences)
+
+
+def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate]:
+    tokenizer = Tokenizer.from_dir(settings.tokenizer or settings.model_dir)
+    override = settings.chat_template.read_text("utf-8") if settings.chat_template else None
+    return tokenizer, ChatTemplate.from_dir(settings.model_dir, tokenizer, override=override)

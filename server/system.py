@@ -1,0 +1,54 @@
+"""What operators and orchestrators ask: /health, /ready, /version, /metrics."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from server.errors import unavailable
+from server.openai.endpoint import json_response, state_of
+
+router = APIRouter()
+
+
+@router.get("/health", summary="Whether the process should be kept")
+async def health(request: Request) -> Response:
+    """200 while the process can serve or will again; 503 once only a restart can help.
+
+    Needs no key, and says nothing but this.
+    """
+    if state_of(request).failure is not None:
+        raise unavailable("The engine is gone for good.")
+    return json_response({"status": "ok"})
+
+
+@router.get("/ready", summary="Whether to send requests here")
+async def ready(request: Request) -> Response:
+    """200 when a request would be served at once; 503 while loading, draining or restarting."""
+    if not state_of(request).ready:
+        raise unavailable("The server is not ready.")
+    return json_response({"status": "ready"})
+
+
+@router.get("/version", summary="Which build this is")
+async def version(request: Request) -> Response:
+    """The version of Quire."""
+    return json_response({"version": quire_version()})
+
+
+@router.get("/metrics", summary="Prometheus metrics")
+async def metrics(request: Request) -> Response:
+    """All metrics in Prometheus' text format."""
+    text = generate_latest(state_of(request).metrics.registry)
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def quire_version() -> str:
+    """The installed version; a checkout that was never installed has none of its own."""
+    try:
+        return importlib.metadata.version("quire")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+checkout"
