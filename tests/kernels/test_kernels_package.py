@@ -1,0 +1,30 @@
+"""Our package is called ``kernels``, and so is one that transformers looks for."""
+
+from __future__ import annotations
+
+import importlib
+
+import kernels
+from kernels.attention import AttentionSpec
+from kernels.select import ATTENTION_BACKENDS, NoBackendError, select_attention
+
+
+def test_transformers_imports_beside_our_package():
+    assert not hasattr(kernels, "__version__")
+    module = importlib.import_module("transformers.models.llama.modeling_llama")
+    assert module.LlamaForCausalLM is not None
+
+
+def test_backends_are_named_and_losers_give_reasons():
+    import pytest
+    import torch
+
+    spec = AttentionSpec(4, 2, 8, 16, torch.float32, torch.device("cpu"))
+    for name in ATTENTION_BACKENDS:
+        backend, _ = select_attention(name, spec)
+        assert backend.name == "reference"
+    with pytest.raises(NoBackendError, match="known: auto, reference"):
+        select_attention("flash", spec)
+    odd = AttentionSpec(5, 2, 8, 16, torch.float32, torch.device("cpu"))
+    with pytest.raises(NoBackendError, match="reference: 5 heads"):
+        select_attention("auto", odd)
