@@ -361,7 +361,8 @@ class _Connection(asyncio.Protocol):
                 self.ready.set_result(message.info)
         elif isinstance(message, Fatal):
             self._fatal = message
-            logger.error("the engine ends: %s", message.message)
+            if self.ready.done():  # before that, whoever waits for it is told, and nobody twice
+                logger.error("the engine ends: %s", message.message)
         else:
             raise FrameError(f"{type(message).__name__} is not for the API process")
 
