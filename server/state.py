@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from engine.client import EngineClient
 from engine.errors import EngineDead, EngineError, ModelLoadError
@@ -19,6 +19,7 @@ from engine.text.tokenizer import Tokenizer
 from engine.types import EngineInfo
 from server.errors import ApiError, overloaded, unavailable
 from server.metrics import Metrics
+from server.openai.defaults import read_sampling_defaults
 from server.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Model:
     tokenizer: Tokenizer
     template: ChatTemplate
     names: tuple[str, ...]  # the first is the one that answers carry
+    sampling_defaults: dict[str, Any]  # for what requests leave out
     created: int  # Unix time at which it was loaded
 
     @property
@@ -66,7 +68,7 @@ class ServerState:
         text = asyncio.create_task(asyncio.to_thread(_load_text, settings))
         try:
             info = await self.engine.start()
-            tokenizer, template = await text
+            tokenizer, template, sampling_defaults = await text
         except EngineError as error:
             self.fail(error)
             return
@@ -81,6 +83,7 @@ class ServerState:
             info=info,
             tokenizer=tokenizer,
             template=template,
+            sampling_defaults=sampling_defaults,
             names=tuple(settings.model_names),
             created=int(time.time()),
         )
@@ -147,7 +150,9 @@ class ServerState:
         raise overloaded(self.max_sequences)
 
 
-def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate]:
+def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:
     tokenizer = Tokenizer.from_dir(settings.tokenizer or settings.model_dir)
     override = settings.chat_template.read_text("utf-8") if settings.chat_template else None
-    return tokenizer, ChatTemplate.from_dir(settings.model_dir, tokenizer, override=override)
+    template = ChatTemplate.from_dir(settings.model_dir, tokenizer, override=override)
+    template.start()
+    return tokenizer, template, read_sampling_defaults(settings.model_dir)

@@ -52,11 +52,21 @@ async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
     state = state_of(request)
     body, headers = await read_request(request, ChatRequest)
+    if body.stream:
+        events = _events(state, body)
+        return EventStream(events, heartbeat_s=state.settings.heartbeat_s, headers=headers)
     async with until_disconnect(request.receive):
         call = await _ChatCall.prepare(state, body)
-        if not body.stream:
-            return json_response(await call.complete(), headers)
-    return EventStream(call.events(), heartbeat_s=state.settings.heartbeat_s, headers=headers)
+        answer = await call.complete()
+    return json_response(answer, headers)
+
+
+async def _events(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes]:
+    """The stream from its very beginning, so that heartbeats and hang-ups reach the waiting too."""
+    call = await _ChatCall.prepare(state, body)
+    async with contextlib.aclosing(call.events()) as events:
+        async for event in events:
+            yield event
 
 
 class _ChatCall:
@@ -90,7 +100,7 @@ class _ChatCall:
         model.check_name(body.model)
         check_length(sum(len(m.content or "") for m in body.messages), model, "messages")
         prompt = await encode_chat(model, body)
-        sampling = chat_sampling(body, len(prompt), model.info)
+        sampling = chat_sampling(body, len(prompt), model)
         return cls(state, model, body, prompt, sampling)
 
     def _generation(self) -> Generation:

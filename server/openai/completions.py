@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -41,11 +42,21 @@ async def create_completion(request: Request) -> Response:
     """Continue one or more prompts, at once or as a stream of chunks."""
     state = state_of(request)
     body, headers = await read_request(request, CompletionRequest)
+    if body.stream:
+        events = _events(state, body)
+        return EventStream(events, heartbeat_s=state.settings.heartbeat_s, headers=headers)
     async with until_disconnect(request.receive):
         call = await _CompletionCall.prepare(state, body)
-        if not body.stream:
-            return json_response(await call.complete(), headers)
-    return EventStream(call.events(), heartbeat_s=state.settings.heartbeat_s, headers=headers)
+        answer = await call.complete()
+    return json_response(answer, headers)
+
+
+async def _events(state: ServerState, body: CompletionRequest) -> AsyncGenerator[bytes]:
+    """The stream from its very beginning, so that heartbeats and hang-ups reach the waiting too."""
+    call = await _CompletionCall.prepare(state, body)
+    async with contextlib.aclosing(call.events()) as events:
+        async for event in events:
+            yield event
 
 
 class _CompletionCall:
@@ -72,7 +83,7 @@ class _CompletionCall:
         model.check_name(body.model)
         prompts = await _encode(body, model)
         jobs: list[Job] = [
-            (prompt, completion_sampling(body, len(prompt), model.info)) for prompt in prompts
+            (prompt, completion_sampling(body, len(prompt), model)) for prompt in prompts
         ]
         return cls(state, model, body, jobs)
 

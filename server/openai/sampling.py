@@ -8,6 +8,7 @@ from typing import Any
 from engine.types import MAX_LOGPROBS, EngineInfo, SamplingParams
 from server.errors import ApiError, bad_field
 from server.openai.inputs import ChatRequest, CompletionRequest, GenerationRequest
+from server.state import Model
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -30,7 +31,7 @@ _SHARED = (
 )
 
 
-def chat_sampling(body: ChatRequest, prompt_len: int, info: EngineInfo) -> SamplingParams:
+def chat_sampling(body: ChatRequest, prompt_len: int, model: Model) -> SamplingParams:
     """The sampling of a chat request; without a limit it may use what the context leaves.
 
     Raises:
@@ -39,16 +40,14 @@ def chat_sampling(body: ChatRequest, prompt_len: int, info: EngineInfo) -> Sampl
     """
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     limit = getattr(body, field)
-    _check_context(prompt_len, limit, info, prompt_param="messages", limit_param=field)
+    _check_context(prompt_len, limit, model.info, prompt_param="messages", limit_param=field)
     top = body.top_logprobs or 0
     if not 0 <= top <= MAX_LOGPROBS:
         raise bad_field("top_logprobs", f"must be between 0 and {MAX_LOGPROBS}")
-    return _make(body, info, max_tokens=limit, logprobs=top if body.logprobs else None)
+    return _make(body, model, max_tokens=limit, logprobs=top if body.logprobs else None)
 
 
-def completion_sampling(
-    body: CompletionRequest, prompt_len: int, info: EngineInfo
-) -> SamplingParams:
+def completion_sampling(body: CompletionRequest, prompt_len: int, model: Model) -> SamplingParams:
     """The sampling of one prompt of a completion request; the limit is 16 tokens by default.
 
     With ``echo``, ``logprobs`` asks for the prompt's too.
@@ -58,13 +57,13 @@ def completion_sampling(
         InvalidParameter: a value is out of range.
     """
     limit = body.max_tokens
-    _check_context(prompt_len, limit, info, prompt_param="prompt", limit_param="max_tokens")
+    _check_context(prompt_len, limit, model.info, prompt_param="prompt", limit_param="max_tokens")
     if limit is None:
-        limit = min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - prompt_len)
+        limit = min(DEFAULT_COMPLETION_TOKENS, model.info.max_model_len - prompt_len)
     extra: dict[str, Any] = {}
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         extra["prompt_logprobs"] = body.logprobs
-    return _make(body, info, max_tokens=limit, logprobs=body.logprobs, **extra)
+    return _make(body, model, max_tokens=limit, logprobs=body.logprobs, **extra)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
@@ -73,16 +72,17 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         raise bad_field(param, f"token ids must be between 0 and {vocab_size - 1}")
 
 
-def _make(body: GenerationRequest, info: EngineInfo, **given: Any) -> SamplingParams:
-    values = {name: getattr(body, name) for name in _SHARED}
-    values.update(given)
+def _make(body: GenerationRequest, model: Model, **given: Any) -> SamplingParams:
+    vocab_size = model.info.vocab_size
+    asked = {name: getattr(body, name) for name in _SHARED} | given
+    values = model.sampling_defaults | {k: v for k, v in asked.items() if v is not None}
     stop_ids = body.stop_token_ids or []
-    check_token_ids(stop_ids, info.vocab_size, "stop_token_ids")
+    check_token_ids(stop_ids, vocab_size, "stop_token_ids")
     return SamplingParams(
         stop=tuple(body.stop),
         stop_token_ids=tuple(stop_ids),
-        logit_bias=_logit_bias(body.logit_bias or {}, info.vocab_size),
-        **{name: value for name, value in values.items() if value is not None},
+        logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
+        **values,
     )
 
 

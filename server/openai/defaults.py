@@ -1,0 +1,37 @@
+"""The sampling that a model asks for itself, where a request leaves a field out.
+
+Models ship a ``generation_config.json`` with the temperature and truncation they were tuned for.
+An explicit ``"do_sample": false`` means greedy decoding.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InvalidParameter
+from engine.text.tokenizer import read_json
+from engine.types import SamplingParams
+
+_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_log = logging.getLogger(__name__)
+
+
+def read_sampling_defaults(model_dir: str) -> dict[str, Any]:
+    """Values of ``SamplingParams`` fields; empty where the model says nothing usable.
+
+    Raises:
+        ModelLoadError: the file is there and cannot be read.
+    """
+    path = Path(model_dir) / "generation_config.json"
+    config = read_json(path) if path.is_file() else {}
+    if config.get("do_sample") is False:
+        return {"temperature": 0.0}
+    defaults = {name: config[name] for name in _FIELDS if config.get(name) is not None}
+    try:
+        SamplingParams(**defaults)
+    except (InvalidParameter, TypeError) as error:
+        _log.warning("%s is not used: %s", path.name, error)
+        return {}
+    return defaults
