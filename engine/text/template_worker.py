@@ -72,10 +72,19 @@ class _Renderer:
                 body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
                 return jinja2.nodes.Scope(body, lineno=line)
 
+        class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+            """jinja2's, in which reaching for what is not allowed fails at once."""
+
+            def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+                kind = type(obj).__name__
+                raise jinja2.sandbox.SecurityError(
+                    f"access to attribute '{attribute}' of a '{kind}' object is unsafe"
+                )
+
         def raise_exception(message: str) -> NoReturn:
             raise Refused(message)
 
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        environment = Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[Generation, jinja2.ext.loopcontrols],

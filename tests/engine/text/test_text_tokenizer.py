@@ -1,0 +1,181 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, processors
+
+from engine.errors import InvalidParameter, ModelLoadError
+from engine.text.tokenizer import Tokenizer
+
+SPELLINGS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<<s>>", "<|im_", "end|>", "<", "s>", "▁"]
+plain_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+# Text that is at pains to spell special tokens, whole, nested and in halves.
+hostile_text = st.lists(st.sampled_from(SPELLINGS) | plain_text, max_size=8).map("".join)
+
+
+@given(text=hostile_text)
+def test_any_text_round_trips_and_never_becomes_a_special_token(
+    tokenizer: Tokenizer, kind: str, text: str
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.special_ids.isdisjoint(ids)
+    assert max(ids, default=0) < tokenizer.vocab_size
+    decoded = tokenizer.decode(ids)
+    if kind == "byte-level":
+        assert decoded == text
+        return
+    # A sentencepiece vocabulary has one spelling for a space and for U+2581.
+    text = text.replace("▁", " ")
+    if kind == "metaspace":
+        assert decoded.lstrip(" ") == text.lstrip(" ")
+    else:  # one space more wherever a spelling was broken
+        assert decoded.replace(" ", "") == text.replace(" ", "")
+
+
+@given(texts=st.lists(hostile_text, max_size=4))
+def test_guarded_texts_stay_plain_however_they_are_joined(
+    tokenizer: Tokenizer, texts: list[str]
+) -> None:
+    joined = "".join(tokenizer.guard(text) for text in texts)
+    ids = tokenizer.encode(joined, add_special_tokens=False, parse_special=True)
+    assert tokenizer.special_ids.isdisjoint(ids)
+    assert tokenizer.unguard(joined) == "".join(texts)
+
+
+@given(text=plain_text)
+def test_plain_text_has_the_ids_that_the_library_gives(
+    tokenizer: Tokenizer, backend: Backend, text: str
+) -> None:
+    assert tokenizer.encode(text) == backend.encode(text).ids
+    assert tokenizer.encode_batch([text, "x"]) == [tokenizer.encode(text), tokenizer.encode("x")]
+
+
+@given(text=plain_text, data=st.data())
+def test_decoding_gives_the_library_s_text(
+    tokenizer: Tokenizer, backend: Backend, text: str, data: st.DataObject
+) -> None:
+    ids = tokenizer.encode(text)
+    if tokenizer.rules.byte_level:  # there any sequence of ids decodes alike, broken UTF-8 too
+        ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() - 1), max_size=20))
+    assert tokenizer.decode(ids) == backend.decode(ids, skip_special_tokens=True)
+    unskipped = backend.decode(ids, skip_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == unskipped
+
+
+@given(text=plain_text)
+def test_token_bytes_joined_are_the_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    data = b"".join(map(tokenizer.token_bytes, ids))
+    assert data.decode() == tokenizer.decode(ids, continuation=True)
+
+
+def test_a_token_s_text_marks_parts_of_characters(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("👍", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).endswith("👍".encode())
+    assert "\ufffd" in tokenizer.token_text(ids[-1])
+    assert tokenizer.token_bytes(10**6) == tokenizer.token_bytes(-1) == b""
+
+
+def test_spellings_are_special_on_request(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a<|im_end|>", add_special_tokens=False, parse_special=True)
+    assert ids[-1:] == list(tokenizer.eos_token_ids)
+    assert tokenizer.decode(ids) == "a"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|im_end|>"
+
+
+def test_an_added_token_has_the_bytes_of_its_text(chatml: Tokenizer) -> None:
+    ids = chatml.encode("<tool_call>", add_special_tokens=False)
+    assert [chatml.token_bytes(id_) for id_ in ids] == [b"<tool_call>"]
+    assert chatml.decode(ids) == "<tool_call>"
+
+
+def test_lone_surrogates_are_refused(tokenizer: Tokenizer) -> None:
+    for call in (lambda: tokenizer.encode("a\ud800"), lambda: tokenizer.encode_batch(["\udfff"])):
+        with pytest.raises(InvalidParameter, match="surrogate"):
+            call()
+
+
+def save(path: Path, backend: Backend, config: dict | None = None, **files: dict) -> Path:
+    backend.save(str(path / "tokenizer.json"))
+    for name, content in {"tokenizer_config": config or {}, **files}.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+def test_a_directory_is_read_whole(tmp_path: Path, backend: Backend) -> None:
+    config = {"eos_token": {"content": "</s>"}, "bos_token": "<s>", "add_bos_token": True}
+    generation = {"eos_token_id": [1, 0]}
+    made = Tokenizer.from_dir(save(tmp_path, backend, config, generation_config=generation))
+    end, begin = backend.token_to_id("</s>"), backend.token_to_id("<s>")
+    assert made.eos_token_ids == (0, 1, end)
+    assert made.encode("x")[0] == begin
+    assert made.encode("x", add_special_tokens=False)[0] != begin
+    assert made.encode("")[0] == begin
+
+
+def test_add_bos_token_overrules_the_post_processor(tmp_path: Path) -> None:
+    backend = Backend(models.WordLevel({"<s>": 0, "a": 1, "<unk>": 2}, unk_token="<unk>"))
+    backend.add_special_tokens(["<s>"])
+    backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    for flag, expected in ((None, [0, 1]), (True, [0, 1]), (False, [1])):
+        config = {"bos_token": "<s>"} | ({} if flag is None else {"add_bos_token": flag})
+        assert Tokenizer.from_dir(save(tmp_path, backend, config)).encode("a") == expected
+
+
+def test_normalisation_cannot_spell_a_special_token(tmp_path: Path) -> None:
+    backend = Backend(models.BPE({"<": 0, "s": 1, ">": 2}, []))
+    backend.normalizer = normalizers.NFKC()
+    backend.add_special_tokens(["<s>"])
+    data = json.loads(backend.to_str())
+    data["added_tokens"][0]["normalized"] = True
+    made = Tokenizer.from_dir(save(tmp_path, Backend.from_str(json.dumps(data))))
+    assert made.encode("＜s＞<s>") == [0, 1, 2, 0, 1, 2]
+    assert made.encode("<s>", parse_special=True) == [3]
+
+
+def test_plain_entries_that_the_config_calls_special_are_special(tmp_path: Path) -> None:
+    backend = Backend(models.WordLevel({"a": 0, "<end>": 1, "<unk>": 2}, unk_token="<unk>"))
+    made = Tokenizer.from_dir(save(tmp_path, backend, {"eos_token": "<end>", "pad_token": "<pad>"}))
+    assert made.special_ids == {1}
+    assert made.encode("a<end>", parse_special=True) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", "{}", "no tokenizer"),
+        ("tokenizer.json", "{", "cannot be read"),
+        ("tokenizer.json", '{"version": "1.0"}', "cannot be read"),
+        ("tokenizer_config.json", "[]", "does not hold"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_in_one_line(
+    tmp_path: Path, name: str, content: str, words: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelLoadError, match=words) as caught:
+        Tokenizer.from_dir(tmp_path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ModelLoadError, match="no model directory"):
+        Tokenizer.from_dir(tmp_path / "absent")
+
+
+def test_a_decoder_that_is_not_understood_is_refused(tmp_path: Path) -> None:
+    backend = Backend(models.WordLevel({"a": 0}, unk_token="a"))
+    backend.decoder = decoders.CTC()
+    with pytest.raises(ModelLoadError, match="CTC"):
+        Tokenizer.from_dir(save(tmp_path, backend))
+
+
+def test_the_text_layer_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, engine.text.output, engine.text.template;"
+        "heavy = {'torch', 'transformers', 'numpy', 'jinja2', 'tokenizers'} & set(sys.modules);"
+        "sys.exit(', '.join(heavy) or None)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
