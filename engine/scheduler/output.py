@@ -47,6 +47,12 @@ class OutputBuilder:
         self.token_ids.append(token_ids)
         self.finish_reasons.append(reason)
 
+    def withdraw(self, index: int) -> None:
+        """Take one row back: of a request that has ended before it came."""
+        request_id = self.ids.pop(index)
+        del self.token_ids[index], self.finish_reasons[index]
+        self.logprobs.pop(request_id, None)
+
     def tell_cached(self, seq: Sequence) -> None:
         """Say once how much of the prompt was found in the cache."""
         if not seq.cached_told and seq.num_cached is not None:

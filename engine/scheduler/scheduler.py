@@ -19,15 +19,14 @@ from collections import deque
 from collections.abc import Iterable
 
 from engine.config import SchedulerConfig
-from engine.errors import ContextLengthExceeded, InvalidParameter
+from engine.errors import InvalidParameter
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.policy import POLICIES
-from engine.scheduler.sequence import Sequence, Status
-from engine.scheduler.step import Fill, StepBuilder
+from engine.scheduler.sequence import Sequence, Status, leader_of, sequence_of
+from engine.scheduler.step import Fill, StepBuilder, added_row, replay
 from engine.scheduler.waiting import WaitingQueue
 from engine.types import (
-    AddedRow,
     EngineOutput,
     EngineStats,
     FinishReason,
@@ -126,25 +125,12 @@ class Scheduler:
         """
         if request.id in self._sequences:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
-        sampling = request.sampling
-        num_prompt = len(request.prompt_token_ids)
-        max_num_tokens = self._checked_length(request)
-        eos = frozenset() if sampling.ignore_eos else self._eos
-        seq = Sequence(
-            request=request,
-            id=request.id,
-            order=self._num_added,
-            token_ids=[*request.prompt_token_ids, *request.resumed_token_ids],
-            num_prompt=num_prompt,
-            min_num_tokens=num_prompt + sampling.min_tokens,
-            max_num_tokens=max_num_tokens,
-            stop_ids=eos.union(sampling.stop_token_ids) if sampling.stop_token_ids else eos,
-            chain=self._pool.chain(request.cache_salt),
-        )
+        chain = self._pool.chain(request.cache_salt)
+        seq = sequence_of(request, self._num_added, chain, self._max_len, self._eos)
         self._num_added += 1
         self._num_waiting_tokens += len(seq.token_ids)
         self._sequences[seq.id] = seq
-        seq.leader = self._leader_of(seq)
+        seq.leader = leader_of(seq, self._sequences)
         if seq.leader is not None and seq.leader.first_token_s is None:
             seq.leader.forks.append(seq)  # parked: it holds nobody up until its prompt is there
         else:
@@ -154,7 +140,7 @@ class Scheduler:
         """End a request now; its blocks are free at once. An unknown id is no error."""
         seq = self._sequences.get(request_id)
         if seq is not None:
-            self._finish(seq, "abort", now_s)
+            self._finish(seq, now_s)
             self._news.append(request_id, (), "abort")
 
     # ------------------------------------------------------------ the step
@@ -184,7 +170,7 @@ class Scheduler:
         for request_id, failure in result.errors.items():
             seq = self._running.get(request_id)
             if seq is not None:
-                self._finish(seq, "error", now_s)
+                self._finish(seq, now_s)
                 news.append(request_id, (), "error")
                 news.errors[request_id] = failure
         if result.prompt_logprobs:
@@ -210,24 +196,7 @@ class Scheduler:
         For use before ``update(plan, ...)``, after the plan itself could not be run: each row is
         removed and added again, with its whole block table. See the runner's row contract.
         """
-        planned = {row.id for row in plan.rows}
-        removed = [request_id for request_id in plan.removed if request_id not in planned]
-        added: list[AddedRow] = []
-        whole: list[ScheduledRow] = []
-        blocks: set[int] = set()
-        for row in rows:
-            seq = self._running[row.id]
-            removed.append(row.id)
-            added.append(_added_row(seq))
-            table = tuple(seq.table.block_ids)
-            whole.append(ScheduledRow(row.id, row.start, row.token_ids, table, row.samples))
-            blocks.update(table)
-        return StepPlan(
-            rows=tuple(whole),
-            added=tuple(added),
-            removed=tuple(removed),
-            copies=tuple(copy for copy in plan.copies if copy.target in blocks),
-        )
+        return replay(plan, rows, self._running)
 
     def stats(self, step_tokens: int = 0) -> EngineStats:
         """A snapshot of the queues, the blocks and the counters, in O(1)."""
@@ -350,7 +319,7 @@ class Scheduler:
             seq.num_computed = seq.table.capacity
         self._num_wasted += seq.table.capacity - seq.num_computed
         self._start(seq, now_s, looked_up=leader is None and not seq.owes_prompt_logprobs)
-        step.added.append(_added_row(seq))
+        step.added.append(added_row(seq))
         end = min(len(seq.token_ids), seq.num_computed + step.budget)
         missing = pool.blocks_for(end) - len(seq.table.block_ids)
         pool.extend(seq.table, missing)
@@ -373,16 +342,6 @@ class Scheduler:
 
     # ------------------------------------------------------------ forks
 
-    def _leader_of(self, seq: Sequence) -> Sequence | None:
-        """The live sequence whose prompt ``seq`` can share; None makes it an ordinary one."""
-        request = seq.request
-        leader = self._sequences.get(request.fork_of) if request.fork_of is not None else None
-        if leader is None or seq.owes_prompt_logprobs:
-            return None
-        same_salt = leader.request.cache_salt == request.cache_salt
-        same_prompt = leader.request.prompt_token_ids == request.prompt_token_ids
-        return leader if same_salt and same_prompt else None
-
     def _usable_leader(self, step: StepBuilder, seq: Sequence) -> Sequence | None:
         """The leader, if earlier steps have computed its prompt and it still holds it."""
         leader = seq.leader
@@ -391,12 +350,6 @@ class Scheduler:
         if leader.num_computed < leader.num_prompt or leader.id in step.computing_prompts:
             return None
         return leader
-
-    def _release_forks(self, leader: Sequence) -> None:
-        """The leader's prompt is computed: its forks may be admitted."""
-        for fork in leader.forks:
-            self._waiting.push(fork)
-        leader.forks = []
 
     def _appoint_leader(self, forks: list[Sequence]) -> None:
         """The leader ended before its prompt was computed: the first fork takes its place."""
@@ -409,37 +362,62 @@ class Scheduler:
     # ------------------------------------------------------------ results
 
     def _take_tokens(self, result: StepResult, now_s: float) -> None:
-        news = self._news
-        running = self._running
-        logprobs = result.logprobs if any(result.logprobs) else None
-        for index, request_id in enumerate(result.ids):
+        # The other loop over every sequence at every step; its columns are the result's own.
+        news, running = self._news, self._running
+        first = len(news.ids)
+        ended: list[int] = []  # indices of sequences that have ended before
+        news.ids += result.ids
+        news.token_ids += result.token_ids
+        news.finish_reasons += [None] * len(result.ids)
+        for index, request_id in enumerate(result.ids, first):
             seq = running.get(request_id)
             if seq is None:
+                ended.append(index)
                 continue
-            new_tokens = result.token_ids[index]
             if seq.first_token_s is None:
-                seq.first_token_s = now_s
-                news.tell_cached(seq)
-                if seq.forks:
-                    self._release_forks(seq)
+                self._take_first(seq, now_s)
+            new_tokens = news.token_ids[index]
             token_ids = seq.token_ids
-            reason: FinishReason | None = None
-            for count, token in enumerate(new_tokens, 1):
-                token_ids.append(token)
-                if token in seq.stop_ids and len(token_ids) >= seq.min_num_tokens:
-                    reason = "stop"
-                    news.stop_token_ids[request_id] = token
-                elif len(token_ids) >= seq.max_num_tokens:
-                    reason = "length"
-                else:
-                    continue
-                new_tokens = new_tokens[:count]
-                break
-            news.append(request_id, new_tokens, reason)
-            if logprobs is not None and (told := logprobs[index]):
-                news.logprobs[request_id] = told[: len(new_tokens)]
-            if reason is not None:
-                self._finish(seq, reason, now_s)
+            token_ids += new_tokens
+            if len(token_ids) >= seq.max_num_tokens or not seq.stop_ids.isdisjoint(new_tokens):
+                self._take_last(seq, index, now_s)
+        if any(result.logprobs):
+            self._take_logprobs(result, first)
+        for index in reversed(ended):
+            news.withdraw(index)
+
+    def _take_first(self, seq: Sequence, now_s: float) -> None:
+        """The first token is there: the prompt is computed."""
+        seq.first_token_s = now_s
+        self._news.tell_cached(seq)
+        for fork in seq.forks:
+            self._waiting.push(fork)
+        seq.forks = []
+
+    def _take_last(self, seq: Sequence, index: int, now_s: float) -> None:
+        """End ``seq`` at the first of its new tokens that ends it, if one does."""
+        news = self._news
+        new_tokens = news.token_ids[index]
+        before = len(seq.token_ids) - len(new_tokens)
+        for count, token in enumerate(new_tokens, 1):
+            reason: FinishReason
+            if token in seq.stop_ids and before + count >= seq.min_num_tokens:
+                reason = "stop"
+                news.stop_token_ids[seq.id] = token
+            elif before + count >= seq.max_num_tokens:
+                reason = "length"
+            else:
+                continue
+            news.token_ids[index] = new_tokens[:count]
+            news.finish_reasons[index] = reason
+            self._finish(seq, now_s)
+            return
+
+    def _take_logprobs(self, result: StepResult, first: int) -> None:
+        news = self._news
+        for index, logprobs in enumerate(result.logprobs, first):
+            if logprobs:
+                news.logprobs[news.ids[index]] = logprobs[: len(news.token_ids[index])]
 
     def _take_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         starts = {row.id: row.start for row in plan.rows}
@@ -463,11 +441,11 @@ class Scheduler:
         if end == len(seq.token_ids) >= seq.max_num_tokens:
             self._news.tell_cached(seq)
             self._news.append(seq.id, (), "length")
-            self._finish(seq, "length", now_s)
+            self._finish(seq, now_s)
 
     # ------------------------------------------------------------ helpers
 
-    def _finish(self, seq: Sequence, reason: FinishReason, now_s: float) -> None:
+    def _finish(self, seq: Sequence, now_s: float) -> None:
         """Give up all that ``seq`` holds, and all memory of it. The caller tells the reason."""
         del self._sequences[seq.id]
         if seq.status is Status.RUNNING:
@@ -490,23 +468,3 @@ class Scheduler:
         if seq.known_to_runner:
             self._removed.append(seq.id)
             seq.known_to_runner = False
-
-    def _checked_length(self, request: Request) -> int:
-        """The most tokens that prompt and output may have together."""
-        num_prompt = len(request.prompt_token_ids)
-        wanted = request.sampling.max_tokens
-        if not num_prompt:
-            raise InvalidParameter("the prompt must have at least one token", param="prompt")
-        total = num_prompt + (1 if wanted is None else wanted)
-        if total > self._max_len:
-            output = "at least one" if wanted is None else f"{wanted}"
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {self._max_len} tokens. However, you "
-                f"requested {total} tokens ({num_prompt} in the prompt, {output} for the output). "
-                "Please reduce the length of the prompt or the output."
-            )
-        return self._max_len if wanted is None else total
-
-
-def _added_row(seq: Sequence) -> AddedRow:
-    return AddedRow(seq.request, tuple(seq.token_ids[seq.num_prompt :]))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.kv_cache.pool import BlockTable
 from engine.kv_cache.prefix import PrefixChain
 from engine.types import Request
@@ -57,3 +59,54 @@ class Sequence:
         """Whether prompt positions must be computed even where their blocks are cached."""
         wanted = self.request.sampling.prompt_logprobs is not None
         return wanted and self.num_prompt_logprobs < self.num_prompt - 1
+
+
+def sequence_of(
+    request: Request, order: int, chain: PrefixChain, max_len: int, eos: frozenset[int]
+) -> Sequence:
+    """A waiting sequence for ``request``, in a context of ``max_len`` tokens.
+
+    Raises:
+        ContextLengthExceeded: prompt and output can never fit.
+        InvalidParameter: the prompt is empty.
+    """
+    sampling = request.sampling
+    num_prompt = len(request.prompt_token_ids)
+    stop_ids = frozenset() if sampling.ignore_eos else eos
+    return Sequence(
+        request=request,
+        id=request.id,
+        order=order,
+        token_ids=[*request.prompt_token_ids, *request.resumed_token_ids],
+        num_prompt=num_prompt,
+        min_num_tokens=num_prompt + sampling.min_tokens,
+        max_num_tokens=_checked_length(num_prompt, sampling.max_tokens, max_len),
+        stop_ids=stop_ids.union(sampling.stop_token_ids) if sampling.stop_token_ids else stop_ids,
+        chain=chain,
+    )
+
+
+def leader_of(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:
+    """The live sequence whose prompt ``seq`` can share; without one it is an ordinary one."""
+    request = seq.request
+    leader = live.get(request.fork_of) if request.fork_of is not None else None
+    if leader is None or seq.owes_prompt_logprobs:
+        return None
+    same_salt = leader.request.cache_salt == request.cache_salt
+    same_prompt = leader.request.prompt_token_ids == request.prompt_token_ids
+    return leader if same_salt and same_prompt else None
+
+
+def _checked_length(num_prompt: int, wanted: int | None, max_len: int) -> int:
+    """The most tokens that prompt and output may have together."""
+    if not num_prompt:
+        raise InvalidParameter("the prompt must have at least one token", param="prompt")
+    total = num_prompt + (1 if wanted is None else wanted)
+    if total > max_len:
+        output = "at least one" if wanted is None else f"{wanted}"
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {max_len} tokens. However, you requested "
+            f"{total} tokens ({num_prompt} in the prompt, {output} for the output). "
+            "Please reduce the length of the prompt or the output."
+        )
+    return max_len if wanted is None else total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from engine.kv_cache.pool import BlockTable
@@ -64,3 +65,36 @@ class StepBuilder:
             copies=tuple(self.copies),
             num_preempted=self.num_preempted,
         )
+
+
+def added_row(seq: Sequence) -> AddedRow:
+    """What the runner must know of a sequence before its first row."""
+    return AddedRow(seq.request, tuple(seq.token_ids[seq.num_prompt :]))
+
+
+def replay(
+    plan: StepPlan, rows: Iterable[ScheduledRow], sequences: Mapping[str, Sequence]
+) -> StepPlan:
+    """The part of ``plan`` that computes ``rows``, for a runner that knows none of them.
+
+    Each row is removed and added again, with its whole block table; see the runner's row contract.
+    """
+    planned = {row.id for row in plan.rows}
+    removed = [request_id for request_id in plan.removed if request_id not in planned]
+    added: list[AddedRow] = []
+    whole: list[ScheduledRow] = []
+    blocks: set[int] = set()
+    for row in rows:
+        seq = sequences[row.id]
+        removed.append(row.id)
+        added.append(added_row(seq))
+        table = tuple(seq.table.block_ids)
+        whole.append(ScheduledRow(row.id, row.start, row.token_ids, table, row.samples))
+        blocks.update(table)
+    return StepPlan(
+        rows=tuple(whole),
+        added=tuple(added),
+        removed=tuple(removed),
+        # Sources are as they were: whoever holds them writes behind what was copied.
+        copies=tuple(copy for copy in plan.copies if copy.target in blocks),
+    )

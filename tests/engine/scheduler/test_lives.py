@@ -17,7 +17,7 @@ from engine.scheduler.sequence import Sequence
 from engine.scheduler.step import StepBuilder
 from tests.engine.scheduler.lives import Life
 
-NUM_LIVES = 500
+NUM_LIVES = 400
 
 
 def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
@@ -174,10 +174,10 @@ def preemption_is_not_told(patch: pytest.MonkeyPatch) -> None:
 def finish_keeps_blocks(patch: pytest.MonkeyPatch) -> None:
     finish = Scheduler._finish
 
-    def keep(self: Scheduler, seq: Sequence, reason, now_s: float) -> None:
+    def keep(self: Scheduler, seq: Sequence, now_s: float) -> None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(self._pool, "release", lambda table: None)
-            finish(self, seq, reason, now_s)
+            finish(self, seq, now_s)
 
     patch.setattr(Scheduler, "_finish", keep)
 
