@@ -76,9 +76,9 @@ class ServerState:
             _log.exception("the model could not be loaded")
             self.fail(ModelLoadError("the model could not be loaded"))
             return
-        finally:
-            if not text.done():
-                text.cancel()
+        finally:  # one failure is enough: the text's own is not told beside the engine's
+            text.cancel()
+            await asyncio.gather(text, return_exceptions=True)
         self._model = Model(
             info=info,
             tokenizer=tokenizer,
