@@ -34,11 +34,14 @@ def main(argv: Sequence[str]) -> int:
     started_s = time.monotonic()
     try:
         settings = parse_settings(argv)
-        sock = bind(settings.host, settings.port)
-        settings = _with_model_directory(settings)
-    except (InvalidSettings, ModelLoadError, OSError) as error:
+        with bind(settings.host, settings.port) as sock:
+            return _serve(_with_model_directory(settings), sock, started_s)
+    except (InvalidSettings, ModelLoadError, BindError) as error:
         print(f"quire serve: {error}", file=sys.stderr)
         return 1
+
+
+def _serve(settings: Settings, sock: socket.socket, started_s: float) -> int:
     logs.configure(settings.log_level, settings.log_format)
     engine = AnnouncedEngine(settings.engine_config(), settings, sock, started_s)
     engine.spawn()
@@ -54,18 +57,22 @@ def main(argv: Sequence[str]) -> int:
     return status
 
 
+class BindError(Exception):
+    """The address cannot be listened on; one line for a person."""
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket, so that a port in use is known before anything is loaded.
 
     Raises:
-        OSError: the address cannot be listened on; the message is one line for a person.
+        BindError: the address is in use, or none of this machine's.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
-        raise OSError(f"cannot listen on {host}: {error.strerror}") from None
+        raise BindError(f"cannot listen on {host}: {error.strerror}") from None
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -74,7 +81,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         reason = (error.strerror or str(error)).lower()
-        raise OSError(f"cannot listen on {host}:{port}: {reason}") from None
+        raise BindError(f"cannot listen on {host}:{port}: {reason}") from None
     sock.setblocking(False)
     return sock
 

@@ -1,0 +1,56 @@
+"""The command itself: help, wrong calls, and what it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from server.cli import main
+
+
+def test_alone_it_tells_a_newcomer_what_to_do(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    for command in ("quire serve", "quire chat", "quire complete", "quire bench"):
+        assert command in out
+
+
+def test_an_unknown_command_is_named(capsys):
+    assert main(["sevre"]) == 2
+    assert "no command 'sevre'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "complete", "bench"])
+def test_each_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"quire {command}" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("quire ")
+
+
+def test_nothing_heavy_is_imported_before_the_engine_is_spawned():
+    """The engine process is spawned once this module is imported and the flags are parsed."""
+    code = (
+        "import sys; import server.cli.serve; from server.cli.flags import parse_settings; "
+        "parse_settings([]); "
+        "print(*{'torch', 'transformers', 'numpy', 'fastapi', 'uvicorn', 'tokenizers', 'httpx'}"
+        " & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_talking_to_a_server_needs_no_library():
+    code = (
+        "import sys; import server.cli.talk; "
+        "print(*(m for m in sys.modules if m.startswith(('pydantic', 'msgspec', 'httpx', 'yaml'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -1,0 +1,167 @@
+"""``quire serve`` as a process: what it says, how it fails, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from server.cli.progress import LoadDisplay, display_url
+from server.cli.serve import bind
+from server.settings import DEMO_MODEL_DIR
+
+SERVE = [sys.executable, "-m", "server", "serve"]
+SMALL = ["--kv-cache-memory-bytes", "32MiB", "--num-threads", "1"]
+
+
+def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_from_start_to_sigterm():
+    """It tells a curl that works as it stands, and leaves nothing behind."""
+    process = subprocess.Popen(
+        [*SERVE, "--port", "0", "--api-key", "YOUR_KEY", *SMALL],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "-d '{" in line:
+                break
+        told = "".join(lines)
+        match = re.search(r"Quire serves quire-demo at (http://127\.0\.0\.1:\d+) ", told)
+        assert match, told
+        assert "memory: weights" in told
+        command = told[told.index("\ncurl ") :]
+        if shutil.which("curl"):
+            answer = subprocess.run(
+                ["bash", "-c", command], capture_output=True, check=True, timeout=60
+            )
+            message = json.loads(answer.stdout)["choices"][0]["message"]
+            assert message["role"] == "assistant"
+            assert message["content"]
+        chat = [sys.executable, "-m", "server", "chat", "--url", match[1], "--api-key"]
+        done = subprocess.run(
+            [*chat, "YOUR_KEY", "Hello"], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.strip()
+        refused = subprocess.run([*chat, "wrong", "Hello"], capture_output=True, text=True)
+        assert refused.returncode == 1
+        assert "401" in refused.stderr
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert family
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(60) == 0
+        assert psutil.wait_procs(family, timeout=10)[1] == []
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr:
+            process.stderr.close()
+
+
+def test_a_busy_port_is_told_before_anything_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        # A model that does not exist shows that the port was tried first.
+        done = run_to_end("/no/such/model", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"quire serve: cannot listen on 127.0.0.1:{port}: address already in use\n"
+    )
+
+
+@pytest.mark.parametrize("damage", ["weights", "config", "tokenizer"])
+def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(damage, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL_DIR, model)
+    broken = {"weights": "model.safetensors", "config": "config.json"}.get(damage, "tokenizer.json")
+    os.truncate(model / broken, (model / broken).stat().st_size // 2)
+    done = run_to_end(str(model), "--port", "0", "--log-level", "error", *SMALL)
+    assert done.returncode == 1, done.stderr
+    problems = [line for line in done.stderr.splitlines() if "quire serve:" in line]
+    assert len(problems) == 1
+    assert broken in problems[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["/no/such/model"], "there is no model directory /no/such/model"),
+        ([__file__], "is a file; a model is a directory"),
+        (["--port", "http"], "--port: input should be a valid integer"),
+        (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+        (["nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_one_line(arguments, told, capsys):
+    from server.cli import main
+
+    assert main(["serve", "--port", "0", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("quire serve: ")
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_binding_is_listening():
+    with bind("localhost", 0) as sock:
+        socket.create_connection(sock.getsockname()[:2]).close()
+    assert display_url("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert display_url("::1", 80) == "http://[::1]:80"
+
+
+class Terminal:
+    def __init__(self, terminal: bool) -> None:
+        self.text = ""
+        self.isatty = lambda: terminal
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+def test_progress_is_one_line_redrawn_at_a_terminal_and_few_lines_elsewhere():
+    for is_terminal in (True, False):
+        stream = Terminal(is_terminal)
+        display = LoadDisplay(stream)  # type: ignore[arg-type]
+        for step in range(101):
+            display(step / 100, "model.safetensors")
+        display.line("done")
+        assert stream.text.endswith("done\n")
+        assert stream.text.count("\n") <= 3
+        assert ("100% █" in stream.text) is is_terminal
+
+
+def test_progress_goes_on_when_nobody_can_read_it():
+    class Full(Terminal):
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+    display = LoadDisplay(Full(False))  # type: ignore[arg-type]
+    display(0.5, "model.safetensors")
+    display.line("done")
+
+
+def test_presets_named_in_the_documentation_exist():
+    root = Path(__file__).parents[2]
+    for page in (root / "docs").glob("*.md"):
+        for name in re.findall(r"configs/[\w./-]+\.(?:yaml|yml|json)", page.read_text()):
+            assert (root / name).exists(), f"{page.name} names {name}"

@@ -1,0 +1,141 @@
+"""One table of settings, four ways in, and one line when a value cannot be used."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from server.cli.flags import build_parser, parse_settings
+from server.settings import DEMO_MODEL_NAME, InvalidSettings, Settings, settings_table
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    for row in settings_table():
+        monkeypatch.delenv(row.variable, raising=False)
+
+
+@pytest.mark.parametrize(
+    "given", list(itertools.product([False, True], repeat=3)), ids=lambda given: str(given)
+)
+def test_flags_win_over_environment_over_yaml_over_defaults(given, tmp_path, monkeypatch):
+    in_flags, in_environment, in_yaml = given
+    config = tmp_path / "x.yaml"
+    config.write_text("max-num-seqs: 2\nport: 9\n" if in_yaml else "port: 9\n")
+    if in_environment:
+        monkeypatch.setenv("QUIRE_MAX_NUM_SEQS", "3")
+    flags = ["--max-num-seqs", "4"] if in_flags else []
+    settings = parse_settings([str(config), *flags])
+    expected = 4 if in_flags else 3 if in_environment else 2 if in_yaml else 256
+    assert settings.max_num_seqs == expected
+    assert settings.engine_config().scheduler.max_num_seqs == expected
+    assert settings.port == 9
+
+
+def test_every_setting_has_a_flag_a_variable_and_a_yaml_key(tmp_path, monkeypatch):
+    samples = {
+        "model": "m",
+        "tokenizer": "t",
+        "chat_template": "c.jinja",
+        "attention_backend": "reference",
+        "host": "::1",
+        "metrics_prefix": "vllm",
+        "served_model_name": "name",
+        "api_key": "key",
+        "gpu_memory_utilization": "0.5",
+    }
+    for row in settings_table():
+        if row.name == "config":
+            continue
+        value = samples.get(row.name, row.choices[-1] if row.choices else "7")
+        by_flag = [row.flag, value]
+        if row.kind == "flag":
+            value = str(not row.default).lower()
+            by_flag = [row.flag if not row.default else "--no-" + row.flag[2:]]
+        config = tmp_path / "one.yaml"
+        config.write_text(f"{row.name}: {value}\n")
+        from_flag = getattr(parse_settings(by_flag), row.field)
+        from_yaml = getattr(parse_settings(["--config", str(config)]), row.field)
+        with monkeypatch.context() as patch:
+            patch.setenv(row.variable, value)
+            from_environment = getattr(Settings.load({}), row.field)
+        assert from_flag == from_environment == from_yaml != row.default, row.name
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("4096", 4096), ("8k", 8000), ("8K", 8192), ("2GiB", 2**31), ("1.5GB", 15 * 10**8)],
+)
+def test_sizes_as_people_write_them(text, number):
+    assert parse_settings(["--kv-cache-memory-bytes", text]).kv_cache_memory_bytes == number
+
+
+def test_lists_come_from_repeated_flags_and_from_commas(monkeypatch):
+    assert parse_settings(["--api-key", "a", "--api-key", "b"]).api_keys == ["a", "b"]
+    monkeypatch.setenv("QUIRE_API_KEY", "hunter2, hunter3")
+    assert Settings.load({}).api_keys == ["hunter2", "hunter3"]
+    assert "hunter" not in repr(Settings.load({}))  # keys stay out of logs of settings
+
+
+@pytest.mark.parametrize(
+    ("yaml", "told"),
+    [
+        ("max_num_seq: 3", "there is no setting 'max_num_seq'; did you mean 'max_num_seqs'?"),
+        ("config: other.yaml", "cannot name another"),
+        ("port: [", "is not valid YAML"),
+        ("- port", "must hold settings"),
+        ("port: 99999", "'port' in the YAML file: input should be less than or equal to 65535"),
+        ("api_key: {a: hunter2}", "'api_key' in the YAML file"),
+    ],
+)
+def test_a_bad_file_is_told_in_one_line(yaml, told, tmp_path):
+    config = tmp_path / "bad.yaml"
+    config.write_text(yaml)
+    with pytest.raises(InvalidSettings) as caught:
+        Settings.load({"config": config})
+    message = str(caught.value)
+    assert told in message
+    assert "\n" not in message
+    assert "hunter2" not in message
+
+
+def test_the_source_of_a_bad_value_is_named(monkeypatch):
+    with pytest.raises(InvalidSettings, match=r"^--dtype: .*, not 'int3'$"):
+        parse_settings(["--dtype", "int3"])
+    monkeypatch.setenv("QUIRE_DTYPE", "int4")
+    with pytest.raises(InvalidSettings, match=r"^QUIRE_DTYPE: .*, not 'int4'$"):
+        parse_settings([])
+
+
+def test_names_that_clients_may_use():
+    assert Settings.load({}).model_names == [DEMO_MODEL_NAME]
+    assert Settings.load({"model": "some/dir/mine/"}).model_names == ["mine"]
+    assert Settings.load({"served_model_names": ["a", "b"]}).model_names == ["a", "b"]
+
+
+def test_two_models_on_one_command_line_are_refused(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_settings(["one", "--model", "two"])
+    assert caught.value.code == 2
+    assert "are both given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("preset", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_presets_are_settings(preset):
+    lines = [line for line in preset.read_text().splitlines() if line and line[0] not in "#"]
+    settings = parse_settings([str(preset)])
+    fields = {row.name: row.field for row in settings_table()}
+    set_fields = {fields[line.partition(":")[0]] for line in lines}
+    assert set_fields | {"config"} == settings.model_fields_set
+    assert f"configs/{preset.name}" in preset.read_text()  # its first lines tell how to use it
+
+
+def test_help_tells_every_setting_and_every_choice():
+    help = build_parser().format_help()
+    for row in settings_table():
+        assert row.flag in help
+        assert all(choice in help for choice in row.choices)

@@ -1,0 +1,156 @@
+"""``quire chat`` and ``quire complete`` against a server that answers by a script."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from server.cli.talk import _CONTROLS, chat_main, complete_main
+
+
+class Script:
+    """What was asked of the server, and how it is to answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict] = []
+        self.answer: list[str] = ["Hel", "lo ", "😀"]
+        self.end = b"data: [DONE]\n\n"
+        self.status = 200
+        self.key: str | None = None
+
+
+@pytest.fixture
+def script():
+    told = Script()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+        def do_GET(self):
+            self._send(200, json.dumps({"data": [{"id": "the-model"}]}).encode())
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            told.asked.append(body)
+            told.key = self.headers.get("Authorization")
+            if told.status != 200:
+                error = {"error": {"message": "that cannot be", "type": "x"}}
+                self._send(told.status, json.dumps(error).encode())
+                return
+            chunks = [b": waiting\n\n"]
+            for piece in told.answer:
+                choice = {"delta": {"content": piece}} if "messages" in body else {"text": piece}
+                chunks.append(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            self._send(200, b"".join(chunks) + told.end)
+
+        def _send(self, status, payload):
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        told.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
+        yield told
+        server.shutdown()
+        thread.join()
+
+
+def test_a_pipe_holds_a_conversation_with_history(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n\nAnd of Italy?\n"))
+    arguments = ["--url", script.url + "/v1/", "--system-prompt", "Be brief.", "--api-key", "k"]
+    assert chat_main([*arguments, "--temperature", "0", "--seed", "3"]) == 0
+    assert capsys.readouterr().out == "Hello 😀\nHello 😀\n"
+    first, second = script.asked
+    system = {"role": "system", "content": "Be brief."}
+    assert first["messages"] == [system, {"role": "user", "content": "Hi"}]
+    assert second["messages"] == [
+        *first["messages"],
+        {"role": "assistant", "content": "Hello 😀"},
+        {"role": "user", "content": "And of Italy?"},
+    ]
+    assert first["model"] == "the-model"
+    assert (first["temperature"], first["seed"], first["stream"]) == (0.0, 3, True)
+    assert script.key == "Bearer k"
+
+
+def test_a_single_message_gets_a_single_answer(script, capsys):
+    assert chat_main(["--url", script.url, "--model", "mine", "Hi"]) == 0
+    assert capsys.readouterr().out == "Hello 😀\n"
+    assert script.asked[0]["model"] == "mine"
+
+
+def test_commands_at_a_terminal(script, monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    lines = iter(["/system Shout.", "Hi", "/reset", "Again", "/nonsense", "/quit", "never"])
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    assert chat_main(["--url", script.url]) == 0
+    out = capsys.readouterr().out
+    assert "System prompt: Shout." in out
+    assert "There is no command /nonsense" in out
+    roles = [[turn["role"] for turn in asked["messages"]] for asked in script.asked]
+    assert roles == [["system", "user"], ["system", "user"]]  # /reset forgot "Hi" and its answer
+    assert next(lines) == "never"
+
+
+def test_a_failed_turn_is_not_remembered(script, monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def lines():
+        script.end = b""  # cut before [DONE]
+        yield "one"
+        script.end = b"data: [DONE]\n\n"
+        yield "two"
+        raise EOFError
+
+    turns = lines()
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr("builtins.input", lambda _: next(turns))
+    assert chat_main(["--url", script.url]) == 0
+    assert "ended the stream before its end" in capsys.readouterr().err
+    assert [turn["content"] for turn in script.asked[1]["messages"]] == ["two"]
+
+
+def test_complete_takes_its_prompt_from_a_pipe(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once upon\na time"))
+    assert complete_main(["--url", script.url, "--max-tokens", "9", "--echo"]) == 0
+    assert capsys.readouterr().out == "Once upon\na timeHello 😀\n"
+    assert script.asked[0]["prompt"] == "Once upon\na time"
+    assert script.asked[0]["max_tokens"] == 9
+
+
+@pytest.mark.parametrize("command", [chat_main, complete_main])
+def test_a_refusal_and_an_absent_server_are_told_in_one_line(command, script, capsys):
+    script.status = 400
+    assert command(["--url", script.url, "Hi"]) == 1
+    assert capsys.readouterr().err == "quire: the server answered 400: that cannot be\n"
+    assert command(["--url", "http://127.0.0.1:9", "Hi"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("quire: no server answers at http://127.0.0.1:9 (")
+    assert "start one with: quire serve" in error
+    assert command(["--url", "ftp://x", "Hi"]) == 1
+    assert "is not an address" in capsys.readouterr().err
+
+
+def test_an_error_inside_the_stream_is_told(script, capsys):
+    script.end = b'data: {"error": {"message": "the engine is gone"}}\n\ndata: [DONE]\n\n'
+    assert chat_main(["--url", script.url, "Hi"]) == 1
+    assert "the engine is gone" in capsys.readouterr().err
+
+
+def test_a_terminal_is_not_steered_by_a_model():
+    assert "a\x1b[2Jb\x9b\rc\td\ne".translate(_CONTROLS) == "a[2Jbc\td\ne"
