@@ -109,7 +109,7 @@ def _assign(
     if places:
         missing = ", ".join(f"'{name}'" for name in sorted(places)[:4])
         directory = headers[0].path.parent
-        raise ModelLoadError(f"{directory}: {len(places)} tensors are missing: {missing}")
+        raise ModelLoadError(f"{directory}: missing tensors ({len(places)}): {missing}")
 
 
 def _allocate(wanted: dict[str, Parameter], dtype: torch.dtype, device: torch.device) -> Weights:

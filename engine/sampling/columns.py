@@ -85,7 +85,8 @@ class SamplingColumns:
         self.repetition_penalty[slot] = sampling.repetition_penalty
         self.seed[slot] = request_seed(request)
         self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
-        self.min_position[slot] = len(request.prompt_token_ids) + sampling.min_tokens
+        prompt = len(request.prompt_token_ids)
+        self.min_position[slot] = prompt + sampling.min_tokens if sampling.min_tokens else 0
         self.is_truncated[slot] = top_k < 2**31 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         self.is_penalised[slot] = (
             sampling.presence_penalty != 0.0

@@ -1,0 +1,80 @@
+"""Drives a runner with plans made by hand: one call, one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.runner import load_runner
+from engine.runner.model_runner import ModelRunner
+from engine.types import AddedRow, Request, SamplingParams, ScheduledRow, StepPlan, StepResult
+
+BLOCK_SIZE = 4
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def load(directory: Path, num_blocks: int = 256, **changes) -> ModelRunner:
+    """A runner on one CPU thread with small blocks."""
+    return load_runner(
+        EngineConfig(
+            model=str(directory),
+            device="cpu",
+            num_threads=1,
+            cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks),
+            scheduler=SchedulerConfig(max_num_seqs=4),
+            **changes,
+        )
+    )
+
+
+def request(row_id: str, prompt, sampling: SamplingParams = GREEDY) -> Request:
+    return Request(id=row_id, prompt_token_ids=tuple(prompt), sampling=sampling)
+
+
+class Hand:
+    """Hands out blocks, keeps each row's place, and writes the plans."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.tokens: dict[str, list[int]] = {}
+        self.computed: dict[str, int] = {}
+        self.blocks: dict[str, list[int]] = {}
+        self._added: list[AddedRow] = []
+        self._free = list(range(runner.info.memory.num_blocks - 1, -1, -1))
+
+    def add(self, request: Request, output=(), shared_blocks=()) -> None:
+        """Introduce a row with the next step; ``shared_blocks`` hold its first tokens already."""
+        row_id = request.id
+        self.tokens[row_id] = [*request.prompt_token_ids, *output]
+        self.computed[row_id] = len(shared_blocks) * BLOCK_SIZE
+        self.blocks[row_id] = []
+        self._added.append(AddedRow(request, tuple(output)))
+        self._shared = {row_id: tuple(shared_blocks)}
+
+    def step(self, counts: dict[str, int], removed=(), copies=()) -> StepResult:
+        """Compute so many tokens of each row, in this order; tokens that come are appended."""
+        rows = tuple(self._row(row_id, count) for row_id, count in counts.items())
+        added, self._added = tuple(self._added), []
+        result = self.runner.run(StepPlan(rows, added, tuple(removed), tuple(copies)))
+        for row_id, tokens in zip(result.ids, result.token_ids, strict=True):
+            self.tokens[row_id].extend(tokens)
+        return result
+
+    def decode(self, row_id: str, count: int) -> list[int]:
+        """Compute what is left of a row and then ``count`` tokens in all, alone."""
+        begin = len(self.tokens[row_id])
+        while len(self.tokens[row_id]) < begin + count:
+            self.step({row_id: len(self.tokens[row_id]) - self.computed[row_id]})
+        return self.tokens[row_id][begin:]
+
+    def _row(self, row_id: str, count: int) -> ScheduledRow:
+        start = self.computed[row_id]
+        end = start + count
+        held = self.blocks[row_id]
+        new = list(self._shared.pop(row_id, ())) if not held else []
+        while (len(held) + len(new)) * BLOCK_SIZE < end:
+            new.append(self._free.pop())
+        held.extend(new)
+        self.computed[row_id] = end
+        tokens = self.tokens[row_id]
+        return ScheduledRow(row_id, start, tuple(tokens[start:end]), tuple(new), end == len(tokens))

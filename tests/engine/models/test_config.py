@@ -1,0 +1,101 @@
+"""Configs: both spellings are read, and what is not understood is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.errors import ModelLoadError
+from engine.models.families import read_spec
+from engine.models.spec import LayerSpec, Llama3Scaling, YarnScaling
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+
+def spec(**changes):
+    return read_spec({**LLAMA, **changes})
+
+
+def test_both_spellings_of_rope_are_one_spec():
+    llama3 = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    older = spec(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **llama3})
+    oldest = spec(rope_theta=5e5, rope_scaling={"type": "llama3", **llama3})
+    newer = spec(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **llama3})
+    assert older == oldest == newer
+    assert newer.rope.theta == 5e5
+    assert newer.rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 16)
+
+
+def test_both_spellings_of_dtype_and_null_as_absent():
+    assert spec(torch_dtype="float16").checkpoint_dtype == "float16"
+    assert spec(dtype="bfloat16").checkpoint_dtype == "bfloat16"
+    assert spec(rope_scaling=None, head_dim=None, num_key_value_heads=None) == spec()
+
+
+def test_context_that_scaling_allows():
+    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    yarn = spec(rope_scaling=scaled)
+    assert isinstance(yarn.rope.scaling, YarnScaling)
+    assert (yarn.default_context, yarn.longest_context) == (256, 256)
+    linear = spec(rope_scaling={"type": "linear", "factor": 2.0})
+    assert linear.longest_context == 128
+    dynamic = spec(rope_scaling={"type": "dynamic", "factor": 2.0})
+    assert (dynamic.default_context, dynamic.longest_context) == (64, 128)
+
+
+def test_windows_of_qwen():
+    base = {"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 3}
+    assert spec(**base).windows == (None,)
+    used = spec(**base, use_sliding_window=True)
+    assert used.layers == (LayerSpec(),) * 3 + (LayerSpec(window=8),)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    listed = spec(**base, use_sliding_window=True, layer_types=kinds)
+    assert [layer.window for layer in listed.layers] == [8, None, 8, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "mamba"}, "'mamba' is not supported.*llama.*qwen3"),
+        ({"model_type": None}, "not supported"),
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "'auto_map'.*never run"),
+        ({"quantization_config": {"bits": 4}}, "'quantization_config'"),
+        ({"logit_scale": 0.5}, "'logit_scale'"),
+        ({"new_b": 1, "new_a": 2}, "'new_a', 'new_b'"),
+        ({"model_type": "mistral", "attention_bias": True}, "'attention_bias'"),
+        ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu'"),
+        ({"hidden_size": "32"}, "'hidden_size' must be a positive integer"),
+        ({"hidden_size": -32}, "'hidden_size'"),
+        ({"hidden_size": 2**40}, "'hidden_size'"),
+        ({"vocab_size": None}, "'vocab_size' must be a positive integer"),
+        ({"num_key_value_heads": 3}, "'num_key_value_heads' must divide"),
+        ({"head_dim": 7}, "'head_dim' must be even"),
+        ({"rms_norm_eps": True}, "'rms_norm_eps'"),
+        ({"attention_bias": 1}, "'attention_bias' must be true or false"),
+        ({"rope_scaling": {"type": "cubic"}}, "rope_scaling.*'cubic'; known:.*yarn"),
+        ({"rope_scaling": {"type": "linear"}}, "'factor' must be a positive number"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "beta": 1}}, "'beta'"),
+        ({"rope_scaling": "linear"}, "'rope_scaling' must be an object"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial"),
+        ({"eos_token_id": [1, -1]}, "'eos_token_id'"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "'layer_types'"),
+        ({"model_type": "qwen2", "layer_types": ["linear"] * 4}, "'linear'"),
+        ({"model_type": "qwen2", "use_mrope": True}, "'use_mrope'"),
+    ],
+)
+def test_refused_by_name(changes, named):
+    with pytest.raises(ModelLoadError, match=named) as caught:
+        spec(**changes)
+    assert "\n" not in str(caught.value)

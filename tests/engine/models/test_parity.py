@@ -1,0 +1,165 @@
+"""Logits equal Hugging Face's, for every family and rope kind, through the paged cache."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from engine.models import weights
+from engine.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from engine.runner import load as load_module
+from tests import tiny_models
+from tests.engine.handmade import Hand, load, request
+
+NUM_TOKENS = 50
+CHUNKS = (13, 1, 20, 16)  # blocks are of 4: chunks begin and end within them
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """kind -> (directory, logits of Hugging Face for the test's prompt), made when asked for."""
+    made = {}
+
+    def get(kind):
+        if kind not in made:
+            model = tiny_models.build(kind)
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt()])).logits[0]
+            directory = tmp_path_factory.mktemp(kind)
+            model.save_pretrained(directory)
+            made[kind] = directory, logits
+        return made[kind]
+
+    return get
+
+
+def prompt() -> list[int]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(3, 160, (NUM_TOKENS,), generator=generator).tolist()
+
+
+def paged_logits(directory, tokens=None, chunks=CHUNKS, **changes) -> torch.Tensor:
+    """[tokens, vocab] from our runner, in chunks."""
+    runner = load(directory, **changes)
+    model, hidden = runner._model, []
+    forward = model.forward
+    model.forward = lambda *arguments: hidden.append(forward(*arguments)) or hidden[-1]
+    hand = Hand(runner)
+    hand.add(request("a", tokens or prompt()))
+    for count in chunks:
+        hand.step({"a": count})
+    with torch.inference_mode():
+        return model.logits(torch.cat(hidden))
+
+
+@pytest.mark.parametrize("kind", tiny_models.KINDS)
+def test_logits_equal_hugging_face(checkpoints, kind):
+    directory, expected = checkpoints(kind)
+    torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision_is_near(checkpoints, dtype):
+    directory, expected = checkpoints("llama_bias")
+    logits = paged_logits(directory, dtype=dtype)
+    error = (logits - expected).abs().max() / expected.abs().max()
+    assert error < (0.06 if dtype == "bfloat16" else 0.01)
+
+
+@pytest.mark.parametrize(("served", "chunks"), [(32, (11, 9)), (128, CHUNKS)])
+def test_longrope_takes_the_set_for_the_context_served(checkpoints, served, chunks):
+    """Hugging Face takes it by the length of the batch; so does it here, by the longest served."""
+    directory, _ = checkpoints("llama_longrope")
+    tokens = prompt()[: sum(chunks)]
+    with torch.no_grad():
+        expected = tiny_models.build("llama_longrope")(torch.tensor([tokens])).logits[0]
+    actual = paged_logits(directory, tokens, chunks, max_model_len=served)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+
+def test_dynamic_rope_beyond_the_trained_context(tmp_path):
+    """The base of the served length; Hugging Face agrees for a sequence of that length."""
+    model = tiny_models.build("llama_dynamic", max_position_embeddings=30)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt()])).logits[0]
+    assert load(tmp_path).info.max_model_len == 30
+    actual = paged_logits(tmp_path, max_model_len=NUM_TOKENS)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+
+
+# ------------------------------------------------- what parity would catch, planted
+
+
+def _spec_with(**changes):
+    def mutate(spec: DecoderSpec) -> DecoderSpec:
+        return dataclasses.replace(spec, **changes)
+
+    return mutate
+
+
+MUTANTS = {
+    "rope base": ("llama", _spec_with(rope=RopeSpec(20_000.0))),
+    "rope scaling dropped": ("llama_llama3", _spec_with(rope=RopeSpec(10_000.0))),
+    "norm epsilon": ("llama", _spec_with(norm_eps=1e-2)),
+    "window off": ("mistral", _spec_with(layers=(LayerSpec(),) * 3)),
+    "window off by one": ("mistral", _spec_with(layers=(LayerSpec(window=21),) * 3)),
+    "window in all layers": ("qwen2_window", _spec_with(layers=(LayerSpec(window=12),) * 3)),
+    "rope in all layers": ("smollm3", _spec_with(layers=(LayerSpec(),) * 3)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
+    kind, mutate = MUTANTS[name]
+    directory, expected = checkpoints(kind)
+    read = load_module.read_config
+
+    def mutated(model):
+        config = read(model)
+        return dataclasses.replace(config, spec=mutate(config.spec))
+
+    monkeypatch.setattr(load_module, "read_config", mutated)
+    assert (paged_logits(directory) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern"),
+    [
+        ("qwen2", "self_attn.k_proj.bias"),
+        ("llama_bias", "self_attn.o_proj.bias"),
+        ("llama_bias", "mlp.up_proj.bias"),
+        ("qwen3", "self_attn.q_norm.weight"),
+        ("qwen3", "self_attn.k_norm.weight"),
+    ],
+)
+def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind, pattern):
+    """The weight is loaded into place and then ignored, as a decoder that forgot it would."""
+    directory, expected = checkpoints(kind)
+    load_weights = load_module.load_weights
+
+    def forgetful(spec, *arguments):
+        loaded = load_weights(spec, *arguments)
+        wanted = weights.parameters(spec)
+        for name, target in weights.targets(spec, wanted).items():
+            if name.endswith(pattern):
+                parameter = wanted[target.parameter]
+                begin = sum(parameter.parts[: target.part])
+                part = loaded[target.parameter][begin : begin + parameter.parts[target.part]]
+                part.fill_(1.0 if parameter.is_norm else 0.0)
+        return loaded
+
+    monkeypatch.setattr(load_module, "load_weights", forgetful)
+    assert (paged_logits(directory) - expected).abs().max() > 1e-3
+
+
+def test_parity_catches_swapped_parts(checkpoints, monkeypatch):
+    directory, expected = checkpoints("llama")
+    swapped = tuple(
+        rule._replace(part=1 - rule.part) if "gate_up" in rule.parameter else rule
+        for rule in weights.RULES
+    )
+    monkeypatch.setattr(weights, "RULES", swapped)
+    assert (paged_logits(directory) - expected).abs().max() > 1e-3
