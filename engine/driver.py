@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from engine.core import EngineCore
-from engine.errors import Failure, RequestError
+from engine.errors import EngineDead, Failure, RequestError
 from engine.text.output import OutputDecoder, TextDelta, TokenLogprob
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
@@ -59,9 +59,21 @@ class Driver:
     """Adds requests to a core, steps it, and gives each choice its share of every step."""
 
     def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
-        self.core = core
+        self._core: EngineCore | None = core
         self._tokenizer = tokenizer
         self._live: dict[str, Choice] = {}
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine. Raises EngineDead once it is closed."""
+        if self._core is None:
+            raise EngineDead("this engine has been closed")
+        return self._core
+
+    def close(self) -> None:
+        """Let go of the engine; what is under way never finishes. Idempotent."""
+        self._core = None
+        self._live.clear()
 
     def submit(
         self,
@@ -114,12 +126,8 @@ class Driver:
         for choice in choices:
             if self._live.pop(choice.request.id, None) is not None:
                 self.core.abort(choice.request.id)
-        self.settle()
-
-    def settle(self) -> None:
-        """With nothing going on, let the core take note of what was aborted."""
-        while not self._live and self.core.has_work:
-            self.core.step()
+        while not self._live and self._core is not None and self._core.has_work:
+            self._core.step()  # nothing else will make it take note
 
 
 class TextStream(Iterator[TextDelta]):
@@ -135,7 +143,7 @@ class TextStream(Iterator[TextDelta]):
 
         Raises:
             RequestFailed: the request failed through our own fault.
-            EngineDead: the device is lost.
+            EngineDead: the device is lost, or the engine closed.
         """
         deltas = self._choice.deltas
         assert deltas is not None

@@ -26,7 +26,7 @@ from engine.config import (
 )
 from engine.core import EngineCore
 from engine.driver import Choice, Driver, TextStream
-from engine.errors import EngineDead, InvalidParameter
+from engine.errors import InvalidParameter
 from engine.memory import device_memory
 from engine.paths import default_model_dir
 from engine.requests import fan_out
@@ -97,7 +97,6 @@ class LLM:
         """
         directory = str(default_model_dir() if model is None else model)
         text_directory = directory if tokenizer is None else str(tokenizer)
-        self._driver: Driver | None = None
         self._tokenizer = Tokenizer.from_dir(text_directory)
         self._template = ChatTemplate.from_dir(text_directory, self._tokenizer, chat_template)
         config = EngineConfig(
@@ -256,11 +255,11 @@ class LLM:
 
     def model_info(self) -> EngineInfo:
         """What was loaded, and how."""
-        return self._engine.core.info
+        return self._driver.core.info
 
     def stats(self) -> LLMStats:
         """Work done, KV blocks in use, and the memory of weights, KV cache and device."""
-        core = self._engine.core
+        core = self._driver.core
         return LLMStats(
             engine=core.stats,
             memory=core.info.memory,
@@ -269,7 +268,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the model and end the template's process. Idempotent."""
-        self._driver = None
+        self._driver.close()
         self._template.close()
 
     def __enter__(self) -> Self:
@@ -280,12 +279,6 @@ class LLM:
 
     # ------------------------------------------------------------ private
 
-    @property
-    def _engine(self) -> Driver:
-        if self._driver is None:
-            raise EngineDead("this LLM has been closed")
-        return self._driver
-
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         return self.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
@@ -295,13 +288,13 @@ class LLM:
         sampling = params or SamplingParams()
         if sampling.n != 1:
             raise InvalidParameter("a stream gives one choice; use generate for more", param="n")
-        (choice,) = self._engine.submit(
+        (choice,) = self._driver.submit(
             fan_out(_new_id(), token_ids, sampling),
             sampling,
             continuation=continuation,
             keeps_deltas=True,
         )
-        return TextStream(self._engine, choice)
+        return TextStream(self._driver, choice)
 
     def _run(
         self,
@@ -312,7 +305,7 @@ class LLM:
         use_tqdm: bool,
         continuation: bool,
     ) -> list[RequestResult]:
-        driver = self._engine
+        driver = self._driver
         each = _params_for(params, len(prompts))
         groups: list[list[Choice]] = []
         try:

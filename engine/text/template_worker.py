@@ -55,6 +55,7 @@ class _Renderer:
     def __init__(self, sources: dict[str, str]) -> None:
         import jinja2
         import jinja2.debug  # imported by jinja2 when a template fails, when no file can be opened
+        import jinja2.exceptions
         import jinja2.ext
         import jinja2.nodes
         import jinja2.sandbox
@@ -77,7 +78,7 @@ class _Renderer:
 
             def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
                 kind = type(obj).__name__
-                raise jinja2.sandbox.SecurityError(
+                raise jinja2.exceptions.SecurityError(
                     f"access to attribute '{attribute}' of a '{kind}' object is unsafe"
                 )
 

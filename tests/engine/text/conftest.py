@@ -11,7 +11,7 @@ from engine.text.tokenizer import Tokenizer
 
 CORPUS = [
     "Hello world, hello there! The cat sat on the mat; 你好，世界。 naïve café 👩‍👩‍👧‍👦 👍🏽 🇫🇷",
-    "def main():\n    return 42  # answer\n\n\tтест и ещё один  \u0928\u092e\u0938\u094d\u0924\u0947",
+    "def main():\n    return 42  # answer\n\n\tтест и ещё  \u0928\u092e\u0938\u094d\u0924\u0947",
 ]
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<s>", "</s>", "<<s>>"]
 

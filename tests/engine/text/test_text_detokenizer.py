@@ -1,3 +1,5 @@
+from itertools import chain, pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ CORPUS = [
 
 def pieces(ids: list[int], cuts: list[int]) -> list[list[int]]:
     edges = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
-    return [ids[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [ids[start:end] for start, end in pairwise(edges)]
 
 
 def token_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
@@ -23,10 +25,9 @@ def token_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     noise = st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=20)
     texts = st.sampled_from(CORPUS) | st.text(st.characters(exclude_categories=["Cs"]))
     real = texts.map(tokenizer.encode)
-    cut = st.builds(
-        lambda ids, start, size: ids[start : start + size], real, *[st.integers(0, 9)] * 2
-    )
-    return st.lists(real | noise | cut, max_size=4).map(lambda parts: sum(parts, []))
+    place = st.integers(0, 9)
+    cut = st.builds(lambda ids, start, size: ids[start : start + size], real, place, place)
+    return st.lists(real | noise | cut, max_size=4).map(lambda parts: list(chain(*parts)))
 
 
 @given(data=st.data(), skip=st.booleans(), continuation=st.booleans())
