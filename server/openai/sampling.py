@@ -98,6 +98,8 @@ def _check_context(
     prompt_len: int, limit: int | None, info: EngineInfo, *, prompt_param: str, limit_param: str
 ) -> None:
     """Raise ApiError (400) unless the prompt, and the output asked for, fit the context."""
+    if limit is not None and not 0 <= limit < 2**31:
+        raise bad_field(limit_param, "must be a positive integer below 2^31")
     context = info.max_model_len
     least = 1 if limit is None else min(limit, 1)
     if prompt_len + least > context:

@@ -1,0 +1,47 @@
+"""Fixtures that all tests share: real servers on the demo model, started once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import Server, running_server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An open server with default limits, but 1,024 KV blocks."""
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    with running_server(log) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def base_url(server: Server) -> str:
+    """The address of ``server`` as the openai SDK takes it."""
+    return f"{server.url}/v1"
+
+
+@pytest.fixture(scope="session")
+def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with keys, strictness and tight limits."""
+    log = tmp_path_factory.mktemp("guarded") / "server.log"
+    flags = (
+        *("--strict", "--max-num-seqs", "2", "--max-queued-requests", "2"),
+        *("--header-timeout-s", "1", "--body-timeout-s", "1", "--heartbeat-s", "0.05"),
+        *("--api-key", "another-key", "--max-body-bytes", "1MiB"),
+    )
+    with running_server(log, *flags, key="sk-test-0123456789") as running:
+        yield running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
+    """Add the servers' logs to the report of a test that failed with one."""
+    report = yield
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Server):
+                report.sections.append(("server log", value.tail()))
+    return report

@@ -1,0 +1,325 @@
+"""Every row of the table of bad inputs: what is answered, and that nothing else suffers.
+
+After each row the error body is small and tells nothing of our insides, the server is healthy,
+a canary completion is what it was, and every block is free again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.servers import MODEL, RawAnswer, Server, http_post, read_answer
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "Hello"}]
+_LEAK = re.compile(rb"Traceback|\.py\b|/usr/|/home/|/root/|/tmp/|site-packages|0x[0-9a-f]{6,}")
+LEFT_OUT = object()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bad input and its answer; ``send`` gives the request's bytes, or speaks by itself."""
+
+    name: str
+    send: bytes | Callable[[Server], RawAnswer]
+    status: int | tuple[int, ...] = 400
+    param: str | None = None
+    code: str | None = None
+    type: str = "invalid_request_error"
+    closes: bool = False
+
+
+def body_of(base: dict[str, Any], fields: dict[str, Any]) -> bytes:
+    merged = {key: value for key, value in {**base, **fields}.items() if value is not LEFT_OUT}
+    return json.dumps(merged).encode()
+
+
+def chat(name: str, param: str | None, *, code: str | None = None, **fields: Any) -> Row:
+    body = body_of({"model": MODEL, "messages": USER, "max_tokens": 4}, fields)
+    return Row(name, http_post(CHAT, body), param=param, code=code)
+
+
+def completion(name: str, param: str | None, *, code: str | None = None, **fields: Any) -> Row:
+    body = body_of({"model": MODEL, "prompt": "Hello", "max_tokens": 4}, fields)
+    return Row(name, http_post(COMPLETIONS, body), param=param, code=code)
+
+
+def literal(name: str, param: str | None, body: bytes, *, code: str | None = None) -> Row:
+    return Row(name, http_post(CHAT, body), param=param, code=code)
+
+
+def invalid_json(name: str, body: bytes) -> Row:
+    return literal(name, None, body, code="invalid_json")
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode()
+
+
+def chat_with(field: str, value: str) -> bytes:
+    """A chat body with a field in literal JSON."""
+    return f'{{"model":"{MODEL}","messages":{json.dumps(USER)},"{field}":{value}}}'.encode()
+
+
+def chunked_over_the_limit(server: Server) -> RawAnswer:
+    """20 MB in chunks of 1 MB; the answer comes before they are all sent."""
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+    with server.connect() as sock:
+        sock.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+        chunk = b"%x\r\n%b\r\n" % (2**20, b" " * 2**20)
+        try:
+            for _ in range(20):
+                sock.sendall(chunk)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        return read_answer(sock)
+
+
+def one_byte_chunks(server: Server) -> RawAnswer:
+    """70,000 chunks of one byte, which make a good request."""
+    body = chat_with("max_tokens", "1").ljust(70_000)
+    data = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+    return server.raw(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + data)
+
+
+def with_headers(*headers: str) -> bytes:
+    return http_post(CHAT, chat_with("max_tokens", "1"), *headers)
+
+
+def malformed_length(headers: str) -> bytes:
+    return f"POST {CHAT} HTTP/1.1\r\nHost: t\r\n{headers}\r\n\r\n0\r\n\r\n".encode()
+
+
+def too_long_prompt(field: str) -> Row:
+    words = "one two three four " * 2000
+    if field == "messages":
+        wanted = [{"role": "user", "content": words}]
+        return chat("47 prompt > context", "messages", messages=wanted, code=CONTEXT)
+    return completion("47 prompt > context, completions", "prompt", prompt=words, code=CONTEXT)
+
+
+CONTEXT = "context_length_exceeded"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "absent"}}
+
+
+def message(role: str, content: Any) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content}]
+
+
+def not_found(name: str, model: str) -> Row:
+    row = chat(name, "model", model=model)
+    return Row(name, row.send, 404, "model", "model_not_found")
+
+
+ROWS = [
+    Row("1 unknown path", get("/v1/nothing"), 404, code="not_found"),
+    Row("2 GET on POST route", get(CHAT), 405, code="method_not_allowed"),
+    invalid_json("3 empty body", b""),
+    invalid_json("4 truncated", b'{"model": "m", "mess'),
+    invalid_json("5 invalid UTF-8", b'{"model": "\xff"}'),
+    invalid_json("6 list", b"[]"),
+    invalid_json("6 string", b'"x"'),
+    invalid_json("6 null", b"null"),
+    invalid_json("7 NaN", chat_with("temperature", "NaN")),
+    invalid_json("7 Infinity", chat_with("temperature", "Infinity")),
+    invalid_json("8 deep nesting", b'{"a":' * 10_000 + b"1" + b"}" * 10_000),
+    invalid_json("8 deep list", b"[" * 10_000),
+    literal("9 long integer", "max_tokens", chat_with("max_tokens", "1" * 5000)),
+    Row(
+        "10 content type",
+        http_post(CHAT, b"{}", content_type="text/plain"),
+        415,
+        code="unsupported_media_type",
+    ),
+    Row("11 gzip", with_headers("Content-Encoding: gzip"), 415, code="unsupported_media_type"),
+    Row(
+        "12 declared length over the limit",
+        f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Length: 99999999\r\n\r\n".encode(),
+        413,
+        code="body_too_large",
+        closes=True,
+    ),
+    Row("13 chunked, over the limit", chunked_over_the_limit, 413, code="body_too_large"),
+    Row("14 one-byte chunks", one_byte_chunks, 200),
+    Row(
+        "15 one 70 KB header",
+        with_headers("X-Long: " + "a" * 70_000),
+        431,
+        code="headers_too_large",
+        closes=True,
+    ),
+    Row("15 a URL of 70 KB", get("/" + "a" * 70_000), 431, code="headers_too_large", closes=True),
+    Row(
+        "16 300 headers",
+        with_headers(*(f"X-{index}: 1" for index in range(300))),
+        431,
+        code="headers_too_large",
+        closes=True,
+    ),
+    Row(
+        "17 length and chunked",
+        malformed_length("Content-Length: 5\r\nTransfer-Encoding: chunked"),
+        closes=True,
+    ),
+    Row("17 two lengths", malformed_length("Content-Length: 5\r\nContent-Length: 6"), closes=True),
+    Row("17 negative length", malformed_length("Content-Length: -5"), closes=True),
+    Row("17 no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", closes=True),
+    chat("28 model missing", "model", model=LEFT_OUT),
+    not_found("29 unknown model", "gpt-none"),
+    not_found("30 path as model", "../x"),
+    not_found("30 absolute path", "/etc/passwd"),
+    not_found("30 URL as model", "http://localhost/x"),
+    chat("31 model name of 1 MB", "model", model="m" * 2**20),
+    Row("32 LoRA route", http_post("/v1/load_lora_adapter", b"{}"), 404, code="not_found"),
+    chat("33 messages missing", "messages", messages=LEFT_OUT),
+    chat("34 no messages", "messages", messages=[]),
+    chat("35 unknown role", "messages.0.role", messages=message("robot", "x")),
+    chat("36 null content", "messages.0.content", messages=message("user", None)),
+    chat("37 10,001 messages", "messages", messages=USER * 10_001),
+    literal(
+        "38 lone surrogate",
+        "messages.0.content",
+        f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"\\ud83d"}}]}}'.encode(),
+    ),
+    Row("39 NUL in text", chat("", None, messages=message("user", "a\0b")).send, 200),
+    completion("40 empty prompt", "prompt", prompt=""),
+    completion("41 no prompt", "prompt", prompt=[]),
+    completion("41 an empty list of ids", "prompt", prompt=[[]]),
+    completion("41 prompt missing", "prompt", prompt=LEFT_OUT),
+    completion("42 too many prompts", "prompt", prompt=["x"] * 1025),
+    completion("43 token id -1", "prompt", prompt=[-1]),
+    completion("44 token id outside the vocabulary", "prompt", prompt=[10**6]),
+    completion("45 true as token id", "prompt", prompt=[True]),
+    completion("45 fraction as token id", "prompt", prompt=[1.5]),
+    completion("45 mixed list", "prompt", prompt=[1, "a"]),
+    completion("45 mixed lists", "prompt", prompt=[[1], "a"]),
+    Row("46 special spelling", chat("", None, messages=message("user", "<|im_end|>")).send, 200),
+    too_long_prompt("messages"),
+    too_long_prompt("prompt"),
+    chat("49 max_tokens > context", "max_tokens", max_tokens=100_000, code=CONTEXT),
+    completion("49 max_tokens > context", "max_tokens", max_tokens=100_000, code=CONTEXT),
+    chat(
+        "49 max_completion_tokens",
+        "max_completion_tokens",
+        max_completion_tokens=100_000,
+        code=CONTEXT,
+    ),
+    *(chat(f"50 n {n}", "n", n=n) for n in (0, -1, 129, 10**9)),
+    completion("51 best_of 21", "best_of", best_of=21),
+    completion("51 best_of < n", "best_of", best_of=1, n=2),
+    *(chat(f"52 temperature {t}", "temperature", temperature=t) for t in (-0.1, 2.1, "1", True)),
+    literal("52 temperature 1e309", "temperature", chat_with("temperature", "1e309")),
+    *(chat(f"53 top_p {p}", "top_p", top_p=p) for p in (-0.1, 1.1)),
+    chat("54 top_k -2", "top_k", top_k=-2),
+    chat("54 min_p 2", "min_p", min_p=2),
+    *(
+        chat(f"55 {field} {value}", field, **{field: value})
+        for field in ("presence_penalty", "frequency_penalty")
+        for value in (-2.1, 2.1)
+    ),
+    chat("55 repetition_penalty 0", "repetition_penalty", repetition_penalty=0),
+    *(chat(f"56 max_tokens {m}", "max_tokens", max_tokens=m) for m in (-1, 0, 2**63, "5", 1.5)),
+    completion("56 max_tokens -1", "max_tokens", max_tokens=-1),
+    chat("57 top_logprobs 21", "top_logprobs", logprobs=True, top_logprobs=21),
+    chat("57 top_logprobs alone", "top_logprobs", top_logprobs=2),
+    completion("57 logprobs 21", "logprobs", logprobs=21),
+    chat("58 logit_bias 101", "logit_bias", logit_bias={"5": 101}),
+    chat("59 logit_bias key a", "logit_bias", logit_bias={"a": 1}),
+    chat("59 logit_bias beyond", "logit_bias", logit_bias={"1000000": 1}),
+    chat("59 1,025 biases", "logit_bias", logit_bias={str(i): 1 for i in range(1025)}),
+    chat("60 five stops", "stop", stop=["a", "b", "c", "d", "e"]),
+    chat("61 empty stop", "stop", stop=""),
+    chat("61 stop of 1 MB", "stop", stop="x" * 2**20),
+    chat("61 a stop that is no string", "stop", stop=[1]),
+    chat("62 seed 2^64", "seed", seed=2**64),
+    chat("63 stream maybe", "stream", stream="maybe"),
+    chat("64 stream_options alone", "stream_options", stream_options={"include_usage": True}),
+    chat("65 cache_salt of 129", "cache_salt", cache_salt="s" * 129),
+    chat("65 cache_salt with NUL", "cache_salt", cache_salt="a\0"),
+    chat("66 chat_template", "chat_template", chat_template="{{ messages }}"),
+    chat("67 reserved", "chat_template_kwargs", chat_template_kwargs={"messages": []}),
+    chat("70 response_format", "response_format", response_format={"type": "json_object"}),
+    chat("77 bad tool", "tools.0.function", tools=[{"type": "function", "function": {}}]),
+    chat("77 tools", "tools", tools=[TOOL]),
+    chat("78 tool_choice", "tool_choice", tools=[TOOL], tool_choice=NAMED),
+    chat(
+        "80 image",
+        "messages.0.content",
+        messages=message("user", [{"type": "image_url", "image_url": {"url": "http://x/"}}]),
+    ),
+    completion("81 prompt_embeds", "prompt_embeds", prompt_embeds="AAAA"),
+    completion("suffix", "suffix", suffix="end"),
+    chat("guided_json", "guided_json", guided_json={"type": "object"}),
+    chat("structured_outputs", "structured_outputs", structured_outputs={"regex": "a"}),
+    chat("audio", "modalities", modalities=["text", "audio"]),
+    chat("beam search", "use_beam_search", use_beam_search=True),
+    chat("min_tokens > max_tokens", "min_tokens", min_tokens=10),
+    chat("stop id beyond", "stop_token_ids", stop_token_ids=[10**6]),
+    completion("prompt_logprobs on a stream", "prompt_logprobs", prompt_logprobs=1, stream=True),
+    Row("82 long id", with_headers("X-Request-Id: " + "a" * 10_000), 200),
+    Row("82 CR in id", with_headers("X-Request-Id: a\rb"), closes=True),
+]
+
+
+@pytest.fixture(scope="module")
+def canary(server: Server) -> tuple[list[int], float]:
+    """A completion's tokens (as logprobs tell them), and the free blocks of an idle engine."""
+    tokens = server.complete(logprobs=0, max_tokens=4).json()["choices"][0]["logprobs"]["tokens"]
+    return tokens, server.wait_idle()["kv_blocks_free"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_row(server: Server, canary: tuple[list[int], float], row: Row) -> None:
+    answer = server.raw(row.send) if isinstance(row.send, bytes) else row.send(server)
+
+    assert answer.status == row.status, answer.body[:500]
+    if answer.status != 200:
+        assert len(answer.body) <= 4096
+        assert not _LEAK.search(answer.body)
+        error = answer.error
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+        assert (error["type"], error["param"], error["code"]) == (row.type, row.param, row.code)
+        assert answer.headers["content-type"] == "application/json"
+    if row.closes:
+        assert answer.headers["connection"] == "close"
+
+    tokens, free = canary
+    assert server.get("/health").status_code == 200
+    again = server.complete(logprobs=0, max_tokens=4).json()
+    assert again["choices"][0]["logprobs"]["tokens"] == tokens
+    assert server.wait_idle()["kv_blocks_free"] == free
+
+
+def test_request_ids(server: Server) -> None:
+    """82, 83: a sane id is echoed, any other is replaced by one of ours."""
+
+    def answered(given: str) -> str:
+        return server.raw(with_headers(f"X-Request-Id: {given}")).headers["x-request-id"]
+
+    assert answered("trace-42") == "trace-42"
+    assert answered("a" * 10_000).startswith("req_")
+    assert answered("a b").startswith("req_")
+
+    # An id in use: the first request is held open while a second one comes with the same.
+    with server.connect() as first:
+        first.sendall(http_post(CHAT, b'{"unfinished', "X-Request-Id: dup")[:-1])
+        # Soon it is read, and the id is taken; once it is gone, the id is free again.
+        assert any(answered("dup").startswith("req_") for _ in range(100))
+    assert any(answered("dup") == "dup" for _ in range(100))
+
+
+def test_many_connections_that_say_nothing(server: Server) -> None:
+    sockets: list[socket.socket] = [server.connect() for _ in range(100)]
+    assert server.get("/health").status_code == 200
+    for sock in sockets:
+        sock.close()

@@ -1,0 +1,234 @@
+"""Real servers for tests: `python -m server serve` on a free port, and ways to speak to one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = "quire-demo"
+START_LIMIT_S = 120.0  # generous: the machine may be busy
+_ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+class RawAnswer(NamedTuple):
+    """An HTTP answer as it came over the socket."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return json.loads(self.body)["error"]
+
+
+@dataclass
+class Server:
+    """A running server process."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        self._client = httpx.Client(timeout=60)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
+
+    def get(self, path: str, **kwargs: Any) -> httpx.Response:
+        return self._client.get(self.url + path, headers=self.headers, **kwargs)
+
+    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        return self._client.post(self.url + path, json=body, headers=self.headers, **kwargs)
+
+    def chat(self, text: str = "What is the capital of France?", **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": text}]
+        body = {"model": MODEL, "messages": messages, "temperature": 0, **fields}
+        return self.post("/v1/chat/completions", body)
+
+    def complete(self, prompt: Any = "The capital of", **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "prompt": prompt, "temperature": 0, **fields}
+        return self.post("/v1/completions", body)
+
+    def connect(self, timeout_s: float = 60.0) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
+
+    def raw(self, data: bytes, *, timeout_s: float = 60.0) -> RawAnswer:
+        """Send bytes, read until the server closes or the answer is complete."""
+        with self.connect(timeout_s) as sock:
+            try:
+                sock.sendall(data)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # refused before it was all read; the answer is there all the same
+            return read_answer(sock)
+
+    def stream(self, path: str, body: dict[str, Any]) -> bytes:
+        """The raw body of a streamed answer."""
+        answer = self.post(path, {**body, "stream": True})
+        assert answer.status_code == 200, answer.text
+        return answer.content
+
+    def metrics(self) -> dict[str, float]:
+        """Samples by name, summed over labels; labelled ones also as ``name{value}``."""
+        totals: dict[str, float] = {}
+        text = self.get("/metrics").text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = sample.name.removeprefix("quire:")
+                if "le" in sample.labels:
+                    continue
+                totals[name] = totals.get(name, 0.0) + sample.value
+                extra = [v for k, v in sample.labels.items() if k not in ("model_name", "engine")]
+                if extra:
+                    totals[f"{name}{{{','.join(extra)}}}"] = sample.value
+        return totals
+
+    def wait_for(self, condition: Any, what: str, limit_s: float = 30.0) -> dict[str, float]:
+        """Poll the metrics until ``condition(metrics)``."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            metrics = self.metrics()
+            if condition(metrics):
+                return metrics
+            if time.monotonic() > deadline:
+                raise AssertionError(f"never saw {what}: {metrics}\n{self.tail()}")
+            time.sleep(0.02)
+
+    def wait_idle(self) -> dict[str, float]:
+        """Wait until no sequence runs or waits and no block is held."""
+        return self.wait_for(
+            lambda m: (
+                m["num_requests_running"] == m["num_requests_waiting"] == m["kv_blocks_held"] == 0
+            ),
+            "an idle engine",
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+def read_answer(sock: socket.socket) -> RawAnswer:
+    """Read one answer; its body to the declared length, the last chunk, or the end."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        received = sock.recv(65536)
+        if not received:
+            raise ConnectionError(f"closed without an answer after {data!r}")
+        data += received
+    head, body = data.split(b"\r\n\r\n", 1)
+    lines = head.decode("latin-1").split("\r\n")
+    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])}
+    length = int(headers["content-length"]) if "content-length" in headers else None
+    while length is None or len(body) < length:
+        if length is None and body.endswith(b"0\r\n\r\n"):
+            break
+        received = sock.recv(65536)
+        if not received:
+            break
+        body += received
+    return RawAnswer(int(lines[0].split()[1]), headers, body)
+
+
+def http_post(
+    path: str, body: bytes, *headers: str, content_type: str = "application/json"
+) -> bytes:
+    """A POST as bytes."""
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: test",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        *headers,
+    ]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+@contextmanager
+def running_server(
+    log: Path, *flags: str, key: str | None = None, wait: bool = True
+) -> Iterator[Server]:
+    """A server on the demo model; ended when the block is left, its log shown on failure."""
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--num-threads", "1"]
+    command += ["--num-gpu-blocks-override", "1024", *flags]
+    if key is not None:
+        command += ["--api-key", key]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, cwd=ROOT, env={**os.environ, **_ENV}
+        )
+    server = Server(process, 0, log, key)
+    try:
+        server.port = _find_port(server)
+        if wait:
+            _await_ready(server)
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        server.close()
+
+
+def _find_port(server: Server) -> int:
+    """The port the process listens on, from the kernel's table of its sockets."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and server.process.poll() is None:
+        for port in _listening_ports(server.process.pid):
+            return port
+        time.sleep(0.02)
+    raise AssertionError(f"the server did not start listening:\n{server.tail()}")
+
+
+def _listening_ports(pid: int) -> Iterator[int]:
+    try:
+        links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        table = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    except OSError:
+        return
+    inodes = {match[1] for link in links if (match := re.fullmatch(r"socket:\[(\d+)\]", link))}
+    for line in table:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            yield int(fields[1].rpartition(":")[2], 16)
+
+
+def _await_ready(server: Server) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline and server.process.poll() is None:
+        if server.get("/ready").status_code == 200:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the server did not become ready:\n{server.tail()}")
