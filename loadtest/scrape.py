@@ -10,7 +10,7 @@ from typing import Any
 
 from loadtest.client import Client, HttpError
 
-_SAMPLE = re.compile(r"^(\w+):(\w+)(?:\{[^}]*\})?\s+(\S+)")
+_SAMPLE = re.compile(r"^(\w+):(\w+)(?:\{.*\})?\s+(\S+)")
 _PREFIXES = ("quire", "vllm")
 
 

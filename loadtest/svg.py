@@ -80,7 +80,7 @@ def _stepped(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 def _round_up(value: float) -> float:
     """The next of 1, 2, 4, 8 times a power of ten, so that quarters of it are short numbers."""
-    if value <= 0:
+    if value < 1e-9:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 4, 8, 10, 20) if step * power >= value * 0.9999)

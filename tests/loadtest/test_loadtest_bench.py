@@ -1,0 +1,122 @@
+"""Whole load tests, against the scripted server and against our own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+
+import pytest
+
+from loadtest.cli import build_parser, main, run
+from loadtest.client import Client
+from loadtest.driver import Endpoint, Load, send_all
+from loadtest.models import ModelShape, ensure_model
+from loadtest.workloads import Ask
+from tests.loadtest.scripted import Script, scripted_server
+
+ASKS = [Ask([1, 2, 3], 4 + index % 3) for index in range(20)]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 50])
+async def test_a_closed_loop_keeps_that_many_in_flight(concurrency):
+    async with scripted_server(Script()) as server:
+        client = Client(server.url)
+        endpoint = Endpoint(False, "m", {})
+        records = await send_all(client, endpoint, ASKS, Load(concurrency), random.Random(0))
+        client.close()
+    assert server.most_in_flight == min(concurrency, len(ASKS))
+    assert [record.output_tokens for record in records] == [ask.max_tokens for ask in ASKS]
+
+
+async def test_an_open_loop_sends_whatever_the_server_does():
+    async with scripted_server(Script()) as server:
+        client = Client(server.url)
+        endpoint = Endpoint(True, "m", {})
+        asks = [Ask("a b", 2)] * 20
+        records = await send_all(client, endpoint, asks, Load(rate=1000), random.Random(0))
+        client.close()
+    due = [record.due_s for record in records]
+    assert due == sorted(due)
+    assert len(set(due)) == 20
+    assert all(record.sent_s >= record.due_s for record in records)
+
+
+def options(server: Script, *more: str) -> argparse.Namespace:
+    sizes = ("--input-len", "12", "--output-len", "5", "--num-requests", "6")
+    return build_parser().parse_args(["--url", server.url, *sizes, *more])
+
+
+async def test_bench_from_flags_to_json(tmp_path, capsys):
+    html, file = tmp_path / "r.html", tmp_path / "r.json"
+    async with scripted_server(Script()) as server:
+        files = ("--html", str(html), "--json", str(file))
+        asked = options(server, "--concurrency", "1,3", "--ignore-eos", *files)
+        assert await run(asked) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told == json.loads(file.read_text())
+    assert [each["load"]["concurrency"] for each in told["runs"]] == [1, 3]
+    for each in told["runs"]:
+        assert each["completed"] == 6
+        assert each["output_tokens"] == each["output_events"] == 30
+        assert each["prompt_tokens"] == 72
+        assert each["server"]["generation_tokens"] == 30  # client and server agree
+    assert "<svg" in html.read_text()
+    sent = [body["prompt"] for body in server.asked]
+    assert all(isinstance(prompt, list) and len(prompt) == 12 for prompt in sent)
+    assert len({tuple(prompt) for prompt in sent}) == len(sent)  # no prompt twice, in no run
+
+
+async def test_bench_tells_failures_and_fails(capsys):
+    async with scripted_server(Script(fault="short", every=3)) as server:
+        assert await run(options(server, "--ignore-eos", "--warmup", "0")) == 1
+    out = capsys.readouterr().out
+    assert "FAILED: 2 wrong_length" in out
+    assert json.loads(out.splitlines()[-1])["runs"][0]["failures"] == {"wrong_length": 2}
+
+
+async def test_bench_without_tokenize_sends_text_of_about_the_length(capsys):
+    async with scripted_server(Script(tokenizes=False)) as server:
+        assert await run(options(server, "--warmup", "0")) == 0
+    calibration, *sent = server.asked
+    assert len(calibration["prompt"].split()) == 100
+    assert all(len(body["prompt"].split()) == 12 for body in sent)
+
+
+def test_bench_without_a_server_says_so(capsys):
+    assert main(["--url", "http://127.0.0.1:9"]) == 1
+    assert "no server answers at http://127.0.0.1:9" in capsys.readouterr().err
+    assert main(["--url", "nonsense://x"]) == 1
+    assert "is not an address" in capsys.readouterr().err
+
+
+def test_bench_against_our_own_server(server, capsys):
+    """The server's counters agree with what the client counted, and every stream is whole."""
+    arguments = ["--url", server.url, "--num-requests", "4", "--concurrency", "2"]
+    shape = ["--input-len", "40", "--output-len", "6", "--workload", "shared-prefix"]
+    for endpoint in ("completions", "chat"):
+        assert main([*arguments, *shape, "--endpoint", endpoint, "--ignore-eos"]) == 0
+        told = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"][0]
+        assert told["output_tokens"] == 24 == told["server"]["generation_tokens"]
+        assert told["prompt_tokens"] == told["server"]["prompt_tokens"]
+        assert 0 <= told["server"]["kv_waste"] < 1
+
+
+def test_models_are_made_once_and_load(tmp_path):
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+
+    shape = ModelShape("llama", 1, 16, 2, 1, 32, vocab=400)
+    made = ensure_model(shape, tmp_path / "m", dtype="float32")
+    weights = (made / "model.safetensors").read_bytes()
+    stamp = (made / "model.safetensors").stat().st_mtime_ns
+    assert ensure_model(shape, tmp_path / "m", dtype="float32") == made
+    assert (made / "model.safetensors").stat().st_mtime_ns == stamp
+    again = ensure_model(shape, tmp_path / "other", dtype="float32")
+    assert (again / "model.safetensors").read_bytes() == weights
+    model = AutoModelForCausalLM.from_pretrained(made)
+    assert model.config.vocab_size == 400
+    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 400
+    text = "any text: ünïcödé 😀\n"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
