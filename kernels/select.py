@@ -1,10 +1,12 @@
-"""Chooses the attention backend, once, at start."""
+"""Chooses the attention backend, once, at start. Importing this does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from kernels.attention import AttentionBackend, AttentionSpec
+if TYPE_CHECKING:
+    from kernels.attention import AttentionBackend, AttentionSpec
 
 
 class NoBackendError(ValueError):

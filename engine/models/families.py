@@ -170,6 +170,7 @@ def _windowed_layers(reader: ConfigReader, count: int) -> tuple[LayerSpec, ...]:
 
 def _smollm3_layers(reader: ConfigReader, count: int) -> tuple[LayerSpec, ...]:
     """No position embedding in every fourth layer; where windows are used, only in those."""
+    reader.optional_count("max_window_layers")  # written by Qwen's exporter, and without effect
     interval = reader.count("no_rope_layer_interval", 4)
     rope = reader.listed("no_rope_layers", count)  # 1: the layer has rope
     if rope is None:

@@ -40,6 +40,7 @@ class Hand:
         self.computed: dict[str, int] = {}
         self.blocks: dict[str, list[int]] = {}
         self._added: list[AddedRow] = []
+        self._shared: dict[str, tuple[int, ...]] = {}
         self._free = list(range(runner.info.memory.num_blocks - 1, -1, -1))
 
     def add(self, request: Request, output=(), shared_blocks=()) -> None:
@@ -49,7 +50,7 @@ class Hand:
         self.computed[row_id] = len(shared_blocks) * BLOCK_SIZE
         self.blocks[row_id] = []
         self._added.append(AddedRow(request, tuple(output)))
-        self._shared = {row_id: tuple(shared_blocks)}
+        self._shared[row_id] = tuple(shared_blocks)
 
     def step(self, counts: dict[str, int], removed=(), copies=()) -> StepResult:
         """Compute so many tokens of each row, in this order; tokens that come are appended."""
@@ -71,7 +72,7 @@ class Hand:
         start = self.computed[row_id]
         end = start + count
         held = self.blocks[row_id]
-        new = list(self._shared.pop(row_id, ())) if not held else []
+        new = list(self._shared.pop(row_id, ()))
         while (len(held) + len(new)) * BLOCK_SIZE < end:
             new.append(self._free.pop())
         held.extend(new)

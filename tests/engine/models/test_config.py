@@ -65,6 +65,26 @@ def test_windows_of_qwen():
     assert [layer.window for layer in listed.layers] == [8, None, 8, None]
 
 
+def test_what_exports_write_besides_is_harmless():
+    """Keys as found in published checkpoints of these families."""
+    extra = {
+        "_name_or_path": "x",
+        "architectures": ["LlamaForCausalLM"],
+        "transformers_version": "4.40.1",
+        "use_cache": True,
+        "pretraining_tp": 1,
+        "initializer_range": 0.04,
+        "attention_dropout": 0.0,
+        "transformers.js_config": {"dtype": "q4"},
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "max_sequence_length": 2048,
+        "top_p": 1.0,
+        "quantization_config": None,
+    }
+    assert spec(**extra) == spec()
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
