@@ -1,0 +1,17 @@
+"""Several answers to one prompt. A seed makes them the same whenever and wherever they run."""
+
+import sys
+
+from engine import LLM, SamplingParams
+
+params = SamplingParams(n=3, temperature=1.0, top_p=0.95, seed=42, max_tokens=16)
+
+with LLM(*sys.argv[1:]) as llm:
+    (first,) = llm.generate("My favourite animal is", params)
+    for completion in first.outputs:
+        print(f"{completion.index}: {completion.text!r}")
+
+    # Beside other prompts, each with parameters of its own, the choices are the same.
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    _, again = llm.generate(["Good morning", "My favourite animal is"], [greedy, params])
+    print("the same again:", again.outputs == first.outputs)

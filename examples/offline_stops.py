@@ -1,0 +1,27 @@
+"""End a text where it should end, and keep it from going round in circles."""
+
+import sys
+
+from engine import LLM, SamplingParams
+
+with LLM(*sys.argv[1:]) as llm:
+    # A stop string ends the text before it, wherever token borders fall.
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, stop=(".", "\n\n"))
+    (result,) = llm.generate("The sun is", params)
+    completion = result.outputs[0]
+    print(f"{completion.text!r}, ended by {completion.stop_reason!r}")
+
+    # Penalties make what has been said less likely to be said again.
+    for penalty in (0.0, 1.5):
+        params = SamplingParams(
+            temperature=0.0, max_tokens=24, ignore_eos=True, frequency_penalty=penalty
+        )
+        (result,) = llm.generate("red, blue, red, blue,", params)
+        print(f"frequency penalty {penalty}: {result.outputs[0].text!r}")
+
+    # A bias forbids a token (-100), or forces it (100).
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    paris = llm.encode(" Paris")[-1]
+    params = SamplingParams(temperature=0.0, max_tokens=24, logit_bias={paris: -100.0})
+    (result,) = llm.chat(messages, params)
+    print(f"without that word: {result.outputs[0].text!r}")

@@ -1,0 +1,65 @@
+"""Every example runs, offline on the embedded model and over HTTP against a real server."""
+
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+OFFLINE = sorted(path.name for path in EXAMPLES.glob("offline_*.py"))
+HTTP = sorted(path.name for path in EXAMPLES.glob("openai_*.py"))
+
+SAYS = {
+    "offline_generate.py": "'The capital of France is' -> ",
+    "offline_stream.py": "\n[",
+    "offline_chat.py": "> And of Italy?\n",
+    "offline_logprobs.py": "likeliest",
+    "offline_choices.py": "the same again: True",
+    "offline_prefix_sharing.py": "hold a reusable prefix",
+    "offline_stops.py": "frequency penalty 1.5: ",
+    "openai_chat.py": "stop, ",
+    "openai_stream.py": " tokens]",
+    "openai_async.py": "\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def run(name: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_offline_examples_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert SAYS[name] in run(name, capsys)
+
+
+@pytest.mark.parametrize("name", HTTP)
+def test_sdk_examples_run(name: str, base_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert SAYS[name] in run(name, capsys, base_url)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_the_curl_example_runs(base_url: str) -> None:
+    command = ["sh", str(EXAMPLES / "curl.sh"), base_url]
+    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert '"object":"list"' in out.replace(" ", "")
+    assert "data: [DONE]" in out
+    assert '"text_completion"' in out
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.iterdir():
+        assert path.name == "README.md" or f"`{path.name}`" in listed
