@@ -7,26 +7,25 @@ from typing import Any
 
 from engine.errors import ModelLoadError
 
-# Keys that change nothing about inference, or that are read elsewhere (tokens, generation).
-_HARMLESS = frozenset(
-    """
+# Keys that change nothing about inference, or that are read elsewhere.
+_EXPORTED = """
     _attn_implementation_autoset _name_or_path architectures attention_dropout bos_token_id
     chunk_size_feed_forward embd_pdrop finetuning_task hidden_dropout id2label initializer_range
     is_llama_config keys_to_ignore_at_inference label2id max_sequence_length model_type
     output_attentions output_hidden_states pad_token_id pretraining_tp problem_type resid_pdrop
     return_dict sep_token_id task_specific_params tokenizer_class torchscript transformers.js_config
     transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
-    """.split()
-    # Defaults of Hugging Face's generate(), which older exports write among the model's own.
-    + """
+"""
+# Defaults of Hugging Face's generate(), which older exports write among the model's own keys.
+_GENERATION = """
     bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample
     early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
     forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix
     remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens temperature
     tf_legacy_loss top_k top_p typical_p
-    """.split()
-)
+"""
+_HARMLESS = frozenset((_EXPORTED + _GENERATION).split())
 
 _MAX_COUNT = 2**31
 

@@ -109,6 +109,8 @@ class ModelRunner:
         """For the rows that asked, and the rows among them whose numbers are broken."""
         told: dict[str, tuple[TokenLogprobs, ...]] = {}
         errors: dict[str, Failure] = {}
+        if not self._rows.judged:
+            return told, errors
         for index, (row, slot) in enumerate(zip(rows, batch.slots.tolist(), strict=True)):
             request = self._rows.requests[slot]
             num_top = request.sampling.prompt_logprobs

@@ -38,6 +38,7 @@ class RowTable:
         width = -(-max_model_len // block_size)
         self.block_tables = np.zeros((max_num_rows, width), np.int64)
         self.requests: dict[int, Request] = {}  # by slot
+        self.judged: set[int] = set()  # slots that ask for their prompt's log-probabilities
         self.columns = SamplingColumns(max_num_rows, eos_token_ids)
         self.counts = TokenCounts(vocab_size, device)
         self._num_blocks = [0] * max_num_rows
@@ -61,6 +62,7 @@ class RowTable:
         self.columns.clear(slot)
         self.counts.clear(slot)
         self._counted.pop(slot, None)
+        self.judged.discard(slot)
         del self.requests[slot]
         self._free.append(slot)
 
@@ -75,6 +77,8 @@ class RowTable:
         self.requests[slot] = request
         self._num_blocks[slot] = 0
         self.columns.set(slot, request)
+        if request.sampling.prompt_logprobs is not None:
+            self.judged.add(slot)
         if self.columns.is_penalised[slot]:
             self.counts.set(slot, request.prompt_token_ids, added.output_ids)
             self._counted[slot] = len(request.prompt_token_ids) + len(added.output_ids)

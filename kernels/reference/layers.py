@@ -9,14 +9,18 @@ from torch.nn import functional
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (Zhang & Sennrich 2019).
 
+    Computed in float32, returned in x's dtype.
+
     Args:
         x: [..., dim].
         weight: [dim], or [heads, dim] where x is [..., heads, dim].
         eps: added to the mean square.
     """
-    if weight.dim() == 1:
-        return functional.rms_norm(x, weight.shape, weight, eps)
-    return functional.rms_norm(x, weight.shape[-1:], None, eps) * weight
+    wide = x.float()
+    # One pass for the sum of squares: torch's own rms_norm makes several on a CPU.
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    inverse = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return (wide * inverse).mul_(weight).to(x.dtype)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
