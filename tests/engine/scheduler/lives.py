@@ -10,7 +10,7 @@ from engine.config import SchedulerConfig
 from engine.errors import ContextLengthExceeded
 from engine.kv_cache.pool import BlockPool
 from engine.scheduler import Scheduler
-from engine.types import EngineOutput, FinishReason, Request, SamplingParams, StepPlan
+from engine.types import EngineOutput, FinishReason, Request, SamplingParams, StepPlan, StepResult
 from tests.engine.fakes import EOS, VOCAB, FakeRunner, expected_output, make_info
 
 MAX_STEPS = 3000
@@ -124,7 +124,7 @@ class Life:
         admit = rng.random() < 0.9
         plan = scheduler.schedule(admit)
         self._check_plan(plan, admit)
-        result = self.runner.run(plan)
+        result = self._compute(plan)
         aborted = None
         if self.live and rng.random() < 0.015:  # while the step runs
             aborted = rng.choice(sorted(self.live))
@@ -132,6 +132,9 @@ class Life:
         self._listen(scheduler.update(plan, result), aborted)
         self._check_books()
         return aborted is not None
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        return self.runner.run(plan)
 
     def _listen(self, output: EngineOutput, aborted: str | None) -> None:
         assert len(set(output.ids)) == len(output.ids) == len(output.finish_reasons)

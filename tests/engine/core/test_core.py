@@ -1,0 +1,250 @@
+"""The engine around the scheduler: faults, times, the batching window, requests it refuses."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from engine.core import EngineCore
+from engine.errors import EngineDead, Failure, InvalidParameter, OutOfMemory
+from engine.isolation import run_isolated
+from engine.requests import fan_out
+from engine.types import (
+    EngineOutput,
+    Request,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
+from tests.engine.fakes import FakeRunner, FaultyRunner, expected_output, make_config, make_info
+from tests.engine.scheduler.lives import Life
+
+MAX_LEN = 100
+Fault = Callable[[StepPlan], dict[str, Failure] | None]
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make_core(fault: Fault | None = None, num_blocks: int = 120, **scheduler) -> EngineCore:
+    info = make_info(num_blocks, 4, MAX_LEN)
+    runner = FakeRunner(info) if fault is None else FaultyRunner(info, fault)
+    return EngineCore(make_config(**scheduler), runner, clock=_Clock())
+
+
+def crowd(n: int = 12, **fields) -> list[Request]:
+    """Requests with shared prefixes, some of them forked."""
+    requests: list[Request] = []
+    for index in range(n):
+        prompt = (*(1, 2, 3, 4, 5, 1, 2, 3)[: 3 + index % 5], index % 7)
+        sampling = SamplingParams(seed=index, max_tokens=14, n=1 + 2 * (index % 3 == 0), **fields)
+        requests += fan_out(f"r{index}", prompt, sampling)
+    return requests
+
+
+def drain(core: EngineCore, requests: Iterable[Request]) -> tuple[dict[str, list[int]], dict]:
+    """All texts, and what became of each request."""
+    texts: dict[str, list[int]] = {request.id: [] for request in requests}
+    ends: dict[str, object] = {}
+    while core.has_work:
+        output: EngineOutput = core.step()
+        for id_, tokens, reason in zip(
+            output.ids, output.token_ids, output.finish_reasons, strict=True
+        ):
+            texts[id_] += tokens
+            if reason is not None:
+                assert id_ not in ends, "ended twice"
+                ends[id_] = output.errors.get(id_, reason)
+    assert core.check() == []
+    assert core.stats.blocks.held == 0
+    return texts, ends
+
+
+def check_all_but(bad: set[str], core: EngineCore, requests: list[Request]) -> dict:
+    for request in requests:
+        core.add(request)
+    texts, ends = drain(core, requests)
+    assert set(ends) == {request.id for request in requests}, "a request without an answer"
+    for request in requests:
+        if request.id not in bad:
+            assert (texts[request.id], ends[request.id]) == expected_output(request, MAX_LEN)
+    return ends
+
+
+# ---------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("bad", [{"r4"}, {"r0"}, {"r0/1", "r7", "r11"}], ids=str)
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("bad row"), "RequestFailed"),
+        (MemoryError(), "OutOfMemory"),
+        (OutOfMemory("device"), "OutOfMemory"),
+    ],
+    ids=["fault", "memory", "device-memory"],
+)
+def test_only_the_rows_that_make_a_step_raise_fail(bad: set[str], error, kind: str) -> None:
+    def fault(plan: StepPlan) -> None:
+        if bad & {row.id for row in plan.rows}:
+            raise error
+
+    requests = crowd()
+    ends = check_all_but(bad, make_core(fault), requests)
+    assert {ends[id_].kind for id_ in bad} == {kind}
+
+
+def test_a_row_fails_in_the_middle_of_its_text_and_its_mates_do_not_notice() -> None:
+    def fault(plan: StepPlan) -> None:
+        if any(row.id == "r5" and row.start >= 12 for row in plan.rows):
+            raise FloatingPointError
+
+    requests = crowd(ignore_eos=True)
+    core = make_core(fault)
+    for request in requests:
+        core.add(request)
+    texts, ends = drain(core, requests)
+    assert ends["r5"].message == "FloatingPointError: "
+    wanted, _ = expected_output(next(r for r in requests if r.id == "r5"), MAX_LEN)
+    assert texts["r5"] == wanted[: len(texts["r5"])] != []
+
+
+def test_a_step_that_only_fails_as_a_whole_fails_nobody() -> None:
+    def fault(plan: StepPlan) -> None:
+        if len(plan.rows) > 5:
+            raise MemoryError
+
+    assert "error" not in check_all_but(set(), make_core(fault), crowd()).values()
+
+
+def test_rows_that_the_runner_reports_fail_alone() -> None:
+    failure = Failure(kind="RequestFailed", message="the logits are not finite")
+
+    def fault(plan: StepPlan) -> dict[str, Failure]:
+        return {row.id: failure for row in plan.rows if row.id in ("r3", "r6")}
+
+    ends = check_all_but({"r3", "r6"}, make_core(fault), crowd())
+    assert ends["r3"] == ends["r6"] == failure
+
+
+def test_a_lost_device_ends_the_engine() -> None:
+    def fault(plan: StepPlan) -> None:
+        raise EngineDead("the device is lost")
+
+    core = make_core(fault)
+    core.add(crowd()[0])
+    with pytest.raises(EngineDead):
+        core.step()
+
+
+class _FaultyLife(Life):
+    """A life whose steps fail now and then, at random, after they have done their damage."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.runner = FaultyRunner(self.runner.info, self._fault)
+        self.chance = random.Random(seed)
+        self.first_try = False
+
+    def _fault(self, plan: StepPlan) -> None:
+        first_try, self.first_try = self.first_try, False
+        if first_try and self.chance.random() < 0.3:
+            self.seen["faults"] += 1
+            raise RuntimeError("a passing fault")
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        self.first_try = True
+        return run_isolated(self.runner, self.scheduler, plan)
+
+
+def test_passing_faults_change_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    num_faults = 0
+    for seed in range(1000, 1060):
+        life = _FaultyLife(seed)
+        life.run()
+        num_faults += life.seen["faults"]
+    assert num_faults > 500
+
+
+def test_the_check_is_loud(caplog: pytest.LogCaptureFixture) -> None:
+    core = make_core()
+    core._pool._free.popitem()
+    assert core.check()
+    assert any(record.levelno == logging.CRITICAL for record in caplog.records)
+
+
+# ---------------------------------------------------------------- times
+
+
+def test_timings_say_when_things_happened() -> None:
+    core = make_core()
+    clock = core._clock
+    assert isinstance(clock, _Clock)
+    sampling = SamplingParams(seed=1, max_tokens=3, ignore_eos=True)
+    core.add(Request(id="a", prompt_token_ids=(1,), sampling=sampling, arrival_s=99.0))
+    timings = None
+    while core.has_work:
+        clock.now_s += 1.0
+        timings = core.step().timings.get("a", timings)
+    assert timings is not None
+    told = (timings.arrival_s, timings.scheduled_s, timings.first_token_s, timings.finished_s)
+    assert told == (99.0, 101.0, 101.0, 103.0)
+
+
+def test_the_batching_window_gathers_prompts_until_time_or_number_is_up() -> None:
+    core = make_core(batching_window_ms=50, batching_window_prompts=3)
+    clock = core._clock
+    assert isinstance(clock, _Clock)
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    requests = [Request(id=f"r{i}", prompt_token_ids=(1, i), sampling=sampling) for i in range(7)]
+    core.add(requests[0])
+    assert core.step().stats.num_running == 0
+    clock.now_s += 0.02
+    core.add(requests[1])
+    assert core.idle_s == pytest.approx(0.03), "the window opens with the first prompt"
+    assert core.step().stats.num_running == 0
+    clock.now_s += 0.031
+    assert core.idle_s == 0
+    assert core.step().stats.num_running == 2
+    core.add(requests[2])
+    before = core.step().stats
+    assert (before.num_running, before.num_waiting) == (2, 1), "the next prompt waits again"
+    core.add(requests[3])
+    core.add(requests[4])
+    assert core.step().stats.num_running == 5, "three prompts need no more time"
+    core.add(requests[5])
+    core.abort("r0")
+    assert core.idle_s == 0, "there is something to tell"
+    core.step()
+    clock.now_s += 0.051
+    drain(core, requests)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "param"),
+    [
+        ((1, 7), {}, "prompt"),
+        ((-1, 2), {}, "prompt"),
+        ((1,), {"stop_token_ids": (7,)}, "stop_token_ids"),
+        ((1,), {"logit_bias": {7: 1.0}}, "logit_bias"),
+        ((), {}, "prompt"),
+    ],
+)
+def test_tokens_that_the_model_does_not_have_are_refused(prompt, sampling, param: str) -> None:
+    core = make_core()
+    with pytest.raises(InvalidParameter) as caught:
+        core.add(Request(id="a", prompt_token_ids=prompt, sampling=SamplingParams(**sampling)))
+    assert caught.value.param == param
+    assert not core.has_work
