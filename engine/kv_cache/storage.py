@@ -101,6 +101,11 @@ def plan_memory(
             f"no memory for the KV cache: one block takes {block_bytes / 2**20:,.1f} MiB, "
             f"{available / 2**20:,.0f} MiB are free beside {weights_bytes / 2**20:,.0f} of weights"
         )
+    if num_blocks * block_bytes > available:
+        raise ModelLoadError(
+            f"the KV cache that is asked for takes {num_blocks * block_bytes / 2**20:,.0f} MiB, "
+            f"{available / 2**20:,.0f} MiB are free"
+        )
     holds = num_blocks * cache.block_size
     return MemoryPlan(
         weights_bytes=weights_bytes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from engine.errors import ModelLoadError
@@ -28,6 +27,7 @@ _GENERATION = """
 _HARMLESS = frozenset((_EXPORTED + _GENERATION).split())
 
 _MAX_COUNT = 2**31
+_MAX_NUMBER = 1e12
 
 
 class ConfigReader:
@@ -44,33 +44,33 @@ class ConfigReader:
     def __contains__(self, key: str) -> bool:
         return key in self._config
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A positive integer. Raises ModelLoadError when it is missing, or is anything else."""
+    def count(self, key: str, default: int | None = None, limit: int = _MAX_COUNT) -> int:
+        """A positive integer below ``limit``. Raises ModelLoadError for anything else."""
         value = self._take(key, default)
-        if type(value) is not int or not 0 < value < _MAX_COUNT:
-            raise self.error(key, f"must be a positive integer, not {value!r:.80}")
+        if type(value) is not int or not 0 < value < limit:
+            raise self.error(key, f"must be a positive integer below {limit}, not {value!r:.80}")
         return value
 
     def optional_count(self, key: str) -> int | None:
         """A positive integer, or None where the key is absent."""
         return self.count(key) if key in self else None
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite positive number."""
+    def number(self, key: str, default: float | None = None, above: float = 0.0) -> float:
+        """A number above ``above`` and below 1e12, as every real one is."""
         value = self._take(key, default)
-        if type(value) not in (int, float) or not (math.isfinite(value) and value > 0):
-            raise self.error(key, f"must be a positive number, not {value!r:.80}")
+        if type(value) not in (int, float) or not above < value < _MAX_NUMBER:
+            raise self.error(key, f"must be a number above {above:g}, not {value!r:.80}")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """A finite positive number, or None where the key is absent."""
+        """A positive number, or None where the key is absent."""
         return self.number(key) if key in self else None
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of finite positive numbers."""
+        """A list of positive numbers."""
         value = self._take(key, None)
         if not isinstance(value, list) or not all(
-            type(entry) in (int, float) and math.isfinite(entry) and entry > 0 for entry in value
+            type(entry) in (int, float) and 0 < entry < _MAX_NUMBER for entry in value
         ):
             raise self.error(key, "must be a list of positive numbers")
         return tuple(float(entry) for entry in value)

@@ -24,6 +24,8 @@ from engine.models.spec import (
     YarnScaling,
 )
 
+_MAX_LAYERS = 10_000
+
 
 def read_spec(config: dict[str, Any]) -> DecoderSpec:
     """The spec of a model from its parsed config.json.
@@ -124,7 +126,7 @@ def _decoder(
     head_dim = reader.count("head_dim", head_dim or hidden_size // num_heads)
     if head_dim % 2:
         raise reader.error("head_dim", f"must be even for rotary positions, not {head_dim}")
-    num_layers = reader.count("num_hidden_layers")
+    num_layers = reader.count("num_hidden_layers", limit=_MAX_LAYERS)
     trained = reader.count("max_position_embeddings", 2048)
     return DecoderSpec(
         architecture=reader.text("model_type"),
@@ -198,13 +200,13 @@ def _layer_types(reader: ConfigReader, count: int) -> list[str] | None:
 def _rope(reader: ConfigReader, theta: float, trained: int, head_dim: int) -> RopeSpec:
     """Both spellings: ``rope_parameters`` (transformers 5), ``rope_theta`` + ``rope_scaling``."""
     reader.require("partial_rotary_factor", 1.0)
-    theta = reader.number("rope_theta", theta)
+    theta = reader.number("rope_theta", theta, above=1.0)
     original = reader.count("original_max_position_embeddings", trained)
     older, newer = reader.section("rope_scaling"), reader.section("rope_parameters")
     section = newer or older
     if section is None:
         return RopeSpec(theta)
-    theta = section.number("rope_theta", theta)
+    theta = section.number("rope_theta", theta, above=1.0)
     section.require("partial_rotary_factor", 1.0)
     kind = section.text("type", "default")
     kind = section.text("rope_type", kind)
@@ -224,17 +226,25 @@ def _rope(reader: ConfigReader, theta: float, trained: int, head_dim: int) -> Ro
     return RopeSpec(theta, scaling)
 
 
+def _factor(section: ConfigReader, default: float | None = None) -> float:
+    """By how much the context is stretched."""
+    factor = section.number("factor", default)
+    if factor < 1.0:
+        raise section.error("factor", f"must be at least 1, not {factor:g}")
+    return factor
+
+
 def _linear(section: ConfigReader, trained: int, original: int) -> LinearScaling:
-    return LinearScaling(section.number("factor"))
+    return LinearScaling(_factor(section))
 
 
 def _dynamic(section: ConfigReader, trained: int, original: int) -> DynamicScaling:
-    return DynamicScaling(section.number("factor"))
+    return DynamicScaling(_factor(section))
 
 
 def _llama3(section: ConfigReader, trained: int, original: int) -> Llama3Scaling:
     scaling = Llama3Scaling(
-        factor=section.number("factor"),
+        factor=_factor(section),
         low_freq_factor=section.number("low_freq_factor"),
         high_freq_factor=section.number("high_freq_factor"),
         original_max_position_embeddings=section.count(
@@ -248,7 +258,7 @@ def _llama3(section: ConfigReader, trained: int, original: int) -> Llama3Scaling
 
 def _yarn(section: ConfigReader, trained: int, original: int) -> YarnScaling:
     original = section.count("original_max_position_embeddings", original)
-    factor = section.number("factor", trained / original)
+    factor = _factor(section, trained / original)
     mscale = section.optional_number("mscale")
     mscale_all_dim = section.optional_number("mscale_all_dim")
     attention_factor = _yarn_mscale(factor, 1.0)
@@ -271,7 +281,9 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 def _longrope(section: ConfigReader, trained: int, original: int) -> LongRopeScaling:
     original = section.count("original_max_position_embeddings", original)
-    factor = section.number("factor", trained / original)
+    if original == 1:
+        raise section.error("original_max_position_embeddings", "must be above 1")
+    factor = _factor(section, trained / original)
     scale = 1.0
     if factor > 1.0:
         scale = math.sqrt(1.0 + math.log(factor) / math.log(original))

@@ -51,12 +51,11 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     info = _info(config, model, headers, weights, attention, backend.name, memory, started_s)
     decoder = Decoder(spec, weights, DenseMethod(), backend, memory.max_model_len)
     rows = RowTable(
-        config.scheduler.max_num_seqs,
-        memory.max_model_len,
-        memory.block_size,
-        spec.vocab_size,
-        spec.eos_token_ids,
-        device,
+        max_num_rows=config.scheduler.max_num_seqs,
+        max_num_blocks=min(memory.num_blocks, -(-memory.max_model_len // memory.block_size)),
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        device=device,
     )
     logger.info(memory.describe())
     return ModelRunner(info, decoder, cache, backend, attention, rows)

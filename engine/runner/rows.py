@@ -19,8 +19,7 @@ class RowTable:
 
     Args:
         max_num_rows: rows expected at once; more are made room for.
-        max_model_len: longest sequence, in tokens.
-        block_size: tokens a block.
+        max_num_blocks: of one sequence.
         vocab_size: of the model.
         eos_token_ids: what ends a text.
         device: of the token counts.
@@ -29,14 +28,12 @@ class RowTable:
     def __init__(
         self,
         max_num_rows: int,
-        max_model_len: int,
-        block_size: int,
+        max_num_blocks: int,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
     ) -> None:
-        width = -(-max_model_len // block_size)
-        self.block_tables = np.zeros((max_num_rows, width), np.int64)
+        self.block_tables = np.zeros((max_num_rows, max_num_blocks), np.int64)
         self.requests: dict[int, Request] = {}  # by slot
         self.judged: set[int] = set()  # slots that ask for their prompt's log-probabilities
         self.columns = SamplingColumns(max_num_rows, eos_token_ids)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.errors import ModelLoadError
 from engine.models.families import read_spec
-from engine.models.spec import LayerSpec, Llama3Scaling, YarnScaling
+from engine.models.rope import inverse_frequencies
+from engine.models.spec import DecoderSpec, LayerSpec, Llama3Scaling, YarnScaling
 
 LLAMA = {
     "model_type": "llama",
@@ -99,13 +103,15 @@ def test_what_exports_write_besides_is_harmless():
         ({"hidden_size": "32"}, "'hidden_size' must be a positive integer"),
         ({"hidden_size": -32}, "'hidden_size'"),
         ({"hidden_size": 2**40}, "'hidden_size'"),
+        ({"num_hidden_layers": 2**30}, "'num_hidden_layers'.*below 10000"),
+        ({"rope_theta": 1}, "'rope_theta' must be a number above 1"),
         ({"vocab_size": None}, "'vocab_size' must be a positive integer"),
         ({"num_key_value_heads": 3}, "'num_key_value_heads' must divide"),
         ({"head_dim": 7}, "'head_dim' must be even"),
         ({"rms_norm_eps": True}, "'rms_norm_eps'"),
         ({"attention_bias": 1}, "'attention_bias' must be true or false"),
         ({"rope_scaling": {"type": "cubic"}}, "rope_scaling.*'cubic'; known:.*yarn"),
-        ({"rope_scaling": {"type": "linear"}}, "'factor' must be a positive number"),
+        ({"rope_scaling": {"type": "linear"}}, "'factor' must be a number above 0"),
         ({"rope_scaling": {"type": "linear", "factor": 2, "beta": 1}}, "'beta'"),
         ({"rope_scaling": "linear"}, "'rope_scaling' must be an object"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial"),
@@ -119,3 +125,58 @@ def test_refused_by_name(changes, named):
     with pytest.raises(ModelLoadError, match=named) as caught:
         spec(**changes)
     assert "\n" not in str(caught.value)
+
+
+_ODD = st.sampled_from(
+    [0, 1, -1, 2, 2**31 - 1, 2**70, 0.5, 1e-30, 1e300, "", "x", [], [1.0] * 4, {}, True, None]
+)
+_SECTION = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["linear", "dynamic", "llama3", "yarn", "longrope"])},
+    optional={
+        "factor": _ODD,
+        "low_freq_factor": _ODD,
+        "high_freq_factor": _ODD,
+        "original_max_position_embeddings": _ODD,
+        "short_factor": _ODD,
+        "long_factor": _ODD,
+        "attention_factor": _ODD,
+        "beta_fast": _ODD,
+        "mscale": _ODD,
+        "mscale_all_dim": _ODD,
+    },
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    family=st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "smollm3"]),
+    changes=st.dictionaries(
+        st.sampled_from([*LLAMA, "head_dim", "num_key_value_heads", "rope_theta", "layer_types"]),
+        _ODD,
+        max_size=2,
+    ),
+    scaling=st.none() | _SECTION,
+)
+def test_any_config_becomes_a_usable_spec_or_one_line(family, changes, scaling):
+    config = {**LLAMA, **changes, "model_type": family, "rope_scaling": scaling}
+    try:
+        read = read_spec(config)
+    except ModelLoadError as error:
+        refusal = str(error)
+    else:
+        _check_usable(read)
+        return
+    assert "\n" not in refusal
+
+
+def _check_usable(read: DecoderSpec) -> None:
+    served = read.longest_context
+    assert served >= 1
+    if read.head_dim > 1024:
+        return  # an odd size that is not wrong
+    frequencies, scale = inverse_frequencies(
+        read.rope, read.head_dim, read.max_position_embeddings, served
+    )
+    assert frequencies.shape == (read.head_dim // 2,)
+    assert bool(torch.isfinite(frequencies).all())
+    assert scale > 0

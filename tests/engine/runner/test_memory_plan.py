@@ -1,0 +1,88 @@
+"""How many blocks, how long a context: from what is asked for and what is free."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config import CacheConfig, SchedulerConfig
+from engine.errors import ModelLoadError
+from engine.kv_cache import storage
+from engine.models.spec import DecoderSpec, LayerSpec, RopeSpec
+
+GIB = 2**30
+SPEC = DecoderSpec(
+    architecture="llama",
+    vocab_size=1000,
+    hidden_size=1024,
+    intermediate_size=2048,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=64,
+    max_position_embeddings=8192,
+    norm_eps=1e-5,
+    rope=RopeSpec(1e4),
+    layers=(LayerSpec(),) * 8,
+)
+A_TOKEN = 2 * 8 * 4 * 64 * 4  # 16 KiB in float32
+
+
+@pytest.fixture
+def free(monkeypatch):
+    def set_to(size):
+        monkeypatch.setattr(storage, "available_bytes", lambda _device: size)
+
+    return set_to
+
+
+def plan(cache=CacheConfig(), max_num_seqs=256, max_model_len=None):  # noqa: B008 frozen
+    return storage.plan_memory(
+        SPEC,
+        cache,
+        SchedulerConfig(max_num_seqs=max_num_seqs),
+        max_model_len=max_model_len,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        weights_bytes=GIB,
+    )
+
+
+def test_a_modest_share_by_default(free):
+    free(8 * GIB)
+    assert plan().kv_cache_bytes == 2 * GIB
+    assert plan().free_bytes == 6 * GIB
+    free(400 * GIB)
+    assert plan().kv_cache_bytes == 4 * GIB
+    # No more than all sequences at their longest can fill.
+    assert plan(max_num_seqs=2).kv_cache_bytes == 2 * 8192 * A_TOKEN
+
+
+def test_what_is_asked_for_is_what_there_is(free):
+    free(8 * GIB)
+    assert plan(CacheConfig(memory_bytes=GIB, block_size=8)).num_blocks == GIB // (8 * A_TOKEN)
+    assert plan(CacheConfig(num_blocks=7)).kv_cache_bytes == 7 * 16 * A_TOKEN
+    with pytest.raises(ModelLoadError, match="takes 9,216 MiB, 8,192 MiB are free"):
+        plan(CacheConfig(memory_bytes=9 * GIB))
+    with pytest.raises(ModelLoadError, match="no memory for the KV cache"):
+        plan(CacheConfig(memory_bytes=A_TOKEN))
+
+
+def test_the_context_is_cut_to_what_the_cache_holds_unless_it_is_asked_for(free):
+    free(8 * GIB)
+    small = CacheConfig(num_blocks=10)
+    assert plan().max_model_len == 8192
+    assert plan(small).max_model_len == 160
+    assert plan(small, max_model_len=1000).max_model_len == 1000  # single prompts are refused
+    with pytest.raises(ModelLoadError, match="context is 8192"):
+        plan(max_model_len=8193)
+
+
+def test_the_plan_is_told_in_one_line(free):
+    free(8 * GIB)
+    line = plan().describe()
+    assert "weights 1024 MiB, KV cache 2048 MiB = 8,192 blocks" in line
+    assert "longest context 8,192 tokens" in line
+
+
+def test_free_memory_is_told():
+    assert 0 < storage.available_bytes(torch.device("cpu")) < 2**50
