@@ -125,6 +125,9 @@ class SubprocessClient:
             self._give_up(error)
             raise
         self._connection = connection
+        self._error = EngineDead(
+            "the engine is being restarted"
+        )  # from now on, when it is not open
         self._supervisor = asyncio.create_task(self._supervise(connection))
         return self.info
 
@@ -197,7 +200,6 @@ class SubprocessClient:
             while True:
                 await connection.lost
                 self._connection = None
-                self._error = EngineDead("the engine is being restarted")
                 connection = await self._replace()
                 requests = self._streams.resume_all()
                 self.num_restarts += 1

@@ -233,6 +233,7 @@ def load(config: EngineConfig, on_progress: Callable[[float, str], None]) -> Fak
     """The factory of engine processes under test; ``config.model`` is JSON of what to do."""
     options = json.loads(config.model)
     on_progress(0.5, "half of nothing")
+    time.sleep(options.get("load_s", 0.0))
     if "refuse" in options:
         raise ModelLoadError(options["refuse"])
     if flag := options.get("die_unless_first"):  # a file that the first engine makes

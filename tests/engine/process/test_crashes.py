@@ -1,0 +1,217 @@
+"""The engine process dies, or the one that started it: what happens to everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.errors import EngineDead, ModelLoadError
+from engine.process import SubprocessClient
+from engine.requests import fan_out
+from engine.types import RequestOutput, SamplingParams
+from tests.engine import fakes
+from tests.engine.process.test_clients import (
+    MAX_LEN,
+    collect,
+    make_requests,
+    subprocess_client,
+    tokens_of,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0.001)
+
+
+async def kill_after(client: SubprocessClient, num_tokens: int) -> None:
+    """Kill the engine outright once ``num_tokens`` more have come."""
+    enough, count = asyncio.Event(), 0
+
+    def listen(output) -> None:
+        nonlocal count
+        count += sum(map(len, output.token_ids))
+        if count >= num_tokens:
+            enough.set()
+
+    client.on_output(listen)
+    await enough.wait()
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+
+
+async def test_streams_outlive_the_engine(capfd: pytest.CaptureFixture) -> None:
+    client = subprocess_client(step_s=0.002)
+    await client.start()
+    first_pid = client.pid
+    requests = make_requests(6, 60, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    requests += fan_out("many", (1, 2, 3, 4, 5), SamplingParams(n=3, seed=5, max_tokens=60))
+    readers = [asyncio.create_task(collect(stream)) for stream in client.submit(requests)]
+    doomed, aborted = make_requests(8, 150, ignore_eos=True)[6:]
+    (stream,) = client.submit([aborted])
+    await kill_after(client, 100)
+    await until(lambda: not client.alive)
+    stream.abort()  # while nobody is there to be told
+    with pytest.raises(EngineDead, match="restarted"):
+        client.submit([doomed])
+    await until(lambda: client.alive)
+    await kill_after(client, 100)
+    for request, outputs in zip(requests, await asyncio.gather(*readers), strict=True):
+        text = (tokens_of(outputs), outputs[-1].finish_reason)
+        assert text == fakes.expected_output(request, MAX_LEN)
+        check_told_once(request.sampling, outputs, len(request.prompt_token_ids))
+    assert (client.num_restarts, client.dead) == (2, False)
+    assert client.num_resumed >= 9 + 1
+    assert client.pid != first_pid
+    assert (client.stats.num_running, client.stats.blocks.held) == (0, 0)
+    await client.close()
+
+
+def check_told_once(sampling: SamplingParams, outputs: list[RequestOutput], prompt: int) -> None:
+    assert sum(output.num_cached_tokens is not None for output in outputs) == 1
+    timings = outputs[-1].timings
+    assert timings is not None
+    assert timings.first_token_s <= timings.finished_s
+    if sampling.logprobs is not None:
+        positions = [-p.logprob for output in outputs for p in output.prompt_logprobs]
+        assert positions == list(range(1, prompt))
+        ends = [-p.logprob for output in outputs for p in output.logprobs or ()]
+        assert ends == list(range(prompt, prompt + len(ends)))
+        assert len(ends) == len(tokens_of(outputs))
+
+
+async def test_an_engine_that_keeps_dying_is_given_up(capfd: pytest.CaptureFixture) -> None:
+    client = subprocess_client(kill="r1")
+    await client.start()
+    streams = client.submit(make_requests(2))
+    for stream in streams:
+        with pytest.raises(EngineDead, match="keeps dying"):
+            await collect(stream)
+    assert client.dead
+    assert not client.alive
+    assert client.num_restarts == 2
+    with pytest.raises(EngineDead, match="keeps dying"):
+        client.submit(make_requests(1))
+    await client.close()
+
+
+async def test_an_engine_that_does_not_come_back_is_given_up(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    client = subprocess_client(kill="r0", die_unless_first=str(tmp_path / "flag"))
+    await client.start()
+    (stream,) = client.submit(make_requests(1))
+    with pytest.raises(EngineDead, match="keeps dying"):
+        await stream.next()
+    assert (client.num_restarts, client.dead) == (0, True)
+    await client.close()
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_in_one_line() -> None:
+    client = subprocess_client(refuse="config.json: no such family")
+    progress: list[tuple[float, str]] = []
+    with pytest.raises(ModelLoadError, match=r"^config.json: no such family$"):
+        await client.start(lambda fraction, what: progress.append((fraction, what)))
+    assert progress == [(0.5, "half of nothing")]
+    assert client.dead
+    await client.close()
+
+
+async def test_closing_does_not_wait_for_the_load() -> None:
+    client = subprocess_client(load_s=60)
+    starting = asyncio.create_task(client.start())
+    await until(lambda: client.pid is not None)
+    process = psutil.Process(client.pid)
+    await client.close()
+    assert not process.is_running()
+    with pytest.raises(EngineDead):
+        await starting
+
+
+async def test_an_interrupt_is_the_parents_to_decide_upon() -> None:
+    client = subprocess_client()
+    client.spawn()
+    pid = client.pid
+    assert pid is not None
+    assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C at the terminal must not reach the engine"
+    await client.start()
+    os.kill(pid, signal.SIGINT)
+    (request,) = make_requests(1)
+    (stream,) = client.submit([request])
+    assert tokens_of(await collect(stream)) == fakes.expected_output(request, MAX_LEN)[0]
+    assert client.pid == pid
+    process = psutil.Process(pid)
+    await client.close()
+    assert not process.is_running()
+
+
+PARENT = """
+import asyncio, sys, threading
+from tests.engine.process.test_clients import make_requests, subprocess_client
+
+def start_in_a_thread(client):  # the child must outlive the thread that made it
+    thread = threading.Thread(target=client.spawn)
+    thread.start()
+    thread.join()
+
+async def main():
+    client = subprocess_client(step_s=60.0)
+    if sys.argv[1] == "thread":
+        start_in_a_thread(client)
+    await client.start()
+    client.submit(make_requests(1))
+    await asyncio.sleep(0.1)
+    print(client.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("starter", ["main", "thread"])
+def test_the_engine_does_not_outlive_its_parent(starter: str) -> None:
+    command = [sys.executable, "-c", PARENT, starter]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        engine = psutil.Process(int(parent.stdout.readline()))  # in a step of a minute by now
+        parent.kill()
+    deadline_s = time.monotonic() + 10
+    while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s, "the engine outlived its parent"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff" * 64, b"\x02\x00\x00\x00\x91\xc0", b""], ids=["length", "shape", "end"]
+)
+def test_a_worker_that_is_told_nonsense_ends(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "engine.worker", str(theirs.fileno())]
+    with ours:
+        worker = subprocess.Popen(
+            command, pass_fds=(theirs.fileno(),), cwd=ROOT, stderr=subprocess.DEVNULL
+        )
+        theirs.close()
+        ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
+        assert worker.wait(20) == 1
+
+
+def test_the_clients_side_imports_no_tensor_library() -> None:
+    code = (
+        "import sys, engine.process, engine.inline, engine.worker; "
+        "bad = {'torch', 'numpy', 'transformers'} & set(sys.modules); assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
