@@ -1,6 +1,6 @@
 """One step's tokens: the batch's logits go through the steps that some row of it needs.
 
-    raw logits ─► bias ─► penalties ─► end tokens banned ─► arg-max
+    raw logits ─► bias ─► penalties ─► early ends banned ─► arg-max
                                                        └──► temperature ─► truncation ─► draw
 
 Each row's result depends on that row alone. A step no row needs costs nothing; a batch of plain
@@ -42,16 +42,18 @@ class Sampler:
         """Choose a token for each row.
 
         Args:
-            logits: [n, vocab] float32; may be written.
+            logits: [n, vocab] float32; written.
             slots: [n] the rows' slots in the columns.
             positions: [n] int64, of the tokens to be chosen.
         """
         columns = self._columns
         num_logprobs = columns.num_logprobs[slots]
         wants_logprobs = np.flatnonzero(num_logprobs >= 0)
-        # The raw logits of the rows that tell them; those of the others may be overwritten.
+        # A copy of the raw logits of the rows that tell them: the steps below write in place.
         raw = logits[_index(wants_logprobs, logits)] if wants_logprobs.size else None
-        logits = self._adjust(logits, slots, positions)
+        self._add_bias(logits, slots)
+        self._penalise(logits, slots)
+        self._ban_early_ends(logits, slots, positions)
         token_ids = argmax(logits)
         best = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1)
         # nan is found as the maximum; +inf and a row of -inf are as useless.
@@ -69,36 +71,42 @@ class Sampler:
                 logprobs[row] = entry
         return SampledRows(token_ids.tolist(), is_finite.tolist(), logprobs)
 
-    def _adjust(
-        self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray
-    ) -> torch.Tensor:
-        """What changes the distribution of greedy and random rows alike."""
+    def _add_bias(self, logits: torch.Tensor, slots: np.ndarray) -> None:
+        biased = np.flatnonzero(self._columns.is_biased[slots])
+        if biased.size == 0:
+            return
+        sparse = [self._columns.sparse[slot] for slot in slots[biased].tolist()]
+        rows = np.repeat(biased, [row.bias_ids.size for row in sparse])
+        ids = np.concatenate([row.bias_ids for row in sparse])
+        values = np.concatenate([row.bias_values for row in sparse])
+        places = (_index(rows, logits), _index(ids, logits))
+        logits.index_put_(places, _index(values, logits), accumulate=True)
+
+    def _penalise(self, logits: torch.Tensor, slots: np.ndarray) -> None:
         columns = self._columns
-        biased = np.flatnonzero(columns.is_biased[slots])
-        if biased.size:
-            sparse = [columns.sparse[int(slots[row])] for row in biased]
-            rows = np.repeat(biased, [entry.bias_ids.size for entry in sparse])
-            ids = np.concatenate([entry.bias_ids for entry in sparse])
-            values = np.concatenate([entry.bias_values for entry in sparse])
-            places = (_index(rows, logits), _index(ids, logits))
-            logits.index_put_(places, _index(values, logits), accumulate=True)
         penalised = np.flatnonzero(columns.is_penalised[slots])
-        if penalised.size:
-            at, chosen = _index(penalised, logits), slots[penalised]
-            logits[at] = self._counts.penalise(
-                logits[at],
-                chosen,
-                _column(columns.presence_penalty[chosen], logits),
-                _column(columns.frequency_penalty[chosen], logits),
-                _column(columns.repetition_penalty[chosen], logits),
-            )
-        early = np.flatnonzero(positions < columns.min_position[slots])
-        if early.size:
-            banned = [columns.sparse[int(slots[row])].end_ids for row in early]
-            rows = np.repeat(early, [ids.size for ids in banned])
-            places = (_index(rows, logits), _index(np.concatenate(banned), logits))
-            logits[places] = float("-inf")
-        return logits
+        if penalised.size == 0:
+            return
+        at, chosen = _index(penalised, logits), slots[penalised]
+        logits[at] = self._counts.penalise(
+            logits[at],
+            chosen,
+            _column(columns.presence_penalty[chosen], logits),
+            _column(columns.frequency_penalty[chosen], logits),
+            _column(columns.repetition_penalty[chosen], logits),
+        )
+
+    def _ban_early_ends(
+        self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray
+    ) -> None:
+        """No end token before ``min_tokens``; last, so that no bias lifts one again."""
+        early = np.flatnonzero(positions < self._columns.min_position[slots])
+        if early.size == 0:
+            return
+        banned = [self._columns.sparse[slot].end_ids for slot in slots[early].tolist()]
+        rows = np.repeat(early, [ids.size for ids in banned])
+        places = (_index(rows, logits), _index(np.concatenate(banned), logits))
+        logits[places] = float("-inf")
 
     def _draw(self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Random tokens [m] from rows with a temperature: [m, vocab]."""

@@ -105,17 +105,20 @@ class ReferenceAttention:
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``. Computes in float32 whatever the dtype."""
         plan = state.plans[layer.window]
+        kv_heads = cache.keys.shape[1]
         output = torch.empty_like(query)
         for bucket in plan.buckets:
             keys, values = _gather(state, cache, bucket.block_rows)
             if bucket.tokens is None:
-                return _decode(bucket, layer, query, keys, values)
+                return _decode(bucket, layer, query, keys, values, kv_heads)
             rows = query.index_select(0, bucket.tokens)
-            output.index_copy_(0, bucket.tokens, _decode(bucket, layer, rows, keys, values))
+            attended = _decode(bucket, layer, rows, keys, values, kv_heads)
+            output.index_copy_(0, bucket.tokens, attended)
         for chunk in plan.chunks:
             keys, values = _gather(state, cache, chunk.block_rows)
             rows = query[chunk.begin : chunk.end]
-            output[chunk.begin : chunk.end] = _attend_chunk(chunk, layer, rows, keys, values)
+            attended = _attend_chunk(chunk, layer, rows, keys, values, kv_heads)
+            output[chunk.begin : chunk.end] = attended
         return output
 
 
@@ -125,16 +128,16 @@ def _decode(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    kv_heads: int,
 ) -> torch.Tensor:
-    """Single queries [rows, heads, head_dim] over gathered [kv_heads, rows * L, head_dim]."""
+    """Single queries [rows, heads, head_dim] over gathered [rows * kv_heads * L, head_dim]."""
     num_rows, num_heads, head_dim = query.shape
-    kv_heads = keys.shape[0]
     group = num_heads // kv_heads
-    keys = keys.view(num_rows * kv_heads, -1, head_dim)
-    values = values.view(num_rows * kv_heads, -1, head_dim)
     if bucket.empty_slots is not None:
         # What lies past the end belongs to nobody and may be anything: 0 * nan is nan.
-        values.view(-1, head_dim).index_fill_(0, bucket.empty_slots, 0.0)
+        values.index_fill_(0, bucket.empty_slots, 0.0)
+    keys = keys.view(num_rows * kv_heads, -1, head_dim)
+    values = values.view(num_rows * kv_heads, -1, head_dim)
     grouped = (query.float() * layer.scale).view(num_rows * kv_heads, group, head_dim)
     scores = torch.bmm(grouped, keys.transpose(1, 2))  # [rows * kv_heads, group, L]
     if layer.softcap is not None:
@@ -151,10 +154,13 @@ def _attend_chunk(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    kv_heads: int,
 ) -> torch.Tensor:
-    """One sequence's queries [n, heads, head_dim] over gathered [kv_heads, slots, head_dim]."""
-    num_heads, kv_heads = query.shape[1], keys.shape[0]
-    keys, values = keys[:, chunk.first : chunk.last], values[:, chunk.first : chunk.last]
+    """One sequence's queries [n, heads, head_dim] over gathered [kv_heads * L, head_dim]."""
+    _, num_heads, head_dim = query.shape
+    used = slice(chunk.first, chunk.last)
+    keys = keys.view(kv_heads, -1, head_dim)[:, used]
+    values = values.view(kv_heads, -1, head_dim)[:, used]
     heads = query.float().transpose(0, 1)  # [heads, n, head_dim]
     if layer.softcap is None:
         output = functional.scaled_dot_product_attention(
@@ -181,9 +187,9 @@ def _attend_chunk(
 def _gather(
     state: ReferenceState, cache: LayerCache, block_rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of single heads of blocks, in float32: [kv_heads, -1, head_dim] each.
+    """Keys and values of single heads of blocks, in float32: two of [slots, head_dim].
 
-    For several sequences the true order of dimensions is [rows, kv_heads, L, head_dim].
+    Valid until the next call; the order is that of ``block_rows``.
     """
     num_blocks, kv_heads, block_size, head_dim = cache.keys.shape
     gathered = []
@@ -191,7 +197,7 @@ def _gather(
         flat = stored.view(num_blocks * kv_heads, block_size * head_dim)
         part = buffer[: block_rows.numel()]
         torch.index_select(flat, 0, block_rows, out=part)
-        gathered.append(part.view(kv_heads, -1, head_dim).float())
+        gathered.append(part.view(-1, head_dim).float())
     return gathered[0], gathered[1]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig
 from engine.runner import load_runner
 from engine.runner.model_runner import ModelRunner
 from engine.types import AddedRow, Request, SamplingParams, ScheduledRow, StepPlan, StepResult
@@ -13,12 +14,14 @@ BLOCK_SIZE = 4
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def load(directory: Path, num_blocks: int = 256, **changes) -> ModelRunner:
+def load(
+    directory: Path, num_blocks: int = 256, device: Device = "cpu", **changes: Any
+) -> ModelRunner:
     """A runner on one CPU thread with small blocks."""
     return load_runner(
         EngineConfig(
             model=str(directory),
-            device="cpu",
+            device=device,
             num_threads=1,
             cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks),
             scheduler=SchedulerConfig(max_num_seqs=4),
