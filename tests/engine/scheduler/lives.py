@@ -194,12 +194,13 @@ class Life:
         assert pool.check(scheduler.tables) == []
         stats = scheduler.stats()
         self.seen["shared"] += stats.blocks.shared > 0
-        running = list(scheduler._running.values())
+        state = scheduler._state
+        running = list(state.running.values())
         wasted = sum(seq.table.capacity - seq.num_computed for seq in running)
         assert stats.blocks.wasted_slots == wasted, "wasted slots are miscounted"
         assert wasted <= len(running) * (pool.block_size - 1), "a block was taken before its time"
         assert stats.num_running + stats.num_waiting == len(self.live)
-        waiting = [s for s in scheduler._sequences.values() if s.id not in scheduler._running]
+        waiting = [seq for seq in state.sequences.values() if seq.id not in state.running]
         assert scheduler.num_waiting_tokens == sum(len(seq.token_ids) for seq in waiting)
 
 

@@ -12,8 +12,11 @@ import pytest
 
 from engine.kv_cache import prefix
 from engine.kv_cache.pool import BlockPool, BlockTable
+from engine.scheduler.planner import Planner
+from engine.scheduler.results import ResultTaker
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Sequence
+from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import StepBuilder
 from tests.engine.scheduler.lives import Life
 
@@ -130,28 +133,27 @@ def fork_shares_the_last_block(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def fork_before_the_prompt_is_computed(patch: pytest.MonkeyPatch) -> None:
-    def usable(self: Scheduler, step: StepBuilder, seq: Sequence):
+    def usable(self: Planner, step: StepBuilder, seq: Sequence):
         return seq.leader if seq.leader is not None and seq.leader.table.block_ids else None
 
-    patch.setattr(Scheduler, "_usable_leader", usable)
+    patch.setattr(Planner, "_usable_leader", usable)
 
 
 @planted
 def preemption_keeps_progress(patch: pytest.MonkeyPatch) -> None:
-    preempt, start = Scheduler._preempt_last, Scheduler._start
+    preempt, start = SchedulerState.preempt, SchedulerState.start
     progress: dict[Sequence, int] = {}
 
-    def keep(self: Scheduler, step: StepBuilder) -> None:
-        before = {seq: seq.num_computed for seq in self._running.values()}
-        preempt(self, step)
-        progress.update({seq: n for seq, n in before.items() if seq.id not in self._running})
+    def keep(self: SchedulerState, seq: Sequence) -> None:
+        progress[seq] = seq.num_computed
+        preempt(self, seq)
 
-    def resume(self: Scheduler, seq: Sequence, now_s: float, *, looked_up: bool) -> None:
-        start(self, seq, now_s, looked_up=looked_up)
+    def resume(self: SchedulerState, seq: Sequence) -> None:
+        start(self, seq)
         seq.num_computed = max(seq.num_computed, progress.get(seq, 0) - 1)
 
-    patch.setattr(Scheduler, "_preempt_last", keep)
-    patch.setattr(Scheduler, "_start", resume)
+    patch.setattr(SchedulerState, "preempt", keep)
+    patch.setattr(SchedulerState, "start", resume)
 
 
 @planted
@@ -161,37 +163,37 @@ def preemption_keeps_its_row(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def preemption_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    release = Scheduler._release
+    release = SchedulerState._release
 
-    def silent(self: Scheduler, seq: Sequence) -> None:
+    def silent(self: SchedulerState, seq: Sequence) -> None:
         seq.known_to_runner = False
         release(self, seq)
 
-    patch.setattr(Scheduler, "_release", silent)
+    patch.setattr(SchedulerState, "_release", silent)
 
 
 @planted
 def finish_keeps_blocks(patch: pytest.MonkeyPatch) -> None:
-    finish = Scheduler._finish
+    finish = SchedulerState.finish
 
-    def keep(self: Scheduler, seq: Sequence, now_s: float) -> None:
+    def keep(self: SchedulerState, seq: Sequence, now_s: float) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self._pool, "release", lambda table: None)
+            inner.setattr(self.pool, "release", lambda table: None)
             finish(self, seq, now_s)
 
-    patch.setattr(Scheduler, "_finish", keep)
+    patch.setattr(SchedulerState, "finish", keep)
 
 
 @planted
 def output_is_repeated_after_preemption(patch: pytest.MonkeyPatch) -> None:
-    take = Scheduler._take_prompt_logprobs
+    take = ResultTaker._take_prompt_logprobs
 
-    def again(self: Scheduler, plan, result) -> None:
-        for seq in self._running.values():
+    def again(self: ResultTaker, plan, result) -> None:
+        for seq in self._state.running.values():
             seq.num_prompt_logprobs = 0
         take(self, plan, result)
 
-    patch.setattr(Scheduler, "_take_prompt_logprobs", again)
+    patch.setattr(ResultTaker, "_take_prompt_logprobs", again)
 
 
 @planted
@@ -200,7 +202,7 @@ def stop_one_token_late(patch: pytest.MonkeyPatch) -> None:
 
     def late(self: Scheduler, request) -> None:
         add(self, request)
-        self._sequences[request.id].max_num_tokens += 1
+        self._state.sequences[request.id].max_num_tokens += 1
 
     patch.setattr(Scheduler, "add", late)
 

@@ -269,7 +269,7 @@ def test_those_who_wait_cost_nothing_a_step() -> None:
     for index in range(16, 10_000):
         crowded.abort(f"r{index}")
     crowded.update(crowded.schedule(), StepResult())
-    assert len(crowded._waiting._heap) < 1_000
+    assert len(crowded._state.waiting._heap) < 1_000
     assert count_lines(lambda: run(crowded)) <= count_lines(lambda: run(alone)) + 20
 
 

@@ -1,0 +1,157 @@
+"""Choosing a step's rows: who runs goes on, then who waits joins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.config import SchedulerConfig
+from engine.scheduler.sequence import Sequence, Status
+from engine.scheduler.state import SchedulerState
+from engine.scheduler.step import Fill, StepBuilder, added_row
+from engine.types import ScheduledRow
+
+
+class Planner:
+    """Plans steps. A planned token counts as computed from here on."""
+
+    def __init__(self, config: SchedulerConfig, state: SchedulerState) -> None:
+        self._config = config
+        self._state = state
+        # The head of the queue when it last found too few blocks, and how many it found.
+        self._blocked: tuple[Sequence | None, int] = (None, 0)
+
+    def plan(self, admit: bool, now_s: float) -> StepBuilder:
+        """The next step; with ``admit`` false, nobody joins."""
+        step = StepBuilder(self._config.max_num_batched_tokens)
+        self._plan_running(step)
+        # Who was preempted a moment ago must not find its place taken, nor take it back at once.
+        if admit and not step.num_preempted:
+            self._plan_waiting(step, now_s)
+        return step
+
+    # ------------------------------------------------------------ who runs
+
+    def _plan_running(self, step: StepBuilder) -> None:
+        # The one loop that sees every sequence at every step. Nearly all of them add one token to
+        # their last block, so that case is inline and touches no more than it must.
+        budget, num_decoded = step.budget, 0
+        for seq in list(self._state.running.values()):
+            if not budget:
+                break
+            start, end = seq.num_computed, len(seq.token_ids)
+            table = seq.table
+            if end - start == 1 and end <= table.capacity and end < seq.max_num_tokens:
+                row = ScheduledRow(seq.id, start, (seq.token_ids[start],), (), True)
+                step.rows.append(row)
+                seq.num_computed = end
+                if end == table.capacity:
+                    step.fills.append(Fill(seq, table, start, end))
+                budget -= 1
+                num_decoded += 1
+            elif end > start:
+                step.budget = budget
+                self._plan_more(step, seq)
+                budget = step.budget
+        step.budget = budget
+        self._state.num_wasted -= num_decoded
+
+    def _plan_more(self, step: StepBuilder, seq: Sequence) -> None:
+        """Plan a running sequence that needs blocks or has several tokens to compute."""
+        pool = self._state.pool
+        while seq.status is Status.RUNNING:  # it may have made room for another, or for itself
+            end = min(len(seq.token_ids), seq.num_computed + step.budget)
+            if pool.blocks_for(end) - len(seq.table.block_ids) <= pool.num_free:
+                self._plan_row(step, seq, self._extend(seq, end), end)
+                return
+            self._preempt_last(step)
+
+    def _preempt_last(self, step: StepBuilder) -> None:
+        """Take its blocks from the running sequence that the policy puts last."""
+        if step.victims is None:
+            step.victims = sorted(self._state.running.values(), key=self._state.key)
+        victim = step.victims.pop()
+        step.withdraw(victim.id)
+        step.num_preempted += 1
+        self._state.preempt(victim)
+
+    # ------------------------------------------------------------ who joins
+
+    def _plan_waiting(self, step: StepBuilder, now_s: float) -> None:
+        state = self._state
+        while step.budget and len(state.running) < self._config.max_num_seqs:
+            seq = state.waiting.head()
+            if seq is None or not self._admit(step, seq, now_s):
+                return
+
+    def _admit(self, step: StepBuilder, seq: Sequence, now_s: float) -> bool:
+        """Start ``seq`` if there are blocks for all of its tokens, and some to spare."""
+        state, pool = self._state, self._state.pool
+        blocked, num_free = self._blocked
+        if seq is blocked and pool.num_free <= num_free and state.running:
+            return False  # nothing was freed since: no need to look its prefix up again
+        leader = self._usable_leader(step, seq)
+        looks_up = leader is None and not seq.owes_prompt_logprobs
+        shared = pool.match(seq.chain, seq.token_ids) if looks_up else []
+        if leader is not None:
+            shared = leader.table.block_ids[: (seq.num_prompt - 1) // pool.block_size]
+        needed = pool.blocks_for(len(seq.token_ids)) - len(shared) + pool.num_unheld(shared)
+        # A spare block for each sequence that runs: else the newcomer, being the last, would be
+        # preempted as soon as one of them reaches its next block, and its tokens computed in vain.
+        if needed + len(state.running) > pool.num_free:
+            self._blocked = (seq, pool.num_free)
+            return False
+
+        if leader is None:
+            pool.share(seq.table, shared)
+            seq.num_computed = seq.table.capacity
+        else:
+            seq.num_computed = seq.num_prompt - 1
+            seq.table, copy = pool.fork(leader.table, seq.num_computed)
+            state.num_wasted += seq.table.capacity - seq.num_computed
+            if copy is not None:
+                step.copies.append(copy)
+        state.start(seq)
+        if seq.num_cached is None:  # the first time: what a preempted one finds is its own
+            seq.scheduled_s = now_s
+            seq.num_cached = min(seq.num_computed, seq.num_prompt)
+            if looks_up:
+                state.prefix_queries += seq.num_prompt
+                state.prefix_hits += seq.num_cached
+        step.added.append(added_row(seq))
+        end = min(len(seq.token_ids), seq.num_computed + step.budget)
+        self._extend(seq, end)
+        self._plan_row(step, seq, seq.table.block_ids, end)
+        return True
+
+    def _usable_leader(self, step: StepBuilder, seq: Sequence) -> Sequence | None:
+        """The leader, if earlier steps have computed its prompt and it still holds it."""
+        leader = seq.leader
+        if leader is None or leader.status is not Status.RUNNING:
+            return None
+        if leader.num_computed < leader.num_prompt or leader.id in step.computing_prompts:
+            return None
+        return leader
+
+    # ------------------------------------------------------------ helpers
+
+    def _extend(self, seq: Sequence, end: int) -> list[int]:
+        """Give ``seq`` the blocks it lacks for its first ``end`` tokens; returns the new ones."""
+        pool = self._state.pool
+        missing = pool.blocks_for(end) - len(seq.table.block_ids)
+        self._state.num_wasted += missing * pool.block_size
+        return pool.extend(seq.table, missing)
+
+    def _plan_row(
+        self, step: StepBuilder, seq: Sequence, new_blocks: Iterable[int], end: int
+    ) -> None:
+        """Plan the tokens of ``seq`` up to ``end``, for which it has blocks."""
+        start, num_tokens = seq.num_computed, len(seq.token_ids)
+        samples = end == num_tokens and num_tokens < seq.max_num_tokens
+        tokens = tuple(seq.token_ids[start:end])
+        step.rows.append(ScheduledRow(seq.id, start, tokens, tuple(new_blocks), samples))
+        step.fills.append(Fill(seq, seq.table, start, end))
+        step.budget -= end - start
+        seq.num_computed = end
+        self._state.num_wasted -= end - start
+        if start < seq.num_prompt - 1:
+            step.computing_prompts.add(seq.id)

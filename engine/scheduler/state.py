@@ -1,0 +1,137 @@
+"""What the scheduler knows, and the four things that can happen to a sequence.
+
+    enqueue ──► waiting ──start──► running ──┐
+                  ▲                   │      ├──finish──►
+                  └──────preempt──────┘      │
+                  └──────────────────────────┘
+
+Whoever plans a step or takes its result in does so through these, so that the books agree: which
+sequences there are, who holds blocks, how many slots of those are wasted, what the runner must
+forget.
+"""
+
+from __future__ import annotations
+
+from engine.kv_cache.pool import BlockPool, BlockTable
+from engine.scheduler.output import OutputBuilder
+from engine.scheduler.policy import SortKey
+from engine.scheduler.sequence import Sequence, Status
+from engine.scheduler.waiting import WaitingQueue
+from engine.types import EngineStats
+
+
+class SchedulerState:
+    """Written by the Scheduler's parts alone."""
+
+    def __init__(self, pool: BlockPool, key: SortKey) -> None:
+        self.pool = pool
+        self.key = key
+        self.sequences: dict[str, Sequence] = {}  # all that have not finished
+        self.running: dict[str, Sequence] = {}  # in the order of admission
+        self.waiting = WaitingQueue(key)
+        self.num_waiting_tokens = 0
+        self.removed: list[str] = []  # rows the runner is to forget with the next plan
+        self.news = OutputBuilder()
+
+        self.num_wasted = 0  # slots of running tables that hold no token
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.num_steps = 0
+        self.slots_held_sum = 0
+        self.slots_wasted_sum = 0
+
+    # ------------------------------------------------------------ what happens to a sequence
+
+    def enqueue(self, seq: Sequence) -> None:
+        """A new sequence waits; a fork, until its leader's prompt is computed."""
+        self.sequences[seq.id] = seq
+        self.num_waiting_tokens += len(seq.token_ids)
+        if seq.leader is not None and seq.leader.first_token_s is None:
+            seq.leader.forks.append(seq)  # parked beside the queue: it holds nobody up
+        else:
+            self.waiting.push(seq)
+
+    def start(self, seq: Sequence) -> None:
+        """``seq`` leaves the queue, of which it was the head."""
+        self.waiting.pop()
+        self.num_waiting_tokens -= len(seq.token_ids)
+        seq.status = Status.RUNNING
+        seq.known_to_runner = True
+        seq.leader = None
+        self.running[seq.id] = seq
+
+    def preempt(self, seq: Sequence) -> None:
+        """``seq`` gives its blocks up and waits again, with all its tokens to compute."""
+        self._release(seq)
+        seq.table = BlockTable()
+        seq.num_computed = 0
+        seq.status = Status.WAITING
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        self.num_waiting_tokens += len(seq.token_ids)
+        self.waiting.push(seq)
+
+    def finish(self, seq: Sequence, now_s: float) -> None:
+        """``seq`` gives up all it holds and is forgotten. The caller tells the reason."""
+        del self.sequences[seq.id]
+        if seq.status is Status.RUNNING:
+            self._release(seq)
+        else:
+            self.num_waiting_tokens -= len(seq.token_ids)
+            if seq.leader is not None and seq in seq.leader.forks:
+                seq.leader.forks.remove(seq)
+            else:
+                self.waiting.discard()
+        seq.status = Status.FINISHED
+        if seq.forks:
+            self._appoint_leader(seq.forks)
+        self.news.tell_timings(seq, now_s)
+
+    def free_forks(self, leader: Sequence) -> None:
+        """The leader's prompt is computed: its forks may be admitted."""
+        for fork in leader.forks:
+            self.waiting.push(fork)
+        leader.forks = []
+
+    # ------------------------------------------------------------ what can be said of it all
+
+    def count_step(self) -> None:
+        """Count a step that is planned, with the slots held while it runs."""
+        pool = self.pool
+        self.num_steps += 1
+        self.slots_held_sum += (pool.num_blocks - pool.num_free) * pool.block_size
+        self.slots_wasted_sum += self.num_wasted
+
+    def stats(self, step_tokens: int) -> EngineStats:
+        """A snapshot, in O(1)."""
+        return EngineStats(
+            num_running=len(self.running),
+            num_waiting=len(self.sequences) - len(self.running),
+            blocks=self.pool.stats(self.num_wasted),
+            num_preemptions=self.num_preemptions,
+            prefix_cache_queries=self.prefix_queries,
+            prefix_cache_hits=self.prefix_hits,
+            num_steps=self.num_steps,
+            step_tokens=step_tokens,
+            slots_held_sum=self.slots_held_sum,
+            slots_wasted_sum=self.slots_wasted_sum,
+        )
+
+    # ------------------------------------------------------------ helpers
+
+    def _release(self, seq: Sequence) -> None:
+        del self.running[seq.id]
+        self.num_wasted -= seq.table.capacity - seq.num_computed
+        self.pool.release(seq.table)
+        if seq.known_to_runner:
+            self.removed.append(seq.id)
+            seq.known_to_runner = False
+
+    def _appoint_leader(self, forks: list[Sequence]) -> None:
+        """A leader ended before its prompt was computed: its first fork takes its place."""
+        heir, *rest = forks
+        heir.leader, heir.forks = None, rest
+        for fork in rest:
+            fork.leader = heir
+        self.waiting.push(heir)
