@@ -28,7 +28,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from engine.client import EngineClient
-from engine.types import EngineInfo, EngineOutput, RequestTimings
+from engine.types import BlockStats, EngineInfo, EngineOutput, RequestTimings
 
 _TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
@@ -237,6 +237,9 @@ class Metrics(Collector):
     def _engine_gauges(self) -> Iterable[Metric]:
         stats = self._engine.stats
         blocks = stats.blocks
+        if not blocks.total and self._info is not None:  # no step has told them yet
+            num_blocks = self._info.memory.num_blocks
+            blocks = BlockStats(total=num_blocks, free=num_blocks)
         for name, help, value in (
             ("num_requests_running", "Sequences in the running batch.", stats.num_running),
             ("num_requests_waiting", "Sequences that wait for a place.", stats.num_waiting),

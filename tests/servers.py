@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -78,10 +79,9 @@ class Server:
     def raw(self, data: bytes, *, timeout_s: float = 60.0) -> RawAnswer:
         """Send bytes, read until the server closes or the answer is complete."""
         with self.connect(timeout_s) as sock:
-            try:
+            # It may be refused before it is all read; the answer is there all the same.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 sock.sendall(data)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # refused before it was all read; the answer is there all the same
             return read_answer(sock)
 
     def stream(self, path: str, body: dict[str, Any]) -> bytes:

@@ -101,7 +101,7 @@ def check_length(text_chars: int, model: Model, param: str) -> None:
         raise ContextLengthExceeded(message, param=param)
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytearray:
     body = bytearray()
     while True:
         message = await request.receive()
@@ -109,7 +109,7 @@ async def _read_body(request: Request) -> bytes:
             raise ClientGone
         body += message.get("body", b"")
         if not message.get("more_body", False):
-            return bytes(body)
+            return body
 
 
 def _check_count(name: str, value: Any, limit: int) -> None:

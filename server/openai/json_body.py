@@ -19,7 +19,7 @@ from server.errors import ApiError, bad_field
 _MAX_DIGITS = 400  # beyond what any float or integer field can mean; int() refuses at 4300
 
 
-def parse_json_body(body: bytes) -> dict[str, Any]:
+def parse_json_body(body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object in ``body``.
 
     Raises:
@@ -34,7 +34,7 @@ def parse_json_body(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _read_slowly(body: bytes) -> Any:
+def _read_slowly(body: bytes | bytearray) -> Any:
     """Read what msgspec refused; raises ApiError unless the standard library finds no fault."""
     try:
         value = json.loads(

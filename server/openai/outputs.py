@@ -80,11 +80,11 @@ class PromptLogprob(Struct):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class Message(Struct):
+class Message(Struct, kw_only=True):
     """A chat answer's message."""
 
-    content: str | None
     role: Literal["assistant"] = "assistant"
+    content: str | None
     refusal: None = None
 
 
@@ -98,20 +98,20 @@ class ChatChoice(Struct):
     stop_reason: str | int | None = None
 
 
-class ChatCompletion(Struct):
+class ChatCompletion(Struct, kw_only=True):
     """The answer of /v1/chat/completions."""
 
     id: str
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
-    object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class CompletionChoice(Struct):
+class CompletionChoice(Struct, kw_only=True):
     """One continuation of a prompt."""
 
     index: int
@@ -122,15 +122,15 @@ class CompletionChoice(Struct):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class Completion(Struct):
+class Completion(Struct, kw_only=True):
     """The answer of /v1/completions; on a stream, each of its chunks."""
 
     id: str
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: str
-    object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -151,34 +151,34 @@ class ChatChunkChoice(Struct):
     stop_reason: str | int | UnsetType | None = UNSET
 
 
-class ChatChunk(Struct):
+class ChatChunk(Struct, kw_only=True):
     """One event of a chat stream."""
 
     id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
     system_fingerprint: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
 
 
-class ModelCard(Struct):
+class ModelCard(Struct, kw_only=True):
     """A served model."""
 
     id: str
+    object: Literal["model"] = "model"
     created: int
     max_model_len: int
     root: str
-    object: Literal["model"] = "model"
     owned_by: str = "quire"
 
 
-class ModelList(Struct):
+class ModelList(Struct, kw_only=True):
     """The answer of /v1/models."""
 
-    data: list[ModelCard]
     object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 class Tokenized(Struct):

@@ -96,22 +96,19 @@ class _Writer:
 
     async def write(self, data: bytes) -> None:
         self.num_writes += 1
-        async with self._lock:
+        if not self.started:
             await self._start()
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
-        async with self._lock:
+        if not self.started:
             await self._start()
-            await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def _start(self) -> None:
-        if not self.started:
-            self.started = True
-            await self._send(
-                {
-                    "type": "http.response.start",
-                    "status": self._response.status_code,
-                    "headers": self._response.raw_headers,
-                }
-            )
+        async with self._lock:
+            if not self.started:
+                status, headers = self._response.status_code, self._response.raw_headers
+                head = {"type": "http.response.start", "status": status, "headers": headers}
+                await self._send(head)
+                self.started = True

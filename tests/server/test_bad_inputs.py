@@ -6,6 +6,7 @@ a canary completion is what it was, and every block is free again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -74,11 +75,9 @@ def chunked_over_the_limit(server: Server) -> RawAnswer:
     with server.connect() as sock:
         sock.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
         chunk = b"%x\r\n%b\r\n" % (2**20, b" " * 2**20)
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for _ in range(20):
                 sock.sendall(chunk)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
         return read_answer(sock)
 
 

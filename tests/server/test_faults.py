@@ -1,0 +1,230 @@
+"""What clients are told when the engine fails, or the server itself does; with a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from engine.errors import (
+    ContextLengthExceeded,
+    EngineDead,
+    EngineError,
+    InvalidParameter,
+    ModelLoadError,
+    OutOfMemory,
+    RequestFailed,
+)
+from engine.types import RequestTimings
+from tests.server.asgi import running_app
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "Hi"}]
+SECRET = "secret detail in engine/core.py"
+
+FAILURES = [
+    (ContextLengthExceeded("too long"), 400, "invalid_request_error", "context_length_exceeded"),
+    (InvalidParameter("bad", param="top_k"), 400, "invalid_request_error", None),
+    (RequestFailed(SECRET), 500, "server_error", None),
+    (OutOfMemory(SECRET), 503, "service_unavailable_error", "server_is_overloaded"),
+    (EngineDead(SECRET), 503, "service_unavailable_error", "engine_unavailable"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("error", "status", "type", "code"), FAILURES)
+async def test_failure_before_the_first_byte(
+    error: EngineError, status: int, type: str, code: str | None, stream: bool
+) -> None:
+    async with running_app() as app:
+        call = app.post(CHAT, messages=USER, stream=stream)
+        (await app.engine.next_stream()).fail(error)
+        await call.done()
+        assert call.status == status
+        assert (call.error["type"], call.error["code"]) == (type, code)
+        assert SECRET.encode() not in call.body
+        assert ("retry-after" in call.headers) == (status == 503)
+        if isinstance(error, ContextLengthExceeded):
+            assert call.error["param"] == "messages"
+        if status == 500:
+            assert call.headers["x-request-id"] in call.error["message"]
+        assert await app.metric("request_failed_total") == 1
+        assert app.state.live_sequences == 0
+
+
+async def test_failure_after_the_first_byte_is_an_event() -> None:
+    async with running_app() as app:
+        call = app.post(COMPLETIONS, prompt="Hi", n=2, stream=True)
+        await app.engine.next_stream()
+        one, two = app.engine.streams
+        one.put(300)
+        await call.until(b"data: ")
+        two.fail(RequestFailed(SECRET))
+        await call.done()
+        assert call.status == 200
+        *_, error, done, end = call.body.split(b"\n\n")
+        assert (done, end) == (b"data: [DONE]", b"")
+        told = json.loads(error.removeprefix(b"data: "))["error"]
+        assert set(told) == {"message", "type", "param", "code"}
+        assert told["type"] == "server_error"
+        assert SECRET.encode() not in call.body
+        assert one.aborted
+        assert await app.metric("request_failed_total") == 2
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("tokens", [0, 1])
+async def test_hanging_up_aborts(stream: bool, tokens: int) -> None:
+    async with running_app() as app:
+        call = app.post(COMPLETIONS, prompt="Hi", n=2, stream=stream)
+        await app.engine.next_stream()
+        for fake in app.engine.streams:
+            for _ in range(tokens):
+                fake.put(300)
+        if stream and tokens:
+            await call.until(b"data: ")
+        call.hang_up()
+        await call.done()
+        assert all(fake.aborted for fake in app.engine.streams)
+        assert app.state.live_sequences == app.state.requests_in_flight == 0
+        assert await app.metric("request_aborted_total") == 2
+        assert await app.metric("request_success_total") == 0
+
+
+async def test_hanging_up_before_the_model_is_loaded() -> None:
+    async with running_app(loaded=False) as app:
+        calls = [app.post(CHAT, messages=USER, stream=stream) for stream in (True, False)]
+        for call in calls:
+            call.hang_up()
+            await call.done()
+            assert call.status == 0
+        assert app.state.requests_in_flight == 0
+        assert not app.engine.streams
+
+
+async def test_requests_wait_for_the_model() -> None:
+    async with running_app(loaded=False, heartbeat_s=0.01) as app:
+        assert (await app.get("/health")).status == 200
+        assert (await app.get("/ready")).status == 503
+        call = app.post(COMPLETIONS, prompt="Hi", stream=True)
+        await call.until(b": keep-alive\n\n")
+        app.engine.loaded.set()
+        (await app.engine.next_stream()).put(300, end="length")
+        await call.done()
+        assert call.body.endswith(b"data: [DONE]\n\n")
+        assert (await app.get("/ready")).status == 200
+
+
+async def test_a_model_that_cannot_be_loaded() -> None:
+    async with running_app(loaded=False) as app:
+        waiting = app.post(CHAT, messages=USER)
+        app.engine.start_error = ModelLoadError(SECRET)
+        app.engine.loaded.set()
+        await waiting.done()
+        assert (waiting.status, waiting.error["code"]) == (503, "engine_unavailable")
+        for path in ("/health", "/ready"):
+            assert (await app.get(path)).status == 503
+        assert isinstance(app.state.failure, ModelLoadError)
+
+
+async def test_an_engine_between_two_lives_and_after_the_last() -> None:
+    async with running_app() as app:
+        app.engine.alive = False
+        assert [(await app.get(path)).status for path in ("/health", "/ready")] == [200, 503]
+        refused = await app.post(CHAT, messages=USER).done()
+        assert (refused.status, refused.error["code"]) == (503, "engine_unavailable")
+        assert app.state.live_sequences == 0
+        app.engine.dead = True
+        assert [(await app.get(path)).status for path in ("/health", "/ready")] == [503, 503]
+
+
+async def test_draining() -> None:
+    async with running_app() as app:
+        running = app.post(COMPLETIONS, prompt="Hi")
+        stream = await app.engine.next_stream()
+        app.state.draining = True
+        assert [(await app.get(path)).status for path in ("/health", "/ready")] == [200, 503]
+        assert (await app.post(COMPLETIONS, prompt="Hi").done()).status == 503
+        assert app.state.requests_in_flight == 1
+        stream.put(300, end="length")
+        assert (await running.done()).status == 200
+        assert app.state.requests_in_flight == 0
+
+
+async def test_a_cancelled_stream_says_so() -> None:
+    """The server ends without waiting: an error event, never a clean [DONE] alone."""
+    async with running_app() as app:
+        call = app.post(COMPLETIONS, prompt="Hi", stream=True)
+        (await app.engine.next_stream()).put(300)
+        await call.until(b"data: ")
+        call.task.cancel()
+        await call.done()
+        assert b'data: {"error":' in call.body
+        assert call.body.endswith(b"data: [DONE]\n\n")
+        waiting = app.post(COMPLETIONS, prompt="Hi")
+        await app.engine.next_stream()
+        waiting.task.cancel()
+        await waiting.done()
+        assert waiting.status == 503
+
+
+async def test_our_own_fault_is_a_500_with_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_app() as app:
+
+        def broken(*args: object) -> list[object]:
+            raise RuntimeError(SECRET)
+
+        monkeypatch.setattr(app.engine, "submit", broken)
+        call = await app.post(CHAT, messages=USER).done()
+        assert (call.status, call.error["type"], call.error["code"]) == (500, "server_error", None)
+        assert call.headers["x-request-id"] in call.error["message"]
+        assert SECRET.encode() not in call.body
+        assert app.state.live_sequences == 0
+
+
+async def test_the_queue_limit_is_exact() -> None:
+    async with running_app(max_num_seqs=2, max_queued_requests=3) as app:
+        calls = [app.post(COMPLETIONS, prompt="Hi") for _ in range(25)]
+        refused = calls[5:]
+        await asyncio.gather(*(call.done() for call in refused))
+        assert {call.status for call in refused} == {503}
+        assert len(app.engine.streams) == 5
+        assert await app.metric("admission_rejections_total") == 20
+        many = await app.post(COMPLETIONS, prompt="Hi", n=128).done()
+        assert many.status == 503
+        for stream in app.engine.streams:
+            stream.put(300, end="length")
+        await asyncio.gather(*(call.done() for call in calls))
+        assert {call.status for call in calls[:5]} == {200}
+        assert app.state.live_sequences == 0
+
+
+async def test_timings_become_histograms() -> None:
+    async with running_app() as app:
+        call = app.post(COMPLETIONS, prompt="Hi")
+        stream = await app.engine.next_stream()
+        timings = RequestTimings(
+            arrival_s=10.0, scheduled_s=10.5, first_token_s=11.5, finished_s=13.5
+        )
+        stream.put(300, 301, 302, end="length", timings=timings)
+        await call.done()
+        for name, value in (
+            ("request_queue_time_seconds", 0.5),
+            ("request_prefill_time_seconds", 1.0),
+            ("request_decode_time_seconds", 2.0),
+            ("request_inference_time_seconds", 3.0),
+            ("request_time_per_output_token_seconds", 1.0),
+        ):
+            assert await app.metric(f"{name}_sum") == value
+            assert await app.metric(f"{name}_count") == 1
+
+
+async def test_a_lagging_client_gets_merged_steps() -> None:
+    """What came while the transport was full is written as one event, not one by one."""
+    async with running_app() as app:
+        call = app.post(COMPLETIONS, prompt="Hi", stream=True)
+        stream = await app.engine.next_stream()
+        stream.put(300, 301, 302, 303, end="length")  # four steps, merged by the stream
+        await call.done()
+        assert call.body.count(b'"choices":[{') == 1
