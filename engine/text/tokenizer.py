@@ -67,8 +67,8 @@ class Tokenizer:
 
         self._joint = "".join(chr(0x100000 + secrets.randbelow(0xFFFE)) for _ in range(8))
         self._joint_id = _add_joint(backend, self._joint)
-        spellings = sorted(self._special_ids_by_text, key=lambda text: (-len(text), text))
-        self._spelling = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+        spellings = sorted(self._special_ids_by_text)
+        self._spelling = re.compile(_any_of(spellings) if spellings else r"(?!)")
         self._first_chars = {text[0] for text in spellings}
         self._prefixes = {text[:end] for text in spellings for end in range(1, len(text))}
         self._longest_prefix = max(map(len, self._prefixes), default=0)
@@ -294,6 +294,22 @@ def _spellings(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             found[name] = value
     return found
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    """A pattern for the longest of ``texts``, as a tree: models have hundreds of special tokens
+    that begin alike, and an alternative for each would be tried wherever a text has a ``<``.
+    """
+    branches: dict[str, list[str]] = {}
+    for text in texts:
+        if text:
+            branches.setdefault(text[0], []).append(text[1:])
+    if not branches:
+        return ""
+    pattern = "|".join(re.escape(char) + _any_of(rest) for char, rest in branches.items())
+    if "" in texts:
+        return f"(?:{pattern})?"
+    return pattern if len(branches) == 1 else f"(?:{pattern})"
 
 
 def _state(decoder: Any) -> dict[str, Any] | None:

@@ -4,10 +4,15 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from engine.text.tokenizer import Tokenizer
+
+# Nothing is timed in a test: the machine may be busy with something else.
+settings.register_profile("text", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("text")
 
 CORPUS = [
     "Hello world, hello there! The cat sat on the mat; 你好，世界。 naïve café 👩‍👩‍👧‍👦 👍🏽 🇫🇷",

@@ -105,8 +105,8 @@ def check_entries(tokenizer: Tokenizer, deltas: list[TextDelta], ids: list[int])
     for delta in deltas:
         text += delta.text
         entries += delta.logprobs
-        # None comes before the text it belongs to.
-        assert all(entry.text_offset <= len(text) for entry in delta.logprobs)
+        # None comes before the text it belongs to; what a stop string cut off has none.
+        assert all(e.text_offset <= len(text) for e in delta.logprobs if e.visible)
     assert [entry.token_id for entry in entries] == ids
     assert [entry.logprob for entry in entries] == [-0.5] * len(ids)
     for entry in entries:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter, RequestError, TemplateError
@@ -226,7 +226,7 @@ CONTENT = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+@settings(max_examples=50)
 @given(parts=CONTENT, as_parts=st.booleans())
 def test_spellings_in_a_request_stay_plain_text(
     chat: ChatTemplate, chatml: Tokenizer, parts: list[str], as_parts: bool
