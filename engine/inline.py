@@ -40,6 +40,7 @@ class InlineClient:
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._error: EngineError = EngineDead("the engine has not been started")
+        self._closed = False
 
     @property
     def info(self) -> EngineInfo:
@@ -71,8 +72,12 @@ class InlineClient:
             target=self._run, args=(loaded, on_progress), name="engine", daemon=True
         )
         self._thread.start()
-        self._engine, self._info = await loaded
-        return self._info
+        engine, info = await loaded
+        if self._closed:
+            engine.inbox.put(Shutdown())
+            raise self._error
+        self._engine, self._info = engine, info
+        return info
 
     def submit(self, requests: Sequence[Request]) -> list[RequestStream]:
         """Queue requests. Raises EngineDead, or ValueError for an id in use."""
@@ -87,7 +92,8 @@ class InlineClient:
         self._listeners.append(listener)
 
     async def close(self) -> None:
-        """End the engine after the step in flight. Idempotent."""
+        """End the engine after the step in flight, or once it has loaded. Idempotent."""
+        self._closed = True
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.inbox.put(Shutdown())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -99,6 +100,7 @@ def _serve(connection: socket.socket, runner: str) -> int:
         send(Fatal(Failure.of(error).message, "EngineDead"))
         return 1
 
+    gc.freeze()  # what is loaded stays: no collection in mid-stream need look at it
     loop = EngineLoop(core, lambda output: send(Output(output)))
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
     inbox.connect(loop.inbox.put, others)

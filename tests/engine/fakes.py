@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from engine.client import LoadProgress
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import Failure, ModelLoadError
 from engine.types import (
@@ -229,10 +230,11 @@ class FaultyRunner(FakeRunner):
         )
 
 
-def load(config: EngineConfig, on_progress: Callable[[float, str], None]) -> FakeRunner:
+def load(config: EngineConfig, on_progress: LoadProgress | None) -> FakeRunner:
     """The factory of engine processes under test; ``config.model`` is JSON of what to do."""
     options = json.loads(config.model)
-    on_progress(0.5, "half of nothing")
+    if on_progress is not None:
+        on_progress(0.5, "half of nothing")
     time.sleep(options.get("load_s", 0.0))
     if "refuse" in options:
         raise ModelLoadError(options["refuse"])

@@ -23,6 +23,7 @@ from tests.engine import fakes
 from tests.engine.process.test_clients import (
     MAX_LEN,
     collect,
+    inline_client,
     make_requests,
     subprocess_client,
     tokens_of,
@@ -127,6 +128,16 @@ async def test_a_model_that_cannot_be_loaded_is_told_in_one_line() -> None:
     assert progress == [(0.5, "half of nothing")]
     assert client.dead
     await client.close()
+
+
+async def test_an_inline_engine_closed_while_it_loads_ends_when_it_has() -> None:
+    client = inline_client(load_s=0.05)
+    starting = asyncio.create_task(client.start())
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(EngineDead, match="closed"):
+        await starting
+    assert not client.alive
 
 
 async def test_closing_does_not_wait_for_the_load() -> None:
