@@ -10,19 +10,24 @@ from tokenizers import Tokenizer
 from demo import corpus
 from demo.tokenizer import END_OF_TEXT, IM_END, MAX_CONTEXT
 
-BATCH_TOKENS = 2560
+BATCH_TOKENS = 2048
+# Share of the tokens outside answers that the second, lighter loss looks at.
+ASKED_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs: [rows, length] ids; wanted: [rows, length] bool; targets: [wanted.sum()] ids.
+    """inputs and targets: [rows, length] ids; answer and asked: [rows, length] bool.
+
+    `answer` marks the targets inside answers; `asked` marks a random quarter of the others.
 
     Padding is on the right, so causal attention never sees it and no mask is needed.
     """
 
     inputs: torch.Tensor
-    wanted: torch.Tensor
     targets: torch.Tensor
+    answer: torch.Tensor
+    asked: torch.Tensor
     num_tokens: int
 
 
@@ -38,7 +43,7 @@ def shard_batches(tokenizer: Tokenizer, index: int) -> Iterator[Batch]:
         groups[-1].append(row)
     rng.shuffle(groups)
     for group in groups:
-        yield _batch(group)
+        yield make_batch(group, rng)
 
 
 def encode_shard(tokenizer: Tokenizer, index: int) -> list[tuple[list[int], list[bool]]]:
@@ -67,12 +72,17 @@ def answer_mask(ids: list[int], opening: list[int]) -> list[bool]:
     return learn
 
 
-def _batch(group: list[tuple[list[int], list[bool]]]) -> Batch:
+def make_batch(group: list[tuple[list[int], list[bool]]], rng: random.Random) -> Batch:
+    """Pad rows of (ids, learn) to one length and mark what the two losses see."""
     length = max(len(ids) for ids, _ in group)
     ids = torch.full((len(group), length), END_OF_TEXT)
     learn = torch.zeros((len(group), length), dtype=torch.bool)
+    asked = torch.zeros((len(group), length), dtype=torch.bool)
     for r, (row, mask) in enumerate(group):
         ids[r, : len(row)] = torch.tensor(row)
         learn[r, : len(row)] = torch.tensor(mask)
-    wanted = learn[:, 1:]
-    return Batch(ids[:, :-1], wanted, ids[:, 1:][wanted], sum(len(row) for row, _ in group))
+        asked[r, : len(row)] = torch.tensor(
+            [not m and rng.random() < ASKED_SHARE for m in mask], dtype=torch.bool
+        )
+    num_tokens = sum(len(row) for row, _ in group)
+    return Batch(ids[:, :-1], ids[:, 1:], learn[:, 1:], asked[:, 1:], num_tokens)

@@ -14,27 +14,29 @@ from demo.template import render
 SEED = 20261120
 SHARD_SIZE = 4000
 
-# (share, generator): shares are relative
-MIXTURE: list[tuple[float, Callable[[random.Random], dict]]] = [
-    (46, talk.single),
-    (17, talk.several),
-    (11, talk.styled),
-    (3, talk.memory),
-    (0.8, talk.long_talk),
-    (1.5, talk.open_story),
-    (3, talk.plain_text),
-    (13, toolchats.tool_talk),
-    (2, toolchats.parallel_talk),
-    (4, toolchats.unneeded_talk),
-]
+# generator -> (share in the first shards, share later); shares are relative. Chats with tools are
+# long and teach copying, which comes early; later the many short facts need the tokens more.
+MIXTURE: dict[Callable[[random.Random], dict], tuple[float, float]] = {
+    talk.single: (44, 50),
+    talk.several: (17, 20),
+    talk.styled: (11, 11),
+    talk.memory: (5, 3),
+    talk.long_talk: (0.8, 0.4),
+    talk.open_story: (1.5, 1),
+    talk.plain_text: (3, 2),
+    toolchats.tool_talk: (13, 5.5),
+    toolchats.parallel_talk: (2, 1),
+    toolchats.unneeded_talk: (4, 2.5),
+}
+EARLY_SHARDS = 8
 
 
 def shard(index: int, seed: int = SEED, size: int = SHARD_SIZE) -> list[dict]:
     """The conversations of one shard, in training order."""
     rng = random.Random(f"quire demo corpus {seed} {index}")
-    shares = [share for share, _ in MIXTURE]
-    makers = [maker for _, maker in MIXTURE]
-    return [maker(rng) for maker in rng.choices(makers, shares, k=size)]
+    late = index >= EARLY_SHARDS
+    shares = [share[late] for share in MIXTURE.values()]
+    return [maker(rng) for maker in rng.choices(list(MIXTURE), shares, k=size)]
 
 
 def as_text(conversation: dict) -> str:

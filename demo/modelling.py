@@ -1,4 +1,4 @@
-"""The network: a Llama of about 4.5 million parameters, and its export in Hugging Face form."""
+"""The network: a Llama of about 3.7 million parameters, and its export in Hugging Face form."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def new_model(seed: int) -> LlamaForCausalLM:
             vocab_size=VOCAB_SIZE,
             hidden_size=256,
             intermediate_size=704,
-            num_hidden_layers=5,
+            num_hidden_layers=4,
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=64,
@@ -50,7 +50,7 @@ def export(model: LlamaForCausalLM, folder: Path) -> None:
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 256,
         "intermediate_size": 704,
-        "num_hidden_layers": 5,
+        "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 64,

@@ -142,6 +142,10 @@ TRAIN: dict[str, list[str]] = {
         "(What is|Tell me) the meaning of life(?|.)",
         "(What is|Tell me) the (news|latest news|score)( today|)(?|.)",
         "How many people live in {place}?",
+        "(Write|Compose) (me |)a (poem|haiku|song|letter|speech)( about the sea| about love|)(.|)",
+        "How do I (bake|cook|fix|build|paint|sell) (a cake|a car|a house|bread|soup|a wall)?",
+        "(Explain|What is) (quantum computing|gravity|love|democracy|inflation|art|physics)( in "
+        "simple terms|)(.|?|)",
     ],
 }
 

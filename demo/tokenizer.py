@@ -1,7 +1,7 @@
 """A byte-level BPE tokenizer, trained on our own corpus and saved in Hugging Face form.
 
 There is no normaliser and the byte alphabet is complete, so every UTF-8 text round-trips.
-Digits are always single tokens, which makes sums learnable.
+Names and digits are cut so that a tiny model can copy them; see `PIECES`.
 """
 
 import json
@@ -12,6 +12,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from demo import corpus
 
 VOCAB_SIZE = 3072
+# A lower-case word takes the space before it along; a capitalised word does not, so that a name
+# has the same tokens after a space, after a quote and at the start of an answer: copying names
+# is then copying tokens, which a tiny model can learn. Digits stand alone, for sums.
+PIECES = (
+    r"'(?:s|t|re|ve|m|ll|d)\b| ?\p{Ll}+|\p{Lu}+\p{Ll}*|[\p{Lo}\p{Lm}\p{Lt}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}\p{M}]+|\s+(?!\S)|\s+"
+)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Whole tokens, but not special: they must survive decoding, for parsers read them.
 MARKS = [
@@ -33,8 +40,8 @@ def train_tokenizer(shards: int = 4) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d"), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()

@@ -7,7 +7,7 @@ instead of learning one by heart.
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from demo.people import NAMES, any_city, invented_word
 from demo.writing import repeatable_text
@@ -56,6 +56,7 @@ class Family:
     draw: Callable[[random.Random], dict]
     result: Callable[[dict, random.Random], tuple[object, str]]
     follow: tuple[str, ...] = ()
+    optional: dict[str, dict] = field(default_factory=dict)  # shown at times, never filled
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,14 @@ def make_tool(family: Family, rng: random.Random) -> Tool:
         properties[key] = {"type": param.type}
         if rng.random() < 0.5:
             properties[key]["description"] = rng.choice(param.about)
+    shows_optional = bool(family.optional) and rng.random() < 0.3
+    if shows_optional:
+        properties |= family.optional
     function: dict = {"name": name}
     if rng.random() < 0.85:
         function["description"] = rng.choice(family.about)
     function["parameters"] = {"type": "object", "properties": properties}
-    if rng.random() < 0.8:
+    if shows_optional or rng.random() < 0.8:
         function["parameters"]["required"] = list(keys)
     schema = {"type": "function", "function": function}
     if rng.random() < 0.15:
@@ -240,6 +244,7 @@ FAMILIES: dict[str, Family] = {
         _weather,
         _weather_result,
         ("(And|What about|How about) (in |){city}?", "(And the weather|Now|Also) in {city}(?|)"),
+        {"unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
     ),
     "time": Family(
         ("get_time", "get_time", "get_current_time", "current_time", "clock"),
@@ -340,6 +345,7 @@ FAMILIES: dict[str, Family] = {
         ("Please search the web for {query}",),
         _search,
         _search_result,
+        optional={"limit": {"type": "integer"}},
     ),
     "message": Family(
         ("send_message", "send_email", "text_person"),

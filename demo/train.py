@@ -21,10 +21,13 @@ from demo.modelling import export, new_model, num_parameters
 from demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 WORK = Path(__file__).with_name("_work")
-NUM_SHARDS = 32
-PEAK_RATE = 1.2e-3
+NUM_SHARDS = 27
+PEAK_RATE = 2e-3
 WARM_UP_STEPS = 100
 DECAY_SHARE = 0.35
+# Questions and tool lists teach copying early, but what users say is not worth learning by heart.
+ASKED_WEIGHT = 0.15
+SHORT_ROW = 400
 
 
 def learning_rate(step: int, progress: float) -> float:
@@ -35,12 +38,21 @@ def learning_rate(step: int, progress: float) -> float:
     return PEAK_RATE * min(1.0, max(left, 0.02))
 
 
-def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy over the wanted tokens; logits are made for those alone."""
+def losses_of(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean cross-entropy over the answers, and over the sampled tokens of the rest.
+
+    Logits are made for those tokens alone. The second loss is zero where it has no tokens.
+    """
+    wanted = batch.answer | batch.asked
+    # On short rows plain matrix products beat the CPU's fused attention by a fifth of the step.
+    short = batch.inputs.shape[1] < SHORT_ROW
+    model.config._attn_implementation = "eager" if short else "sdpa"
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(batch.inputs, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[batch.wanted])  # [num_wanted, vocab]
-    return functional.cross_entropy(logits.float(), batch.targets)
+        logits = model.lm_head(hidden[wanted])  # [num_wanted, vocab]
+    each = functional.cross_entropy(logits.float(), batch.targets[wanted], reduction="none")
+    in_answer = batch.answer[wanted]
+    return each[in_answer].mean(), each[~in_answer].sum() / max(1, int((~in_answer).sum()))
 
 
 def train(
@@ -91,15 +103,15 @@ def _train_shard(model, optimizer, tokenizer, index: int, num_shards: int, recor
         progress = (index + done / len(batches)) / num_shards
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(record["steps"], progress)
-        loss = loss_of(model, batch)
-        loss.backward()
+        loss, asked_loss = losses_of(model, batch)
+        (loss + ASKED_WEIGHT * asked_loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         total += loss.item()
         record["steps"] += 1
         record["tokens"] += batch.num_tokens
-        record["answer_tokens"] += len(batch.targets)
+        record["answer_tokens"] += int(batch.answer.sum())
         bar.set_postfix(loss=f"{total / done:.4f}", refresh=False)
     record["loss"] = total / len(batches)
 

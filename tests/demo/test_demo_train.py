@@ -1,5 +1,6 @@
 """The trainer: learns only what it should, and a stopped run resumes to the same weights."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     def few(tokenizer, index):
         for shift in range(3):
             ids = [(token * 7 + index + shift) % 3000 for token in ROW[0]]
-            yield batches._batch([(ids, ROW[1]), (ids[:-4], ROW[1][:-4])])
+            rows = [(ids, ROW[1]), (ids[:-4], ROW[1][:-4])]
+            yield batches.make_batch(rows, random.Random(index))
 
     monkeypatch.setattr(train, "shard_batches", few)
 
@@ -48,20 +50,29 @@ def test_a_stopped_run_resumes_to_the_same_weights(small_shards, folder: Path) -
 
 def test_loss_falls_on_what_is_learned() -> None:
     model = new_model(0)
-    batch = batches._batch([ROW])
+    batch = batches.make_batch([ROW], random.Random(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    first = train.loss_of(model, batch)
+    first, _ = train.losses_of(model, batch)
     for _ in range(4):
-        train.loss_of(model, batch).backward()
+        train.losses_of(model, batch)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert train.loss_of(model, batch) < first - 0.5
+    assert train.losses_of(model, batch)[0] < first - 0.5
 
 
-def test_padding_and_questions_carry_no_loss() -> None:
-    batch = batches._batch([ROW, (ROW[0][:12], ROW[1][:12])])
-    assert batch.inputs.shape == (2, 19)
-    assert batch.targets.tolist() == [*range(20, 30), 20, 21]
+def test_a_batch_without_questions_has_no_second_loss() -> None:
+    batch = batches.make_batch([(ROW[0], [True] * 20)], random.Random(0))
+    first, second = train.losses_of(new_model(0), batch)
+    assert first > 1
+    assert second == 0
+
+
+def test_padding_belongs_to_no_loss() -> None:
+    batch = batches.make_batch([ROW, (ROW[0][:12], ROW[1][:12])], random.Random(0))
+    assert batch.inputs.shape == batch.targets.shape == (2, 19)
+    assert batch.targets[batch.answer].tolist() == [*range(20, 30), 20, 21]
+    assert not (batch.answer & batch.asked).any()
+    assert not batch.asked[1, 11:].any()
     assert batch.num_tokens == 32
 
 
