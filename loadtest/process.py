@@ -40,6 +40,8 @@ def running_server(
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
+    # A measurement that is told to end must not leave its server running.
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     start = [*(command or (sys.executable, "-m", "server")), "serve", *arguments]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -54,6 +56,7 @@ def running_server(
             raise RuntimeError(f"{error}\n{output}") from None
         finally:
             _end(process)
+            signal.signal(signal.SIGTERM, previous)
 
 
 def free_port() -> int:

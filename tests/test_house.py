@@ -40,6 +40,13 @@ def test_imports_run_one_way():
     assert "0 broken" in done.stdout
 
 
+def test_every_room_is_under_the_rules():
+    packages = {path.parent for path in git_files("*/__init__.py")}
+    rooms = {path.name for path in packages if path.parent == ROOT} - {"tests"}
+    assert rooms - {"demo"} <= set(PROJECT["tool"]["pyright"]["include"])
+    assert rooms == set(PROJECT["tool"]["importlinter"]["root_packages"])
+
+
 def test_a_wrong_import_would_be_seen(tmp_path):
     """The contract is not vacuous: an engine that imports the server breaks it."""
     for room in PROJECT["tool"]["importlinter"]["root_packages"]:
