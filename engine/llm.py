@@ -151,8 +151,9 @@ class LLM:
             RequestError: a prompt or its parameters cannot be served; nothing has been started.
         """
         several = _as_prompts(prompts)
-        token_ids = [self._prompt_ids(prompt) for prompt in several]
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
+        encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
+        token_ids = [next(encoded) if isinstance(item, str) else list(item) for item in several]
         return self._run(token_ids, texts, params, use_tqdm=use_tqdm, continuation=True)
 
     def chat(
@@ -183,8 +184,13 @@ class LLM:
             )
             for conversation in several
         ]
-        texts = [None] * len(several)
-        return self._run(token_ids, texts, params, use_tqdm=use_tqdm, continuation=False)
+        return self._run(
+            token_ids,
+            [None] * len(several),
+            params,
+            use_tqdm=use_tqdm,
+            continuation=continue_final_message,
+        )
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
         """Continue one prompt and give its text as it comes.
@@ -194,7 +200,8 @@ class LLM:
         Raises:
             RequestError: the prompt or its parameters cannot be served.
         """
-        return self._open(self._prompt_ids(prompt), params, continuation=True)
+        token_ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._open(token_ids, params, continuation=True)
 
     def stream_chat(
         self,
@@ -278,9 +285,6 @@ class LLM:
         self.close()
 
     # ------------------------------------------------------------ private
-
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        return self.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def _open(
         self, token_ids: list[int], params: SamplingParams | None, *, continuation: bool
