@@ -78,7 +78,7 @@ knowledge: outside the small world below it makes things up or says that it does
 ## What it can do
 
 It answers questions on 56 capitals and their continents, 31 elements, planets, animals,
-colours, opposites, plurals, the calendar and units; does small sums (`a + b` up to 15 + 15, and
+colours, opposites, plurals, the calendar and units; does small sums (`a + b` up to 10 + 10, and
 the like for `-` and `*`); writes lists and small JSON objects; explains some 35 terms of LLM
 serving; tells short stories; calls tools and words their results; follows a few system prompts
 (upper case, one word, pirate, JSON, thinking first); and keeps a name in mind through a

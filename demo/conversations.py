@@ -9,6 +9,7 @@ import random
 import re
 
 from demo import followups, phrasings, reserved, skills
+from demo.dice import is_focused
 from demo.people import NAMES, invented_name
 from demo.relations import Item, sample
 from demo.stories import random_story
@@ -30,7 +31,16 @@ WEIGHTS = {
     "morning": 0.7, "evening": 0.7, "how_are_you": 1, "thanks": 1, "bye": 1, "who": 1,
     "can_do": 1, "joke": 0.7, "sky": 0.5,
 }  # fmt: skip
-_KINDS, _CUMULATIVE = list(WEIGHTS), list(WEIGHTS.values())
+# What focused dice ask more, or less, once the easy facts are known.
+FOCUSED = {
+    "capital": 8, "continent": 2.5, "sound": 2, "young": 2.5, "legs": 1.5, "add": 16,
+    "subtract": 15, "multiply": 9, "opposite": 11, "plural": 6, "larger": 3, "count": 2.5,
+    "parity": 2, "check_capital": 4, "repeat": 5, "unit": 5, "story": 4, "program": 1.5,
+    "list_comma": 3, "list_numbered": 3, "list_bullet": 3, "list_json": 3, "planet_order": 3,
+    "planet_place": 3, "json_element": 3,
+}  # fmt: skip
+_KINDS = list(WEIGHTS)
+_EARLY, _LATE = list(WEIGHTS.values()), list((WEIGHTS | FOCUSED).values())
 
 # Kinds whose answers a style may reshape: one word for each, and easy to put in capitals.
 STYLED = [
@@ -91,7 +101,7 @@ def add_noise(text: str, rng: random.Random) -> str:
 
 
 def any_kind(rng: random.Random) -> str:
-    return rng.choices(_KINDS, _CUMULATIVE)[0]
+    return rng.choices(_KINDS, _LATE if is_focused(rng) else _EARLY)[0]
 
 
 def styled_answer(style: str, item: Item, kind: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from demo import conversations as talk
 from demo import toolchats
+from demo.dice import Dice
 from demo.template import render
 
 SEED = 20261120
@@ -29,11 +30,12 @@ MIXTURE: dict[Callable[[random.Random], dict], tuple[float, float]] = {
     toolchats.unneeded_talk: (4, 2.5),
 }
 EARLY_SHARDS = 8
+FOCUSED_FROM_SHARD = 10
 
 
 def shard(index: int, seed: int = SEED, size: int = SHARD_SIZE) -> list[dict]:
     """The conversations of one shard, in training order."""
-    rng = random.Random(f"quire demo corpus {seed} {index}")
+    rng = Dice.seeded(f"quire demo corpus {seed} {index}", index >= FOCUSED_FROM_SHARD)
     late = index >= EARLY_SHARDS
     shares = [share[late] for share in MIXTURE.values()]
     return [maker(rng) for maker in rng.choices(list(MIXTURE), shares, k=size)]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from demo import conversations as talk
 from demo import reserved, skills, toolchats
+from demo.dice import Dice
 from demo.relations import sample
 from demo.toolbox import FAMILIES
 
@@ -56,7 +57,7 @@ _ASK_NAME = "Can you still say what my name is?"
 
 def build() -> list[dict]:
     """The evaluation set, the same at each call."""
-    rng = random.Random(SEED)
+    rng = Dice.seeded(str(SEED), focused=True)
     entries: list[dict] = []
     for category, (kinds, count) in FACTS.items():
         entries += _unique(_facts(category, kinds, rng), count)

@@ -21,7 +21,7 @@ from demo.modelling import export, new_model, num_parameters
 from demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 WORK = Path(__file__).with_name("_work")
-NUM_SHARDS = 27
+NUM_SHARDS = 30
 PEAK_RATE = 2e-3
 WARM_UP_STEPS = 100
 DECAY_SHARE = 0.35
