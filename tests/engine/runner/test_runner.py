@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,8 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import OutOfMemory
 from engine.runner import load_runner
-from engine.types import BlockCopy, SamplingParams, StepPlan
+from engine.runner.rows import RowTable
+from engine.types import AddedRow, BlockCopy, SamplingParams, ScheduledRow, StepPlan
 from tests import tiny_models
 from tests.engine.handmade import BLOCK_SIZE, GREEDY, Hand, load, request
 
@@ -94,20 +96,44 @@ def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name):
 
 def test_a_copied_block_continues_as_the_original(tiny):
     """A fork: full blocks shared, the partial one copied, both go on apart."""
-    prompt = list(range(20, 30))
+    prompt = list(range(20, 31))
+    told = SamplingParams(temperature=0.0, logprobs=0)
     hand = Hand(load(tiny))
-    hand.add(request("solo", prompt))
-    expected = hand.decode("solo", 8)
+    hand.add(request("solo", prompt, told))
+    expected = hand.step({"solo": 11}).logprobs[0]
+    hand.decode("solo", 8)
     hand.add(request("parent", prompt))
-    hand.step({"parent": 10})
+    hand.step({"parent": 11})
     source = hand.blocks["parent"][2]
     target = hand._free.pop()
-    hand.add(request("child", prompt), shared_blocks=(*hand.blocks["parent"][:2], target))
-    hand.computed["child"] = 9
-    hand.step({"parent": 1, "child": 1}, copies=[BlockCopy(source, target)])
-    assert hand.decode("parent", 6) == hand.tokens["solo"][12:18]
-    assert hand.decode("child", 7) == hand.tokens["solo"][11:18]
-    assert hand.tokens["solo"][10:] == expected
+    hand.add(request("child", prompt, told), shared_blocks=(*hand.blocks["parent"][:2], target))
+    hand.computed["child"] = 10
+    result = hand.step({"parent": 1, "child": 1}, copies=[BlockCopy(source, target)])
+    # The copy came before the child attended to it, and did not undo what the child wrote.
+    child = result.logprobs[1]
+    assert expected is not None
+    assert child is not None
+    assert child[0].logprob == pytest.approx(expected[0].logprob, abs=1e-5)
+    assert hand.decode("parent", 6) == hand.tokens["solo"][13:19]
+    assert hand.decode("child", 7) == hand.tokens["solo"][12:19]
+
+
+def test_output_is_counted_once_for_rows_with_penalties():
+    """Also when it comes in chunks, is computed again, or lies in the prompt."""
+    penalties = SamplingParams(temperature=0, frequency_penalty=1.0)
+    table = RowTable(2, 8, 160, (2,), torch.device("cpu"))
+    table.add(AddedRow(request("a", [7, 8, 9], penalties), (5, 5)))
+    table.add(AddedRow(request("b", [7], GREEDY), ()))
+    for start, tokens in ((0, (7, 8)), (2, (9, 5, 5, 6)), (6, (6,)), (6, (6, 5))):
+        row = ScheduledRow("a", start, tokens, (), True)
+        table.extend((row, ScheduledRow("b", 0, (7,), (), False)))
+    slots, one = np.array([table.slot("a")]), torch.ones(1, 1)
+    lowered = table.counts.penalise(torch.zeros(1, 160), slots, 0 * one, one, one)
+    counted = {i: -int(value) for i, value in enumerate(lowered[0].tolist()) if value}
+    assert counted == {5: 3, 6: 2}
+    table.remove("a")
+    assert not table.counts._lines
+    assert len(table) == 1
 
 
 def test_removed_rows_are_forgotten_and_may_come_back_in_the_same_plan(tiny):
