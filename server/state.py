@@ -87,6 +87,7 @@ class ServerState:
             names=tuple(settings.model_names),
             created=int(time.time()),
         )
+        template.start()  # the first request finds its process warm
         self.metrics.set_model(info)
         self._loaded.set()
 
@@ -154,5 +155,4 @@ def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, A
     tokenizer = Tokenizer.from_dir(settings.tokenizer or settings.model_dir)
     override = settings.chat_template.read_text("utf-8") if settings.chat_template else None
     template = ChatTemplate.from_dir(settings.model_dir, tokenizer, override=override)
-    template.start()
     return tokenizer, template, read_sampling_defaults(settings.model_dir)

@@ -13,6 +13,7 @@ take the answer with it.
 from __future__ import annotations
 
 import asyncio
+import re
 from asyncio import TimerHandle
 from typing import Any
 
@@ -24,6 +25,7 @@ MAX_HEADER_BYTES = 64 * 1024  # request line and headers together
 MAX_HEADERS = 128
 _WRITE_BUFFER_BYTES = 32 * 1024  # of one connection, before its writer waits for the client
 _LINGER_S = 2.0
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class HardenedProtocol(HttpToolsProtocol):
@@ -35,7 +37,9 @@ class HardenedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_headers = True
+        self._in_headers = True  # a request line may have begun, and its headers are not complete
+        self._in_body = False
+        self._deaf = False  # refused: what still comes is thrown away
         self._header_bytes = 0  # of headers parsed, or received and still incomplete
         self._num_headers = 0
         self._refusal: ApiError | None = None
@@ -60,8 +64,10 @@ class HardenedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse ``data``, unless the connection has been refused already."""
-        if self._linger_timer is not None or self.transport.is_closing():
+        if self._deaf or self.transport.is_closing():
             return
+        if not self._in_body and b"pgrade:" in data:
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._in_headers and self.parser is not None:
             # A header that never ends reaches no callback.
@@ -109,12 +115,18 @@ class HardenedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Hand the request to the application."""
         self._in_headers = False
+        self._in_body = True
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = _PoliteTransport(self)  # type: ignore[assignment]
+
+    def on_message_complete(self) -> None:
+        """The body is complete; another request may follow."""
+        self._in_body = False
+        super().on_message_complete()
 
     def _count_header_bytes(self, count: int) -> None:
         self._header_bytes += count
@@ -130,11 +142,16 @@ class HardenedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application, and close."""
-        if self.transport.is_closing() or self._linger_timer is not None:
+        if self.transport.is_closing() or self._deaf:
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # an answer is under way; ours would land in its middle
-            return
+        self._deaf = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body or cycle.response_started:
+                cycle.keep_alive = False  # ours would land in an answer's middle: close after it
+                return
+            cycle.disconnected = True  # its body will never be complete; we answer in its place
+            cycle.message_event.set()
         body = error.body()
         head = [STATUS_LINE[error.status]]
         for name, value in self.server_state.default_headers:
@@ -150,6 +167,7 @@ class HardenedProtocol(HttpToolsProtocol):
 
     def linger(self) -> None:
         """End our side, and throw away what the client still sends before closing."""
+        self._deaf = True
         if self._linger_timer is None and not self.transport.is_closing():
             self.flow.resume_reading()
             if self.transport.can_write_eof():
@@ -165,6 +183,16 @@ class HardenedProtocol(HttpToolsProtocol):
             self._refuse(ApiError(408, "The request's headers took too long to arrive."))
         else:
             self.transport.close()  # a connection that never sent a byte
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """``data``, the beginning of a request, with any Upgrade header renamed.
+
+    A server may ignore an offer to upgrade (RFC 9110, 7.8), but httptools would take the body of
+    such a request for the other protocol; Java's client offers h2c on every first request.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body
 
 
 class _PoliteTransport:

@@ -171,6 +171,11 @@ ROWS = [
     ),
     Row("17 two lengths", malformed_length("Content-Length: 5\r\nContent-Length: 6"), closes=True),
     Row("17 negative length", malformed_length("Content-Length: -5"), closes=True),
+    Row(
+        "17 a chunk without a size",
+        malformed_length("Transfer-Encoding: chunked\r\n\r\nzz"),
+        closes=True,
+    ),
     Row("17 no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", closes=True),
     chat("28 model missing", "model", model=LEFT_OUT),
     not_found("29 unknown model", "gpt-none"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.server.test_streams import events_of
@@ -34,6 +35,12 @@ def prompts(count: int) -> list[dict[str, Any]]:
     return bodies
 
 
+def memory_of(server: Server) -> int:
+    """Resident bytes of the server's processes together."""
+    parent = psutil.Process(server.process.pid)
+    return sum(p.memory_info().rss for p in [parent, *parent.children(recursive=True)])
+
+
 def finished(metrics: dict[str, float]) -> float:
     names = ("request_success_total", "request_aborted_total", "request_failed_total")
     return sum(metrics.get(name, 0.0) for name in names)
@@ -50,7 +57,10 @@ async def test_64_concurrent_streams_equal_their_solo_runs(server: Server) -> No
             *chunks, last = events_of(answer.content)
             return "".join(c["choices"][0]["text"] for c in chunks), last["usage"]
 
-        rounds = [await asyncio.gather(*map(run, bodies)) for _ in range(2)]
+        rounds = [await asyncio.gather(*map(run, bodies))]
+        memory = memory_of(server)
+        rounds += [await asyncio.gather(*map(run, bodies)) for _ in range(2)]
+    assert memory_of(server) - memory < 8 * 2**20  # flat: the first round has warmed everything
     between = server.wait_idle()
     alone = [server.post(COMPLETIONS, body).json() for body in bodies]
     after = server.wait_idle()
@@ -149,6 +159,30 @@ def test_pipelined_and_kept_alive(server: Server) -> None:
         sock.sendall(data + data)
         first = read_answer(sock)
         assert first.status == 200
+        assert read_answer(sock).status == 200
+
+
+def test_garbage_after_a_request_does_not_cost_its_answer(server: Server) -> None:
+    data = http_post(COMPLETIONS, json.dumps({**LONG, "max_tokens": 2}).encode())
+    with server.connect() as sock:
+        sock.sendall(data + b"GARBAGE\r\n\r\n")
+        answer = read_answer(sock)
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        assert sock.recv(1) == b""
+
+
+def test_an_offer_to_upgrade_is_ignored(server: Server) -> None:
+    """Java's HTTP client offers h2c; its request is answered like any other."""
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    body = json.dumps({**LONG, "max_tokens": 2}).encode()
+    data = http_post(COMPLETIONS, body, *offer)
+    with server.connect() as sock:
+        for _ in range(2):
+            sock.sendall(data)
+            assert read_answer(sock).status == 200
+        sock.sendall(data[:-9])
+        server.metrics()  # a round trip, so that the rest comes by itself
+        sock.sendall(data[-9:])
         assert read_answer(sock).status == 200
 
 
