@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -228,3 +229,23 @@ async def test_a_lagging_client_gets_merged_steps() -> None:
         stream.put(300, 301, 302, 303, end="length")  # four steps, merged by the stream
         await call.done()
         assert call.body.count(b'"choices":[{') == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% for i in range(10**12) %}{% endfor %}", "{{ messages.__class__.__mro__ }}"],
+    ids=["68 loops", "69 dunder"],
+)
+async def test_a_template_that_misbehaves(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text(source)
+    async with running_app(chat_template=path) as app:
+        for stream in (False, True):
+            call = await app.post(CHAT, messages=USER, stream=stream).done()
+            assert call.status == 400
+            assert (call.error["param"], call.error["code"]) == ("messages", "template_error")
+        assert app.state.requests_in_flight == app.state.live_sequences == 0
+        # Completions need no template, and go on.
+        call = app.post(COMPLETIONS, prompt="Hi")
+        (await app.engine.next_stream()).put(300, end="length")
+        assert (await call.done()).status == 200
