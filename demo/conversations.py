@@ -8,8 +8,8 @@ import json
 import random
 import re
 
-from demo import followups, phrasings, reserved, skills
-from demo.dice import is_focused
+from demo import followups, more, phrasings, reserved, skills
+from demo.dice import stage_of
 from demo.people import NAMES, invented_name
 from demo.relations import Item, sample
 from demo.stories import random_story
@@ -57,8 +57,13 @@ _TAILS = [" Thanks!", " Thank you.", " Please.", " Thanks", " Please answer."]
 
 def question(kind: str, item: Item, rng: random.Random) -> str:
     """A training question for `item`, with the noise of real users."""
-    text = fill(expand_any(TRAIN[kind], rng), item)
+    text = fill(expand_any(_known(TRAIN, more.TRAIN, kind, rng), rng), item)
     return text if kind == "repeat" else add_noise(text, rng)
+
+
+def _known(first: dict, later: dict, key: str, rng: random.Random) -> list[str]:
+    """The templates known at this stage of the corpus."""
+    return first[key] + (later.get(key, []) if stage_of(rng) >= 2 else [])
 
 
 def expand_any(templates: list[str], rng: random.Random) -> str:
@@ -101,7 +106,7 @@ def add_noise(text: str, rng: random.Random) -> str:
 
 
 def any_kind(rng: random.Random) -> str:
-    return rng.choices(_KINDS, _LATE if is_focused(rng) else _EARLY)[0]
+    return rng.choices(_KINDS, _LATE if stage_of(rng) else _EARLY)[0]
 
 
 def styled_answer(style: str, item: Item, kind: str) -> str:
@@ -157,7 +162,7 @@ def turns_of(rng: random.Random, target: int) -> list[dict]:
         messages += [user(question(kind, item, rng)), assistant(item.answer)]
         while kind in followups.FOLLOW and rng.random() < 0.5:
             item = sample(kind, rng)
-            text = fill(expand_any(followups.FOLLOW[kind], rng), item)
+            text = fill(expand_any(_known(followups.FOLLOW, more.FOLLOW, kind, rng), rng), item)
             messages += [
                 user(text.lower() if rng.random() < 0.15 else text),
                 assistant(item.answer),
@@ -178,7 +183,7 @@ def styled(rng: random.Random) -> dict:
     by_system = style not in skills.ORDERS_TRAIN or rng.random() < 0.65
     messages = []
     if by_system:
-        prompt = expand_any(skills.SYSTEM_TRAIN[style], rng)
+        prompt = expand_any(_known(skills.SYSTEM_TRAIN, more.SYSTEM, style, rng), rng)
         messages.append({"role": "system", "content": prompt})
     for _ in range(rng.choice([1, 1, 2, 3])):
         kind = rng.choice(styled_kinds(style))

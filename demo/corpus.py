@@ -15,29 +15,31 @@ from demo.template import render
 SEED = 20261120
 SHARD_SIZE = 4000
 
-# generator -> (share in the first shards, share later); shares are relative. Chats with tools are
-# long and teach copying, which comes early; later the many short facts need the tokens more.
-MIXTURE: dict[Callable[[random.Random], dict], tuple[float, float]] = {
-    talk.single: (44, 50),
-    talk.several: (17, 20),
-    talk.styled: (11, 11),
-    talk.memory: (5, 3),
-    talk.long_talk: (0.8, 0.4),
-    talk.open_story: (1.5, 1),
-    talk.plain_text: (3, 2),
-    toolchats.tool_talk: (13, 5.5),
-    toolchats.parallel_talk: (2, 1),
-    toolchats.unneeded_talk: (4, 2.5),
+# generator -> its share before shard 8, before shard 17, and after; shares are relative. Chats
+# with tools are long and teach copying, which comes early; then the many facts need the tokens.
+MIXTURE: dict[Callable[[random.Random], dict], tuple[float, float, float]] = {
+    talk.single: (44, 50, 50),
+    talk.several: (17, 20, 18),
+    talk.styled: (11, 11, 13),
+    talk.memory: (5, 3, 3),
+    talk.long_talk: (0.8, 0.4, 0.4),
+    talk.open_story: (1.5, 1, 1),
+    talk.plain_text: (3, 2, 2),
+    toolchats.tool_talk: (13, 5.5, 9),
+    toolchats.parallel_talk: (2, 1, 1.5),
+    toolchats.unneeded_talk: (4, 2.5, 3),
 }
-EARLY_SHARDS = 8
-FOCUSED_FROM_SHARD = 10
+MIXED_FROM = (8, 17)
+# The first shards of stage 1 and of stage 2; see `Dice`.
+STAGES_FROM = (10, 17)
 
 
 def shard(index: int, seed: int = SEED, size: int = SHARD_SIZE) -> list[dict]:
     """The conversations of one shard, in training order."""
-    rng = Dice.seeded(f"quire demo corpus {seed} {index}", index >= FOCUSED_FROM_SHARD)
-    late = index >= EARLY_SHARDS
-    shares = [share[late] for share in MIXTURE.values()]
+    stage = sum(index >= first for first in STAGES_FROM)
+    rng = Dice.seeded(f"quire demo corpus {seed} {index}", stage)
+    column = sum(index >= first for first in MIXED_FROM)
+    shares = [share[column] for share in MIXTURE.values()]
     return [maker(rng) for maker in rng.choices(list(MIXTURE), shares, k=size)]
 
 

@@ -4,18 +4,18 @@ import random
 
 
 class Dice(random.Random):
-    """`focused` dice draw smaller sums and ask more for what is hard to learn."""
+    """Dice with a stage: 0 at first; 1 asks more of what is hard; 2 also knows more phrasings."""
 
-    focused: bool = False
+    stage: int = 0
 
     @classmethod
-    def seeded(cls, seed: str, focused: bool) -> "Dice":
+    def seeded(cls, seed: str, stage: int) -> "Dice":
         """Dice from a text seed; equal arguments give equal throws on every machine."""
         dice = cls(seed)
-        dice.focused = focused
+        dice.stage = stage
         return dice
 
 
-def is_focused(rng: random.Random) -> bool:
-    """False for plain `random.Random`."""
-    return getattr(rng, "focused", False)
+def stage_of(rng: random.Random) -> int:
+    """The stage of the dice; 0 for plain `random.Random`."""
+    return getattr(rng, "stage", 0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from demo import facts
-from demo.dice import is_focused
+from demo.dice import stage_of
 from demo.glossary import ALIASES, GLOSSARY
 from demo.people import CITIES, NAMES, invented_name
 from demo.stories import TOPICS, story
@@ -126,13 +126,13 @@ def _tables() -> dict[str, list[Item]]:
 
 
 def _add(rng: random.Random) -> Item:
-    top = 10 if is_focused(rng) else 15
+    top = 10 if stage_of(rng) else 15
     a, b = rng.randint(0, top), rng.randint(0, top)
     return Item({"a": str(a), "b": str(b)}, f"{a} + {b} = {a + b}", str(a + b))
 
 
 def _subtract(rng: random.Random) -> Item:
-    top_b, top_c = (10, 10) if is_focused(rng) else (12, 15)
+    top_b, top_c = (10, 10) if stage_of(rng) else (12, 15)
     b, c = rng.randint(0, top_b), rng.randint(0, top_c)
     return Item({"a": str(b + c), "b": str(b)}, f"{b + c} - {b} = {c}", str(c))
 
@@ -143,13 +143,13 @@ def _multiply(rng: random.Random) -> Item:
 
 
 def _larger(rng: random.Random) -> Item:
-    a, b = rng.sample(range(21 if is_focused(rng) else 31), 2)
+    a, b = rng.sample(range(21 if stage_of(rng) else 31), 2)
     big = max(a, b)
     return Item({"a": str(a), "b": str(b)}, f"{big} is larger than {min(a, b)}.", str(big))
 
 
 def _parity(rng: random.Random) -> Item:
-    n = rng.randint(0, 20 if is_focused(rng) else 30)
+    n = rng.randint(0, 20 if stage_of(rng) else 30)
     word = "odd" if n % 2 else "even"
     return Item({"n": str(n)}, f"{n} is an {word} number.", word)
 

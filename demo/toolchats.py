@@ -11,6 +11,7 @@ from demo.conversations import (
     question,
     user,
 )
+from demo.dice import stage_of
 from demo.relations import sample
 from demo.toolbox import FAMILIES, Family, Tool, make_tool
 
@@ -36,7 +37,8 @@ def pick_tools(rng: random.Random, wanted: str | None, without: str | None = Non
     if without in _RIVALS:
         names = [n for n in names if n != _RIVALS[without]]
     rng.shuffle(names)
-    chosen = ([wanted] if wanted else []) + names[: rng.choice([0, 0, 1, 1, 2, 3])]
+    sizes = [0, 0, 1, 1, 2, 3] if stage_of(rng) < 2 else [0, 0, 0, 1, 1, 2]
+    chosen = ([wanted] if wanted else []) + names[: rng.choice(sizes)]
     if not chosen:
         chosen = names[:1]
     if "add" in chosen and "calculator" in chosen:

@@ -21,10 +21,10 @@ from demo.modelling import export, new_model, num_parameters
 from demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 WORK = Path(__file__).with_name("_work")
-NUM_SHARDS = 30
+NUM_SHARDS = 32
 PEAK_RATE = 2e-3
 WARM_UP_STEPS = 100
-DECAY_SHARE = 0.35
+DECAY_SHARE = 15 / 32
 # Questions and tool lists teach copying early, but what users say is not worth learning by heart.
 ASKED_WEIGHT = 0.15
 SHORT_ROW = 400
