@@ -1,26 +1,38 @@
 """The corpus is a function of its seed, and holds nothing of the evaluation set."""
 
 import hashlib
+import random
 import re
+from collections.abc import Iterable
 
 import pytest
 
-from demo import corpus, heldout
+from demo import corpus, followups, heldout, more
 from demo.batches import answer_mask
+from demo.conversations import HELD, TRAIN, fill
+from demo.dice import Dice
 from demo.evaluate import MODEL, load_heldout, prompt, score
 from demo.phrasings import expand
+from demo.relations import sample
 from demo.tokenizer import IM_END, load_tokenizer
 from demo.train import NUM_SHARDS
 
-# The text that the committed weights have read: a change here means a new training run.
-SHARD_0_SHA256 = "836b1e3bf7ac0369c7582d074aa78c6ecde7d81778c34d889ddaf19c979160a4"
+# One shard of each stage of the text that the committed weights have read: a change here means
+# a new training run.
+DIGESTS = {
+    0: "836b1e3bf7ac0369",
+    8: "f21fc4cec37b632a",
+    10: "195fd2c4211065e8",
+    17: "c1044e1255749b95",
+}
 
 
-def test_the_corpus_is_the_one_that_was_trained_on() -> None:
+@pytest.mark.parametrize(("index", "sha256"), DIGESTS.items())
+def test_the_corpus_is_the_one_that_was_trained_on(index: int, sha256: str) -> None:
     digest = hashlib.sha256()
-    for conversation in corpus.shard(0):
+    for conversation in corpus.shard(index):
         digest.update(corpus.as_text(conversation).encode())
-    assert digest.hexdigest() == SHARD_0_SHA256
+    assert digest.hexdigest().startswith(sha256)
 
 
 def test_another_seed_gives_another_corpus() -> None:
@@ -30,7 +42,7 @@ def test_another_seed_gives_another_corpus() -> None:
 
 
 def test_no_reserved_prompt_is_in_the_first_shards() -> None:
-    assert leaked(range(2)) == set()
+    assert leaked([0, corpus.STAGES_FROM[-1]]) == set()
 
 
 @pytest.mark.slow
@@ -65,9 +77,32 @@ def test_only_answers_are_learned() -> None:
     assert learned[-1] == IM_END
 
 
-def test_choices_expand_from_the_inside() -> None:
-    import random
+@pytest.mark.parametrize("kind", sorted(TRAIN))
+def test_every_template_finds_its_slots(kind: str) -> None:
+    dice = Dice.seeded(kind, 2)
+    templates = [*TRAIN[kind], *HELD[kind], *more.TRAIN.get(kind, [])]
+    templates += [*followups.FOLLOW.get(kind, []), *more.FOLLOW.get(kind, [])]
+    for template in templates * 3:
+        text = fill(expand(template, dice), sample(kind, dice))
+        assert text.strip()
+        assert not set("(){}|") & set(text), template
 
+
+def test_tool_calls_obey_their_schemas() -> None:
+    num_calls = 0
+    for conversation in corpus.shard(17, size=400):
+        schemas = {t["function"]["name"]: t["function"] for t in conversation.get("tools", [])}
+        for message in conversation.get("messages", []):
+            for call in message.get("tool_calls", []):
+                parameters = schemas[call["function"]["name"]]["parameters"]
+                arguments = set(call["function"]["arguments"])
+                assert arguments <= set(parameters["properties"])
+                assert arguments >= set(parameters.get("required", []))
+                num_calls += 1
+    assert num_calls > 50
+
+
+def test_choices_expand_from_the_inside() -> None:
     seen = {expand("(a|b) (c|)", random.Random(i)) for i in range(50)}
     assert seen == {"a", "b", "a c", "b c"}
 
@@ -80,7 +115,7 @@ def test_score_is_exact(answer: str, right: bool) -> None:
     assert score("Paris.", answer) is right
 
 
-def leaked(shards: range) -> set[str]:
+def leaked(shards: Iterable[int]) -> set[str]:
     """Reserved questions that occur, up to case and punctuation, in any user message."""
     reserved = {_words(_last_question(entry)) for entry in load_heldout()}
     found: set[str] = set()
