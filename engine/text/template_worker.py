@@ -7,7 +7,7 @@ address space and a timer that kills it; whoever started it kills it earlier.
 Frames in both directions: 4 bytes of length, big-endian, then UTF-8 JSON. The first frame holds
 ``{"templates": {name: source}, "limit_s": s}`` and is answered by ``{"ready": true}``; each
 further one ``{"template": name, "context": {...}}`` and is answered by ``{"text": ...}`` or
-``{"error": ...}``.
+``{"error": ...}``, with ``"last": true`` if nothing is answered after it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def main(module_dirs: list[str]) -> None:
         try:
             reply = {"text": renderer.render(request["template"], request["context"])}
         except MemoryError:
-            _write(writer, {"error": "the chat template used too much memory"})
-            return  # what is left of the memory is anyone's guess
+            # What is left of the memory is anyone's guess.
+            _write(writer, {"error": "the chat template used too much memory", "last": True})
+            return
         except Exception as error:
             reply = {"error": renderer.explain(error)}
         signal.setitimer(signal.ITIMER_REAL, 0)

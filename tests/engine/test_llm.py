@@ -92,6 +92,7 @@ def test_a_stop_string_ends_the_text_and_frees_the_request(llm: LLM) -> None:
     text = whole.outputs[0].text
     stop = text[len(text) // 2 :][:3]
     before = text[: text.index(stop)]
+    steps = llm.stats().engine.num_steps
     for include in (False, True):
         params = SamplingParams(
             temperature=0.0,
@@ -104,6 +105,7 @@ def test_a_stop_string_ends_the_text_and_frees_the_request(llm: LLM) -> None:
         assert completion.text == before + stop * include
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
         assert "".join(delta.text for delta in llm.stream("Hello", params)) == completion.text
+    assert llm.stats().engine.num_steps - steps < 100  # the engine did not run on
 
 
 def test_streams_run_side_by_side_and_can_be_left(llm: LLM) -> None:

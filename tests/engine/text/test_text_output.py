@@ -105,6 +105,9 @@ def check_entries(tokenizer: Tokenizer, deltas: list[TextDelta], ids: list[int])
     for delta in deltas:
         text += delta.text
         entries += delta.logprobs
+        for entry in delta.logprobs:
+            if not delta.finished and entry.data.strip():
+                assert entry.text_offset < len(text) or not entry.visible
         # None comes before the text it belongs to; what a stop string cut off has none.
         assert all(e.text_offset <= len(text) for e in delta.logprobs if e.visible)
     assert [entry.token_id for entry in entries] == ids
