@@ -1,0 +1,67 @@
+"""Log lines cannot be forged, and JSON logs are JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from engine import logs
+
+
+@pytest.fixture
+def _restored():
+    """Leave logging as it was found."""
+    root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
+    before = (root.handlers[:], root.level, logging.raiseExceptions, uvicorn.level)
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:], root.level, logging.raiseExceptions, uvicorn.level = before
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_logged_value_cannot_begin_a_line_or_steer_a_terminal(form, capsys):
+    logs.configure("info", form)
+    log = logging.getLogger("server.requests")
+    log.info("path %s", "/x\n13:00:00 ERROR forged: line\x1b[2J\u2028é😀")
+    log.debug("not told")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "\x1b" not in lines[0]
+    if form == "json":
+        assert json.loads(lines[0])["message"].startswith("path /x\n13:00:00 ERROR")
+    else:
+        assert "INFO server.requests: path /x\\n13:00:00" in lines[0]
+        assert lines[0].endswith("é😀")
+
+
+@pytest.mark.usefixtures("_restored")
+def test_json_carries_fields_and_tracebacks_in_one_line(capsys):
+    logs.configure("error", "json")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        fields = {"fields": {"request_id": "r1", "odd": object}}
+        logging.getLogger("x").exception("failed", extra=fields)
+    (line,) = capsys.readouterr().err.splitlines()
+    entry = json.loads(line)
+    assert (entry["level"], entry["logger"], entry["request_id"]) == ("error", "x", "r1")
+    assert "ValueError: two" in entry["exception"]
+    assert entry["time"].endswith("Z")
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_full_disk_behind_the_log_ends_nothing(monkeypatch):
+    class Full:
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    logs.configure("info", "text")
+    logging.getLogger("x").info("lost")
