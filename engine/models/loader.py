@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -77,9 +78,10 @@ def dummy_weights(
     return weights
 
 
-def num_bytes(weights: Weights) -> int:
+def weights_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
     """What the parameters take in memory."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    shapes = (parameter.shape for parameter in parameters(spec).values())
+    return sum(math.prod(shape) for shape in shapes) * dtype.itemsize
 
 
 def _assign(
@@ -119,7 +121,7 @@ def _allocate(wanted: dict[str, Parameter], dtype: torch.dtype, device: torch.de
             for name, parameter in wanted.items()
         }
     except RuntimeError as error:  # torch's allocators have no narrower one in common
-        size = sum(torch.Size(p.shape).numel() for p in wanted.values()) * dtype.itemsize
+        size = sum(math.prod(p.shape) for p in wanted.values()) * dtype.itemsize
         reason = str(error).splitlines()[0]
         raise ModelLoadError(
             f"the weights need {size / 2**20:,.0f} MiB, which {device} does not have: {reason}"

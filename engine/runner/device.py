@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -18,6 +17,10 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+# Below this the weights stay in a core's share of the last-level cache.
+_SMALL_MODEL_BYTES = 64 * 2**20
 
 
 def choose_device(name: str) -> torch.device:
@@ -51,16 +54,25 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def set_threads(config: EngineConfig) -> int:
+def set_threads(num_threads: int | None, weights_bytes: int) -> int:
     """Set the threads of the tensor library, for the whole process; told in a log line.
 
     By default one for each physical core this process may run on, or fewer where torch was told
-    so (OMP_NUM_THREADS): hyper-threads that share a core slow matrix products down.
+    so (OMP_NUM_THREADS): hyper-threads that share a core slow matrix products down. A small model
+    leaves one core to the process that speaks HTTP: its operations take microseconds, and a
+    thread that must wait for a core at the end of each costs more than it computes.
     """
-    count = config.num_threads or min(torch.get_num_threads(), _physical_cores())
+    count = num_threads or default_threads(
+        min(torch.get_num_threads(), _physical_cores()), weights_bytes
+    )
     torch.set_num_threads(count)
     logger.info("tensor threads: %d", count)
     return count
+
+
+def default_threads(num_cores: int, weights_bytes: int) -> int:
+    """Threads for a model of this size when nothing is asked for."""
+    return max(1, num_cores - 1) if weights_bytes < _SMALL_MODEL_BYTES else num_cores
 
 
 def _physical_cores() -> int:

@@ -13,7 +13,7 @@ from engine.kv_cache.storage import KVCache, plan_memory
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config, read_headers
 from engine.models.decoder import Decoder
 from engine.models.linear import DenseMethod
-from engine.models.loader import Weights, dummy_weights, load_weights, num_bytes
+from engine.models.loader import Weights, dummy_weights, load_weights, weights_bytes
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
 from engine.runner.attention import choose_attention
@@ -36,7 +36,7 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     attention = _attention_spec(spec, config.cache.block_size, dtype, device)
     backend = choose_attention(config.attention_backend, attention)
-    set_threads(config)
+    set_threads(config.num_threads, weights_bytes(spec, dtype))
     weights = _load(config, spec, headers, dtype, device, on_progress)
     memory = plan_memory(
         spec,
@@ -45,7 +45,7 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         max_model_len=config.max_model_len,
         dtype=dtype,
         device=device,
-        weights_bytes=num_bytes(weights),
+        weights_bytes=weights_bytes(spec, dtype),
     )
     cache = KVCache(spec, memory.num_blocks, memory.block_size, dtype, device)
     info = _info(config, model, headers, weights, attention, backend.name, memory, started_s)

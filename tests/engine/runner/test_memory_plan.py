@@ -9,6 +9,7 @@ from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from engine.runner.device import default_threads
 
 GIB = 2**30
 SPEC = DecoderSpec(
@@ -86,3 +87,8 @@ def test_the_plan_is_told_in_one_line(free):
 
 def test_free_memory_is_told():
     assert 0 < storage.available_bytes(torch.device("cpu")) < 2**50
+
+
+def test_a_small_model_leaves_a_core_to_the_http_process():
+    assert [default_threads(cores, 20 * 2**20) for cores in (1, 2, 8)] == [1, 1, 7]
+    assert [default_threads(cores, GIB) for cores in (1, 2, 8)] == [1, 2, 8]
