@@ -21,18 +21,22 @@ from loadtest.process import running_server
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve a model, load it, and fail where the waste is not below the limit."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.waste", description=__doc__)
-    parser.add_argument("--model", help="a directory; the model that ships with Quire if left out")
+    parser.add_argument("serve", nargs="*", help="after --: MODEL and flags of quire serve")
     parser.add_argument("--limit", type=float, default=0.04, help="share that may be wasted")
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--input-len", type=int, default=220, help="mean prompt tokens")
+    parser.add_argument("--output-len", type=int, default=200, help="mean output tokens")
+    parser.add_argument("--max-total", type=int, default=1900, help="longest of both together")
     parser.add_argument("--out", type=Path, default=Path("loadtest/out/waste.json"))
     options = parser.parse_args(argv)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    with running_server([options.model] if options.model else []) as server:
+    with running_server(options.serve) as server:
         load = build_parser().parse_args(
             [
                 *("--url", server.url, "--workload", "chat", "--ignore-eos"),
-                *("--input-len", "220", "--output-len", "200", "--max-total", "1900"),
+                *("--input-len", str(options.input_len), "--output-len", str(options.output_len)),
+                *("--max-total", str(options.max_total)),
                 *("--num-requests", str(options.requests)),
                 *("--concurrency", str(options.concurrency)),
                 *("--json", str(options.out)),
