@@ -6,7 +6,7 @@ from pathlib import Path
 from demo.batches import ASKED_SHARE, BATCH_TOKENS
 from demo.corpus import MIXED_FROM, SEED, SHARD_SIZE, STAGES_FROM
 from demo.tokenizer import END_OF_TEXT, IM_END, IM_START, MAX_CONTEXT, VOCAB_SIZE
-from demo.train import ASKED_WEIGHT, DECAY_SHARE, PEAK_RATE, WARM_UP_STEPS
+from demo.train import ASKED_WEIGHT, PEAK_RATE, RATE_POINTS, WARM_UP_STEPS
 
 
 def write_card(folder: Path, record: dict) -> None:
@@ -55,7 +55,7 @@ def card(record: dict, config: dict, folder: Path) -> str:
         mixed=MIXED_FROM,
         stages=STAGES_FROM,
         warm_up=WARM_UP_STEPS,
-        decay=100 * DECAY_SHARE,
+        points=", ".join(f"{shard}: {share:.2f}" for shard, share in RATE_POINTS),
         end_of_text=END_OF_TEXT,
         im_start=IM_START,
         im_end=IM_END,
@@ -113,17 +113,18 @@ once. No text, weight or output of anybody else's model went in.
   {asked_weight} times the mean over a random {asked_share:.0f} % of the other tokens.
 - The corpus grows in stages (`demo/corpus.py`): tool chats are frequent before shard
   {mixed[0]}; from shard {stages[0]} on sums are smaller and hard kinds of question more
-  frequent; from shard {stages[1]} on there are more phrasings (`demo/more.py`).
+  frequent; from shard {stages[1]} on there are more phrasings (`demo/more.py`); from shard {stages[2]} on
+  most of it is copying, counting, sums, styles and tools.
 - {steps:,} AdamW steps of at most {batch:,} tokens, rows of like length together; peak rate
-  {rate}, {warm_up} steps of warm-up, linear decay over the last {decay:.0f} %; bf16 autocast,
-  float32 weights; last shard's mean loss {loss:.4f}.
+  {rate}, {warm_up} steps of warm-up, a plateau, then linear decay ({points} as shard: share of
+  the peak); bf16 autocast, float32 weights; last shard's mean loss {loss:.4f}.
 - {minutes:.0f} minutes with {threads} thread(s) on a shared two-core CPU.
 
 The same seed, thread count and library versions give the same weights; another CPU may round
 differently. A run that is stopped resumes from its last shard.
 
-The committed weights were not made in one unattended go: the run was stopped after shards 8, 10
-and 17, the later stages of the corpus were written in view of what it got wrong on the
+The committed weights were not made in one unattended go: the run was stopped after shards 8, 10,
+17 and 22, the later stages of the corpus were written in view of what it got wrong on the
 evaluation set, and it was resumed from its checkpoint. So the phrasings of that set are unseen,
 but it also served to decide which *categories* to practise more. The command above now runs all
 stages in a row; up to shard 8 the original used fused attention on short rows too, which rounds

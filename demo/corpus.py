@@ -15,23 +15,23 @@ from demo.template import render
 SEED = 20261120
 SHARD_SIZE = 4000
 
-# generator -> its share before shard 8, before shard 17, and after; shares are relative. Chats
-# with tools are long and teach copying, which comes early; then the many facts need the tokens.
-MIXTURE: dict[Callable[[random.Random], dict], tuple[float, float, float]] = {
-    talk.single: (44, 50, 50),
-    talk.several: (17, 20, 18),
-    talk.styled: (11, 11, 13),
-    talk.memory: (5, 3, 3),
-    talk.long_talk: (0.8, 0.4, 0.4),
-    talk.open_story: (1.5, 1, 1),
-    talk.plain_text: (3, 2, 2),
-    toolchats.tool_talk: (13, 5.5, 9),
-    toolchats.parallel_talk: (2, 1, 1.5),
-    toolchats.unneeded_talk: (4, 2.5, 3),
+# generator -> its share in each of four periods; shares are relative. Chats with tools are long
+# and teach copying: they come early, then the many facts need the tokens, then copying again.
+MIXTURE: dict[Callable[[random.Random], dict], tuple[float, float, float, float]] = {
+    talk.single: (44, 50, 50, 46),
+    talk.several: (17, 20, 18, 12),
+    talk.styled: (11, 11, 13, 20),
+    talk.memory: (5, 3, 3, 7),
+    talk.long_talk: (0.8, 0.4, 0.4, 0.3),
+    talk.open_story: (1.5, 1, 1, 0.7),
+    talk.plain_text: (3, 2, 2, 1.5),
+    toolchats.tool_talk: (13, 5.5, 9, 14),
+    toolchats.parallel_talk: (2, 1, 1.5, 2),
+    toolchats.unneeded_talk: (4, 2.5, 3, 2.5),
 }
-MIXED_FROM = (8, 17)
-# The first shards of stage 1 and of stage 2; see `Dice`.
-STAGES_FROM = (10, 17)
+MIXED_FROM = (8, 17, 22)
+# The first shards of stages 1, 2 and 3; see `Dice`.
+STAGES_FROM = (10, 17, 22)
 
 
 def shard(index: int, seed: int = SEED, size: int = SHARD_SIZE) -> list[dict]:

@@ -4,7 +4,10 @@ import random
 
 
 class Dice(random.Random):
-    """Dice with a stage: 0 at first; 1 asks more of what is hard; 2 also knows more phrasings."""
+    """Dice with a stage from 0 to 3.
+
+    1 asks more of what is hard, 2 also knows more phrasings, 3 practises mostly copying and sums.
+    """
 
     stage: int = 0
 

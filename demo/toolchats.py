@@ -20,6 +20,8 @@ _UNNEEDED = [k for k in STYLED if k not in ("add", "subtract")]
 _UNNEEDED += ["glossary", "hello", "who", "thanks", "how_are_you"]
 # These two answer the same questions, so one list of tools never has both.
 _RIVALS = {"add": "calculator", "calculator": "add"}
+# How many tools stand beside the wanted one, by stage: short lists make for more calls per token.
+_NUM_OTHERS = [[0, 0, 1, 1, 2, 3], [0, 0, 1, 1, 2, 3], [0, 0, 0, 1, 1, 2], [0, 0, 0, 0, 1, 2]]
 # How often a family is the one asked for; the well-known tools come most.
 _ASKED = {
     "weather": 6, "time": 3, "add": 2.5, "calculator": 2.5, "exchange": 3, "timer": 1,
@@ -37,7 +39,7 @@ def pick_tools(rng: random.Random, wanted: str | None, without: str | None = Non
     if without in _RIVALS:
         names = [n for n in names if n != _RIVALS[without]]
     rng.shuffle(names)
-    sizes = [0, 0, 1, 1, 2, 3] if stage_of(rng) < 2 else [0, 0, 0, 1, 1, 2]
+    sizes = _NUM_OTHERS[stage_of(rng)]
     chosen = ([wanted] if wanted else []) + names[: rng.choice(sizes)]
     if not chosen:
         chosen = names[:1]

@@ -8,6 +8,7 @@ A run that is stopped goes on from its last checkpoint and gives the same weight
 import argparse
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -21,21 +22,24 @@ from demo.modelling import export, new_model, num_parameters
 from demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 WORK = Path(__file__).with_name("_work")
-NUM_SHARDS = 32
+NUM_SHARDS = 35
 PEAK_RATE = 2e-3
 WARM_UP_STEPS = 100
-DECAY_SHARE = 15 / 32
+# (shard, share of the peak rate), straight lines in between.
+RATE_POINTS = ((0, 1.0), (17, 1.0), (22, 2 / 3), (NUM_SHARDS, 0.01))
 # Questions and tool lists teach copying early, but what users say is not worth learning by heart.
 ASKED_WEIGHT = 0.15
 SHORT_ROW = 400
 
 
-def learning_rate(step: int, progress: float) -> float:
-    """Rate at optimiser step `step` when `progress` (0 to 1) of the shards are done."""
+def learning_rate(step: int, shard: float) -> float:
+    """Rate at optimiser step `step`, when `shard` shards (a fraction counts) are done."""
     if step < WARM_UP_STEPS:
         return PEAK_RATE * (step + 1) / WARM_UP_STEPS
-    left = (1.0 - progress) / DECAY_SHARE
-    return PEAK_RATE * min(1.0, max(left, 0.02))
+    for (start, high), (end, low) in pairwise(RATE_POINTS):
+        if shard < end:
+            return PEAK_RATE * (high + (low - high) * (shard - start) / (end - start))
+    return PEAK_RATE * RATE_POINTS[-1][1]
 
 
 def losses_of(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,9 +104,8 @@ def _train_shard(model, optimizer, tokenizer, index: int, num_shards: int, recor
     total = 0.0
     bar = tqdm(batches, desc=f"shard {index + 1}/{num_shards}", mininterval=5)
     for done, batch in enumerate(bar, 1):
-        progress = (index + done / len(batches)) / num_shards
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(record["steps"], progress)
+            group["lr"] = learning_rate(record["steps"], index + done / len(batches))
         loss, asked_loss = losses_of(model, batch)
         (loss + ASKED_WEIGHT * asked_loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
