@@ -1,12 +1,13 @@
-# docker build -t quire .                          for NVIDIA GPUs
-# docker build -t quire --build-arg TORCH=cpu .    for CPUs: a fifth of the size
+# docker build -t quire .                                     for NVIDIA GPUs (serves on CPUs too)
+# docker build -t quire --build-arg TORCH_INDEX=URL .         with the wheel index that PyTorch's
+#                                                             installation page names for CPU: a
+#                                                             fifth of the size
 #
 # docker run --rm -p 8000:8000 [--gpus all] quire [MODEL] [flags of quire serve]
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
-ARG TORCH=gpu
-ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python -m venv /opt/quire
@@ -14,11 +15,7 @@ ENV PATH=/opt/quire/bin:$PATH
 
 # What changes least comes first: torch alone, then the other libraries, then our own code.
 COPY constraints.txt pyproject.toml ./
-RUN case "$TORCH" in \
-      gpu) pip install -c constraints.txt torch ;; \
-      cpu) pip install -c constraints.txt --index-url "$TORCH_CPU_INDEX" torch ;; \
-      *) echo "TORCH is gpu or cpu, not '$TORCH'" >&2; exit 1 ;; \
-    esac
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 RUN python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*project['dependencies'], sep='\n')" > requirements.txt \

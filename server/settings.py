@@ -38,8 +38,8 @@ from engine.config import (
     Policy,
     SchedulerConfig,
 )
+from engine.paths import default_model_dir
 
-DEMO_MODEL_DIR = Path(__file__).resolve().parent.parent / "demo" / "model"
 DEMO_MODEL_NAME = "quire-demo"
 
 _ENV_PREFIX = "QUIRE_"
@@ -190,7 +190,8 @@ class Settings(BaseSettings):
     kv_cache_memory_bytes: ScaledInt | None = _setting(
         None,
         _CACHE,
-        "Memory of the KV cache, such as 2GiB; a share of what the device has free when left out.",
+        "Memory of the KV cache, such as 2GiB. When left out: what the share of a GPU leaves, or on "
+        "a CPU 512 MiB, or more where one sequence of full length needs it.",
         ge=1,
     )
     gpu_memory_utilization: float = _setting(
@@ -274,7 +275,7 @@ class Settings(BaseSettings):
     @property
     def model_dir(self) -> str:
         """The model to load: as given, or the one that ships with Quire."""
-        return self.model or str(DEMO_MODEL_DIR)
+        return self.model or str(default_model_dir())
 
     @property
     def model_names(self) -> list[str]:

@@ -21,9 +21,10 @@ from engine.types import BlockCopy, MemoryPlan
 from kernels.attention import LayerCache
 from kernels.reference.kv_store import copy_blocks
 
-# On a CPU the memory is shared with everything else that runs there.
+# On a CPU the memory is shared with everything else that runs there, and cached prefixes fill
+# whatever the cache is given: it gets little, but room for one sequence of full length if it can.
 _CPU_SHARE = 0.25
-_CPU_LIMIT_BYTES = 4 * 2**30
+_CPU_USUAL_BYTES = 512 * 2**20
 
 
 class KVCache:
@@ -94,7 +95,11 @@ def plan_memory(
         num_blocks = cache.memory_bytes // block_bytes
     else:
         blocks_a_sequence = -(-wanted_len // cache.block_size)
-        budget = _default_budget(spec, cache, scheduler, dtype, device, available)
+        if device.type == "cuda":
+            budget = _gpu_budget(spec, cache, scheduler, dtype, device, available)
+        else:
+            longest_bytes = blocks_a_sequence * block_bytes
+            budget = min(int(available * _CPU_SHARE), max(_CPU_USUAL_BYTES, longest_bytes))
         num_blocks = min(budget // block_bytes, blocks_a_sequence * scheduler.max_num_seqs)
     if num_blocks < 1:
         raise ModelLoadError(
@@ -134,7 +139,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
-def _default_budget(
+def _gpu_budget(
     spec: DecoderSpec,
     cache: CacheConfig,
     scheduler: SchedulerConfig,
@@ -142,9 +147,7 @@ def _default_budget(
     device: torch.device,
     available: int,
 ) -> int:
-    """Bytes for the cache when no size is asked for."""
-    if device.type != "cuda":
-        return min(int(available * _CPU_SHARE), _CPU_LIMIT_BYTES)
+    """Bytes for the cache when no size is asked for: what the share of the GPU leaves."""
     total = torch.cuda.mem_get_info(device)[1]
     reserved = int(total * (1 - cache.memory_utilization))
     return max(0, available - reserved - _activation_bytes(spec, scheduler, dtype))

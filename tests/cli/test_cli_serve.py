@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.paths import default_model_dir
 from server.cli.progress import LoadDisplay, display_url
 from server.cli.serve import bind
-from server.settings import DEMO_MODEL_DIR
 
 SERVE = [sys.executable, "-m", "server", "serve"]
 SMALL = ["--kv-cache-memory-bytes", "32MiB", "--num-threads", "1"]
@@ -89,7 +89,7 @@ def test_a_busy_port_is_told_before_anything_is_loaded():
 def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
     """The first is read by the engine process, the second by this one."""
     model = tmp_path / "model"
-    shutil.copytree(DEMO_MODEL_DIR, model)
+    shutil.copytree(default_model_dir(), model)
     os.truncate(model / broken, (model / broken).stat().st_size // 2)
     done = run_to_end(str(model), "--port", "0", "--log-level", "error", *SMALL)
     assert done.returncode == 1, done.stderr

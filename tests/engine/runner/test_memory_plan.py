@@ -11,6 +11,7 @@ from engine.kv_cache import storage
 from engine.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from engine.runner.device import default_threads
 
+MIB = 2**20
 GIB = 2**30
 SPEC = DecoderSpec(
     architecture="llama",
@@ -49,13 +50,13 @@ def plan(cache=CacheConfig(), max_num_seqs=256, max_model_len=None):  # noqa: B0
 
 
 def test_a_modest_share_by_default(free):
-    free(8 * GIB)
-    assert plan().kv_cache_bytes == 2 * GIB
-    assert plan().free_bytes == 6 * GIB
     free(400 * GIB)
-    assert plan().kv_cache_bytes == 4 * GIB
-    # No more than all sequences at their longest can fill.
-    assert plan(max_num_seqs=2).kv_cache_bytes == 2 * 8192 * A_TOKEN
+    # Little, but one sequence of full length fits.
+    assert plan().kv_cache_bytes == max(512 * MIB, 8192 * A_TOKEN)
+    assert plan(max_model_len=16).kv_cache_bytes == 256 * 16 * A_TOKEN
+    free(GIB)
+    assert plan().kv_cache_bytes == 256 * MIB
+    assert plan().free_bytes == 768 * MIB
 
 
 def test_what_is_asked_for_is_what_there_is(free):
@@ -81,7 +82,7 @@ def test_the_context_is_cut_to_what_the_cache_holds_unless_it_is_asked_for(free)
 def test_the_plan_is_told_in_one_line(free):
     free(8 * GIB)
     line = plan().describe()
-    assert "weights 1024 MiB, KV cache 2048 MiB = 8,192 blocks" in line
+    assert "weights 1024 MiB, KV cache 512 MiB = 2,048 blocks" in line
     assert "longest context 8,192 tokens" in line
 
 
