@@ -190,7 +190,7 @@ class Settings(BaseSettings):
     kv_cache_memory_bytes: ScaledInt | None = _setting(
         None,
         _CACHE,
-        "Memory of the KV cache, such as 2GiB. When left out: what the share of a GPU leaves, or on "
+        "Memory of the KV cache, such as 2GiB. When left out: what the share of a GPU leaves; on "
         "a CPU 512 MiB, or more where one sequence of full length needs it.",
         ge=1,
     )
