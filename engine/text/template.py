@@ -11,8 +11,9 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from engine.errors import InvalidParameter, ModelLoadError, TemplateError
 from engine.text.template_process import RenderProcess
@@ -25,6 +26,15 @@ _RESERVED |= {"chat_template", "tokenize", "raise_exception", "strftime_now"}
 
 Message = Mapping[str, Any]
 _Result = TypeVar("_Result")
+
+
+class TemplateOptions(TypedDict, total=False):
+    """How a conversation is rendered; named as in transformers' ``apply_chat_template``."""
+
+    tools: Sequence[Mapping[str, Any]] | None  # function descriptions shown to the model
+    add_generation_prompt: bool  # end with what begins the assistant's turn; the default
+    continue_final_message: bool  # leave the last message open, for the model to go on with it
+    template_kwargs: Mapping[str, Any] | None  # further variables of the template
 
 
 class ChatTemplate:
@@ -87,59 +97,32 @@ class ChatTemplate:
 
     # ------------------------------------------------------------ text
 
-    async def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt text of a conversation; arguments as transformers' apply_chat_template has.
-
-        Args:
-            messages: ``{"role", "content", ...}`` each, as the API has them.
-            tools: function descriptions the template shows to the model.
-            add_generation_prompt: end with what begins the assistant's turn.
-            continue_final_message: leave the last message open, for the model to go on with it.
-            template_kwargs: further variables of the template.
+    async def render(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
+        """The prompt text of a conversation; ``messages`` are as the API has them.
 
         Raises:
             TemplateError: the template refused (with its words), failed, or was killed.
             InvalidParameter: a variable's name is taken, or a text holds a lone surrogate.
         """
-        return await self._in_turn(
-            lambda: self.render_sync(
-                messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                template_kwargs=template_kwargs,
-            )
-        )
+        return await self._in_turn(partial(self.render_sync, messages, **options))
 
-    def render_sync(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render_sync(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> str:
         """``render`` for callers without an event loop; blocks."""
         if not self.templates:
             raise TemplateError(
                 "this model has no chat template; use completions, or start with a chat template"
             )
-        context = self._variables(template_kwargs or {})
+        tools = options.get("tools")
+        continue_final = options.get("continue_final_message", False)
+        context = self._variables(options.get("template_kwargs") or {})
         context["messages"] = list(messages)
         context["tools"] = list(tools) if tools else None
         context["documents"] = None
-        context["add_generation_prompt"] = add_generation_prompt and not continue_final_message
+        context["add_generation_prompt"] = (
+            options.get("add_generation_prompt", True) and not continue_final
+        )
         mark = ""
-        if continue_final_message:
+        if continue_final:
             mark = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
             context["messages"][-1:] = [_marked(message, mark) for message in messages[-1:]]
         try:
@@ -151,13 +134,7 @@ class ChatTemplate:
     # ------------------------------------------------------------ token ids
 
     async def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
     ) -> list[int]:
         """The prompt's token ids, of the same arguments as ``render``, with the same errors.
 
@@ -165,38 +142,20 @@ class ChatTemplate:
         Strings that come with the request are guarded (``Tokenizer.guard``) before they are
         rendered, so a spelling of a special token in them is plain text in the prompt.
         """
-        return await self._in_turn(
-            lambda: self.encode_chat_sync(
-                messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                template_kwargs=template_kwargs,
-            )
-        )
+        return await self._in_turn(partial(self.encode_chat_sync, messages, **options))
 
     def encode_chat_sync(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
     ) -> list[int]:
         """``encode_chat`` for callers without an event loop; blocks."""
         guard = self._tokenizer.guard
         try:
-            guarded = _map_strings((messages, tools, template_kwargs), guard)
+            messages = _map_strings(messages, guard)
+            options["tools"] = _map_strings(options.get("tools"), guard)
+            options["template_kwargs"] = _map_strings(options.get("template_kwargs"), guard)
         except RecursionError:
             raise InvalidParameter("the messages are nested too deeply", param="messages") from None
-        text = self.render_sync(
-            guarded[0],
-            tools=guarded[1],
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=guarded[2],
-        )
+        text = self.render_sync(messages, **options)
         return self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
 
     # ------------------------------------------------------------ private

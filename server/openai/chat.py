@@ -14,14 +14,11 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded
 from engine.text.output import TextDelta
 from engine.types import SamplingParams
-from server.http.disconnect import until_disconnect
 from server.openai.endpoint import (
     check_length,
     encode_chat,
-    json_response,
     new_id,
-    read_request,
-    state_of,
+    respond,
 )
 from server.openai.generation import Choice, Generation, Step
 from server.openai.inputs import ChatRequest
@@ -37,7 +34,6 @@ from server.openai.outputs import (
 )
 from server.openai.sampling import chat_sampling
 from server.openai.schema import describe
-from server.openai.sse import EventStream
 from server.state import Model, ServerState
 
 router = APIRouter()
@@ -50,23 +46,7 @@ router = APIRouter()
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
-    state = state_of(request)
-    body, headers = await read_request(request, ChatRequest)
-    if body.stream:
-        events = _events(state, body)
-        return EventStream(events, heartbeat_s=state.settings.heartbeat_s, headers=headers)
-    async with until_disconnect(request.receive):
-        call = await _ChatCall.prepare(state, body)
-        answer = await call.complete()
-    return json_response(answer, headers)
-
-
-async def _events(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes]:
-    """The stream from its very beginning, so that heartbeats and hang-ups reach the waiting too."""
-    call = await _ChatCall.prepare(state, body)
-    async with contextlib.aclosing(call.events()) as events:
-        async for event in events:
-            yield event
+    return await respond(request, ChatRequest, _ChatCall.prepare)
 
 
 class _ChatCall:

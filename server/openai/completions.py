@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -12,14 +11,11 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from engine.text.output import TextDelta, TokenLogprob, prompt_entries
-from server.http.disconnect import until_disconnect
 from server.openai.endpoint import (
     check_length,
     encode_texts,
-    json_response,
     new_id,
-    read_request,
-    state_of,
+    respond,
 )
 from server.openai.generation import Choice, Generation, Job, Step
 from server.openai.inputs import CompletionRequest, Prompt
@@ -27,7 +23,6 @@ from server.openai.logprobs import completion_logprobs, prompt_logprobs
 from server.openai.outputs import Completion, CompletionChoice, CompletionLogprobs, to_event
 from server.openai.sampling import check_token_ids, completion_sampling
 from server.openai.schema import describe
-from server.openai.sse import EventStream
 from server.state import Model, ServerState
 
 router = APIRouter()
@@ -40,23 +35,7 @@ router = APIRouter()
 )
 async def create_completion(request: Request) -> Response:
     """Continue one or more prompts, at once or as a stream of chunks."""
-    state = state_of(request)
-    body, headers = await read_request(request, CompletionRequest)
-    if body.stream:
-        events = _events(state, body)
-        return EventStream(events, heartbeat_s=state.settings.heartbeat_s, headers=headers)
-    async with until_disconnect(request.receive):
-        call = await _CompletionCall.prepare(state, body)
-        answer = await call.complete()
-    return json_response(answer, headers)
-
-
-async def _events(state: ServerState, body: CompletionRequest) -> AsyncGenerator[bytes]:
-    """The stream from its very beginning, so that heartbeats and hang-ups reach the waiting too."""
-    call = await _CompletionCall.prepare(state, body)
-    async with contextlib.aclosing(call.events()) as events:
-        async for event in events:
-            yield event
+    return await respond(request, CompletionRequest, _CompletionCall.prepare)
 
 
 class _CompletionCall:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -14,14 +16,16 @@ from engine.errors import ContextLengthExceeded
 from engine.text.tokenizer import Tokenizer
 from server.access.body import check_json_type
 from server.errors import bad_field
-from server.http.disconnect import ClientGone
+from server.http.disconnect import ClientGone, until_disconnect
 from server.openai.inputs import ChatRequest, GenerationRequest, Shape, TokenizeRequest
 from server.openai.json_body import parse_json_body
 from server.openai.outputs import to_json
+from server.openai.sse import EventStream
 from server.openai.unsupported import ignored_params, report_ignored
 from server.state import Model, ServerState
 
 _ShapeT = TypeVar("_ShapeT", bound=Shape)
+_GenerationT = TypeVar("_GenerationT", bound=GenerationRequest)
 _MAX_CHARS_A_TOKEN = 128  # longer than the tokens of any vocabulary that is not mostly spaces
 _INLINE_CHARS = 4096  # longer texts are tokenised on a thread, where they hold nobody up
 
@@ -45,6 +49,48 @@ async def read_request(request: Request, shape: type[_ShapeT]) -> tuple[_ShapeT,
         _check_count(name, fields.get(name), limit)
     body = shape.read(fields)
     return body, report_ignored(_ignored(body), strict=settings.strict)
+
+
+class Call(Protocol):
+    """A generating request, judged and encoded; made by an endpoint, answered by ``respond``."""
+
+    async def complete(self) -> Any:
+        """The whole answer."""
+        ...
+
+    def events(self) -> AsyncGenerator[bytes]:
+        """The answer as server-sent events, without the closing ``[DONE]``."""
+        ...
+
+
+async def respond(
+    request: Request,
+    shape: type[_GenerationT],
+    prepare: Callable[[ServerState, _GenerationT], Awaitable[Call]],
+) -> Response:
+    """Answer a generating request, at once or as a stream, and drop it when the client goes.
+
+    Args:
+        request: its body is read here.
+        shape: what the body must be.
+        prepare: judges the body against the model, and encodes it.
+    """
+    state = state_of(request)
+    body, headers = await read_request(request, shape)
+    if body.stream:
+        events = _events(partial(prepare, state, body))
+        return EventStream(events, heartbeat_s=state.settings.heartbeat_s, headers=headers)
+    async with until_disconnect(request.receive):
+        answer = await (await prepare(state, body)).complete()
+    return json_response(answer, headers)
+
+
+async def _events(prepare: Callable[[], Awaitable[Call]]) -> AsyncGenerator[bytes]:
+    """The stream from its very beginning, so that heartbeats and hang-ups reach the waiting too."""
+    call = await prepare()
+    async with contextlib.aclosing(call.events()) as events:
+        async for event in events:
+            yield event
 
 
 def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
