@@ -114,7 +114,8 @@ once. No text, weight or output of anybody else's model went in.
 - The corpus grows in stages (`demo/corpus.py`): tool chats are frequent before shard
   {mixed[0]}; from shard {stages[0]} on sums are smaller and hard kinds of question more
   frequent; from shard {stages[1]} on there are more phrasings (`demo/more.py`); from shard
-  {stages[2]} on most of it is copying, counting, sums, styles and tools.
+  {stages[2]} on most of it is copying, counting, sums, styles and tools; from shard {stages[3]} on
+  plain questions come back.
 - {steps:,} AdamW steps of at most {batch:,} tokens, rows of like length together; peak rate
   {rate}, {warm_up} steps of warm-up, a plateau, then linear decay ({points} as shard: share of
   the peak); bf16 autocast, float32 weights; last shard's mean loss {loss:.4f}.
@@ -124,7 +125,7 @@ The same seed, thread count and library versions give the same weights; another 
 differently. A run that is stopped resumes from its last shard.
 
 The committed weights were not made in one unattended go: the run was stopped after shards 8, 10,
-17 and 22, the later stages of the corpus were written in view of what it got wrong on the
+17, 22 and 32, the later stages of the corpus were written in view of what it got wrong on the
 evaluation set, and it was resumed from its checkpoint. So the phrasings of that set are unseen,
 but it also served to decide which *categories* to practise more. The command above now runs all
 stages in a row; up to shard 8 the original used fused attention on short rows too, which rounds

@@ -52,10 +52,21 @@ LAST = {
     "unknown": 3.5, "hello": 0.8, "morning": 0.4, "evening": 0.4, "how_are_you": 0.5,
     "thanks": 0.5, "bye": 0.5, "who": 0.6, "can_do": 0.5, "joke": 0.3, "sky": 0.3,
 }  # fmt: skip
+# And to close: the plain answer to a plain question again, beside what is still weak.
+CLOSING = {
+    "capital": 15, "check_capital": 3, "count": 7, "larger": 7, "parity": 3, "number_word": 3,
+    "glossary": 8, "unknown": 5, "month_place": 1.5, "colour": 1.6,
+}  # fmt: skip
 _KINDS = list(WEIGHTS)
 _BY_STAGE = [
     list(weights.values())
-    for weights in (WEIGHTS, WEIGHTS | FOCUSED, WEIGHTS | FOCUSED, WEIGHTS | FOCUSED | LAST)
+    for weights in (
+        WEIGHTS,
+        WEIGHTS | FOCUSED,
+        WEIGHTS | FOCUSED,
+        WEIGHTS | LAST,
+        WEIGHTS | LAST | CLOSING,
+    )
 ]
 
 # Kinds whose answers a style may reshape: one word for each, and easy to put in capitals.
@@ -79,7 +90,11 @@ def question(kind: str, item: Item, rng: random.Random) -> str:
 
 def _known(first: dict, later: dict, key: str, rng: random.Random) -> list[str]:
     """The templates known at this stage of the corpus."""
-    return first[key] + (later.get(key, []) if stage_of(rng) >= 2 else [])
+    return (
+        first[key]
+        + (later.get(key, []) if stage_of(rng) >= 2 else [])
+        + (more.CLOSING.get(key, []) if stage_of(rng) >= 4 and first is TRAIN else [])
+    )
 
 
 def expand_any(templates: list[str], rng: random.Random) -> str:

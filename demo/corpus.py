@@ -15,23 +15,23 @@ from demo.template import render
 SEED = 20261120
 SHARD_SIZE = 4000
 
-# generator -> its share in each of four periods; shares are relative. Chats with tools are long
+# generator -> its share in each of five periods; shares are relative. Chats with tools are long
 # and teach copying: they come early, then the many facts need the tokens, then copying again.
-MIXTURE: dict[Callable[[random.Random], dict], tuple[float, float, float, float]] = {
-    talk.single: (44, 50, 50, 46),
-    talk.several: (17, 20, 18, 12),
-    talk.styled: (11, 11, 13, 20),
-    talk.memory: (5, 3, 3, 7),
-    talk.long_talk: (0.8, 0.4, 0.4, 0.3),
-    talk.open_story: (1.5, 1, 1, 0.7),
-    talk.plain_text: (3, 2, 2, 1.5),
-    toolchats.tool_talk: (13, 5.5, 9, 14),
-    toolchats.parallel_talk: (2, 1, 1.5, 2),
-    toolchats.unneeded_talk: (4, 2.5, 3, 2.5),
+MIXTURE: dict[Callable[[random.Random], dict], tuple[float, ...]] = {
+    talk.single: (44, 50, 50, 46, 52),
+    talk.several: (17, 20, 18, 12, 14),
+    talk.styled: (11, 11, 13, 20, 14),
+    talk.memory: (5, 3, 3, 7, 5),
+    talk.long_talk: (0.8, 0.4, 0.4, 0.3, 0.3),
+    talk.open_story: (1.5, 1, 1, 0.7, 0.7),
+    talk.plain_text: (3, 2, 2, 1.5, 1.5),
+    toolchats.tool_talk: (13, 5.5, 9, 14, 13),
+    toolchats.parallel_talk: (2, 1, 1.5, 2, 1.5),
+    toolchats.unneeded_talk: (4, 2.5, 3, 2.5, 2.5),
 }
-MIXED_FROM = (8, 17, 22)
-# The first shards of stages 1, 2 and 3; see `Dice`.
-STAGES_FROM = (10, 17, 22)
+MIXED_FROM = (8, 17, 22, 32)
+# The first shards of stages 1 to 4; see `Dice`.
+STAGES_FROM = (10, 17, 22, 32)
 
 
 def shard(index: int, seed: int = SEED, size: int = SHARD_SIZE) -> list[dict]:

@@ -4,9 +4,10 @@ import random
 
 
 class Dice(random.Random):
-    """Dice with a stage from 0 to 3.
+    """Dice with a stage from 0 to 4.
 
-    1 asks more of what is hard, 2 also knows more phrasings, 3 practises mostly copying and sums.
+    1 asks more of what is hard, 2 also knows more phrasings, 3 practises mostly copying and sums,
+    4 closes with plain questions again.
     """
 
     stage: int = 0

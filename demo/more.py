@@ -65,6 +65,25 @@ TRAIN: dict[str, list[str]] = {
     "joke": ["(Please|Now) (tell|say) (me |)a joke."],
 }
 
+CLOSING: dict[str, list[str]] = {
+    "capital": [
+        "(A fast one|One more|A short one|Small question): (the |)capital of {country}(.|?)",
+        "(Just quickly|In short): (what is |)(the capital|the capital city) of {country}(.|?)",
+        "(What was|What is) the capital( city|) of {country} (once more|now|then)?",
+        "(Help me|Say it once more|Tell me again): what is the capital of {country}?",
+        "(Please give me|Give me|Please say) the city that is {country}'s capital.",
+        "(Name|Please tell me) the city (which is|that is) the capital of {country}.",
+        "(I would love|I would want) to know the capital( city|) of {country}.",
+        "(How is|What is) the capital( city|) of {country} (called|named)?",
+        "The (capital|capital city) of {country}, please(.|)",
+    ],
+    "check_capital": ["Is {capital} the capital of {country}, yes or no?"],
+    "larger": ["(Say|Tell me), (which|what) is (larger|bigger), {a} or {b}?"],
+    "colour": ["(Which|What) is the colour that {thing} has?"],
+    "month_place": ["(Tell me|Say) which month is (the |){ordinal} in the year."],
+    "unknown": ["(Please say|Say|Please give me) the capital( city|) of {place}."],
+}
+
 FOLLOW: dict[str, list[str]] = {
     kind: [f"(Good|Fine|Great|OK), and (of|for) {slot}?", f"And (now |then |)(of|for) {slot}?"]
     for kind, slot in {

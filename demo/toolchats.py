@@ -21,7 +21,13 @@ _UNNEEDED += ["glossary", "hello", "who", "thanks", "how_are_you"]
 # These two answer the same questions, so one list of tools never has both.
 _RIVALS = {"add": "calculator", "calculator": "add"}
 # How many tools stand beside the wanted one, by stage: short lists make for more calls per token.
-_NUM_OTHERS = [[0, 0, 1, 1, 2, 3], [0, 0, 1, 1, 2, 3], [0, 0, 0, 1, 1, 2], [0, 0, 0, 0, 1, 2]]
+_NUM_OTHERS = [
+    [0, 0, 1, 1, 2, 3],
+    [0, 0, 1, 1, 2, 3],
+    [0, 0, 0, 1, 1, 2],
+    [0, 0, 0, 0, 1, 2],
+    [0, 0, 0, 0, 1, 2],
+]
 # How often a family is the one asked for; the well-known tools come most.
 _ASKED = {
     "weather": 6, "time": 3, "add": 2.5, "calculator": 2.5, "exchange": 3, "timer": 1,

@@ -22,11 +22,18 @@ from demo.modelling import export, new_model, num_parameters
 from demo.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 WORK = Path(__file__).with_name("_work")
-NUM_SHARDS = 35
+NUM_SHARDS = 38
 PEAK_RATE = 2e-3
 WARM_UP_STEPS = 100
 # (shard, share of the peak rate), straight lines in between.
-RATE_POINTS = ((0, 1.0), (17, 1.0), (22, 2 / 3), (NUM_SHARDS, 0.01))
+RATE_POINTS = (
+    (0, 1.0),
+    (17, 1.0),
+    (22, 2 / 3),
+    (32, 2 / 3 - (2 / 3 - 0.01) * 10 / 13),
+    (32, 0.3),
+    (NUM_SHARDS, 0.01),
+)
 # Questions and tool lists teach copying early, but what users say is not worth learning by heart.
 ASKED_WEIGHT = 0.15
 SHORT_ROW = 400
@@ -37,7 +44,7 @@ def learning_rate(step: int, shard: float) -> float:
     if step < WARM_UP_STEPS:
         return PEAK_RATE * (step + 1) / WARM_UP_STEPS
     for (start, high), (end, low) in pairwise(RATE_POINTS):
-        if shard < end:
+        if shard <= end:
             return PEAK_RATE * (high + (low - high) * (shard - start) / (end - start))
     return PEAK_RATE * RATE_POINTS[-1][1]
 

@@ -25,6 +25,7 @@ DIGESTS = {
     10: "195fd2c4211065e8",
     17: "c1044e1255749b95",
     22: "1e7820fb204a73d2",
+    32: "7338dc513f1a1dfe",
 }
 
 
@@ -80,8 +81,8 @@ def test_only_answers_are_learned() -> None:
 
 @pytest.mark.parametrize("kind", sorted(TRAIN))
 def test_every_template_finds_its_slots(kind: str) -> None:
-    dice = Dice.seeded(kind, 3)
-    templates = [*TRAIN[kind], *HELD[kind], *more.TRAIN.get(kind, [])]
+    dice = Dice.seeded(kind, 4)
+    templates = [*TRAIN[kind], *HELD[kind], *more.TRAIN.get(kind, []), *more.CLOSING.get(kind, [])]
     templates += [*followups.FOLLOW.get(kind, []), *more.FOLLOW.get(kind, [])]
     for template in templates * 3:
         text = fill(expand(template, dice), sample(kind, dice))
