@@ -12,6 +12,7 @@ from pathlib import Path
 
 from demo.card import write_card
 from demo.evaluate import MODEL, evaluate, load_heldout, transformers_answers
+from demo.heldout import FRESH_PATH
 from demo.train import NUM_SHARDS, WORK, train
 
 
@@ -26,9 +27,12 @@ def build(folder: Path, work: Path, num_shards: int, threads: int) -> dict:
 
 def finish(folder: Path, record: dict) -> dict:
     """Evaluate the exported model and write training.json and the card."""
-    result = evaluate(transformers_answers(folder), load_heldout())
-    result["failures"] = [failure["id"] for failure in result["failures"]]
-    record = record | {"evaluation": result}
+    answer = transformers_answers(folder)
+    result = evaluate(answer, load_heldout())
+    fresh = evaluate(answer, load_heldout(FRESH_PATH))
+    for counted in (result, fresh):
+        counted["failures"] = [failure["id"] for failure in counted["failures"]]
+    record = record | {"evaluation": result, "fresh": fresh}
     text = json.dumps(record, indent=2) + "\n"
     (folder / "training.json").write_text(text, encoding="utf-8")
     write_card(folder, record)

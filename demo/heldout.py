@@ -1,6 +1,6 @@
 """Write the evaluation set: 300 prompts made from phrasings that no training text contains.
 
-    python -m demo.heldout            # writes tests/demo/heldout.jsonl
+    python -m demo.heldout            # writes tests/demo/heldout.jsonl and fresh.jsonl
 
 The facts are the trained ones; the wording is new. Each line is
 `{"id", "category", "messages", "tools"?, "expected"}`.
@@ -14,11 +14,14 @@ from pathlib import Path
 from demo import conversations as talk
 from demo import reserved, skills, toolchats
 from demo.dice import Dice
+from demo.fresh import FRESH
 from demo.relations import sample
 from demo.toolbox import FAMILIES
 
 PATH = Path(__file__).parent.parent / "tests" / "demo" / "heldout.jsonl"
+FRESH_PATH = PATH.with_name("fresh.jsonl")
 SEED = 7
+NUM_FRESH = 100
 
 # category -> (kinds it draws from, prompts)
 FACTS: dict[str, tuple[list[str], int]] = {
@@ -68,6 +71,21 @@ def build() -> list[dict]:
     entries += _unique(_unneeded(rng), NUM_UNNEEDED)
     entries += _unique(_memory(rng), NUM_MEMORY)
     return [{"id": f"held-{i:03}"} | entry for i, entry in enumerate(entries)]
+
+
+def build_fresh() -> list[dict]:
+    """The second set: single questions only, from the phrasings of `fresh`."""
+    rng = Dice.seeded(f"fresh {SEED}", stage=1)
+    entries = _unique(_fresh(rng), NUM_FRESH)
+    return [{"id": f"fresh-{i:03}"} | entry for i, entry in enumerate(entries)]
+
+
+def _fresh(rng: random.Random) -> Iterator[dict]:
+    while True:
+        for kind, templates in FRESH.items():
+            for template in templates:
+                item = sample(kind, rng)
+                yield _entry(kind, [talk.user(talk.fill(template, item))], item.answer)
 
 
 def _unique(source: Iterator[dict], count: int) -> list[dict]:
@@ -166,9 +184,9 @@ def _memory(rng: random.Random) -> Iterator[dict]:
 
 def main() -> None:
     PATH.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(entry, ensure_ascii=False) + "\n" for entry in build())
-    PATH.write_text("".join(lines), encoding="utf-8")
-    print(PATH.name)
+    for path, entries in ((PATH, build()), (FRESH_PATH, build_fresh())):
+        lines = (json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+        path.write_text("".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def test_no_reserved_prompt_is_in_the_whole_corpus() -> None:
 
 def test_the_committed_evaluation_set_is_the_one_we_would_write() -> None:
     assert heldout.build() == load_heldout()
+    assert heldout.build_fresh() == load_heldout(heldout.FRESH_PATH)
     assert len({prompt(e) for e in load_heldout()}) == 300
 
 
@@ -119,7 +120,8 @@ def test_score_is_exact(answer: str, right: bool) -> None:
 
 def leaked(shards: Iterable[int]) -> set[str]:
     """Reserved questions that occur, up to case and punctuation, in any user message."""
-    reserved = {_words(_last_question(entry)) for entry in load_heldout()}
+    entries = load_heldout() + load_heldout(heldout.FRESH_PATH)
+    reserved = {_words(_last_question(entry)) for entry in entries}
     found: set[str] = set()
     for index in shards:
         texts = (t for c in corpus.shard(index) for t in corpus.user_texts(c))
