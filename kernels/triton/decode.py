@@ -143,7 +143,7 @@ def decode_attention(
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=4,
-        num_stages=3 if dim <= 128 else 2,
+        num_stages=5 if dim <= 128 else 4,  # half of them for the numbers of the blocks
     )
     launch(
         _merge_kernel,
@@ -233,8 +233,9 @@ def _split_kernel(
     dims = tl.arange(0, DIM)
     in_group = group < GROUP
     in_tile = in_group[:, None] & (dims < HEAD_DIM)[None, :]
-    for item in tl.range(tl.program_id(0), num_items, tl.num_programs(0)):
-        split, kv_head = item // NUM_KV_HEADS, item % NUM_KV_HEADS
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        split = item // NUM_KV_HEADS
+        kv_head = item - split * NUM_KV_HEADS
         row = tl.load(split_rows + split)
         seq_len = tl.load(seq_lens + row)
         first_split = tl.load(split_starts + row)

@@ -10,9 +10,9 @@ from triton import knobs
 # Triton decides this once, when a kernel is defined; it cannot change afterwards.
 INTERPRETED: bool = knobs.runtime.interpret
 
-# Programs of a persistent grid. Two or three of them share a multiprocessor, and none is idle
-# while another waits for its loads.
-_PROGRAMS_A_PROCESSOR = 4
+# Programs of a persistent grid, no more than fit a multiprocessor together: one that has to
+# wait for its place would begin its share when the others have done theirs.
+_PROGRAMS_A_PROCESSOR = 3
 _INTERPRETED_PROGRAMS = 2
 
 

@@ -116,7 +116,7 @@ def prefill_attention(
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=8,
-        num_stages=3 if dim <= 128 else 2,
+        num_stages=5 if dim <= 128 else 2,
     )
 
 

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from kernels.reference.attention import ReferenceAttention
-from kernels.triton import decode
 from kernels.triton.backend import TritonAttention
 from tests.kernels.triton.interpreted.oracle import Problem, attend, make_problem
 
