@@ -75,7 +75,8 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "wgmma": ptx.count("wgmma.mma_async"),
         "mma": len(re.findall(r"\bmma\.sync", ptx)),
         "cp_async": ptx.count("cp.async."),
-        "ptx": ptx, "ttgir": compiled.asm["ttgir"],
+        "ptx": ptx,
+        "ttgir": compiled.asm["ttgir"],
     }
 
 

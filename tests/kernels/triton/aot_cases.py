@@ -9,6 +9,8 @@ import torch
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.decode import decode_attention, plan_decode
+from kernels.triton.kv_store import copy_blocks, norm_rope_store
+from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
 from kernels.triton.prefill import PrefillPlan, prefill_attention
 
 META = torch.device("meta")
@@ -41,6 +43,25 @@ def prefill(
     prefill_attention(plan, LayerAttention(0.1, window, cap), query, cache, output)
 
 
+def layer_parts(hidden: int, inner: int, heads: int, kv_heads: int, dim: int) -> None:
+    rows = 256
+    add_rms_norm(empty(rows, hidden), empty(rows, hidden), empty(hidden), 1e-5)
+    rms_norm(empty(rows, hidden), empty(hidden), 1e-5)
+    silu_mul(empty(rows, 2 * inner))
+    gelu_mul(empty(rows, 2 * inner))
+    cache = LayerCache(empty(20000, kv_heads, 64, dim), empty(20000, kv_heads, 64, dim))
+    angles = empty(rows, 1, dim // 2, dtype=torch.float32)
+    norm_rope_store(
+        empty(rows, heads + 2 * kv_heads, dim),
+        empty(heads + kv_heads, dim),
+        1e-6,
+        (angles, angles),
+        cache,
+        empty(rows, dtype=torch.int64),
+    )
+    copy_blocks(cache, empty(4, dtype=torch.int64), empty(4, dtype=torch.int64))
+
+
 # name: (heads, KV heads, head size, block size, window, cap)
 _SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None]] = {
     "llama-8b": (32, 8, 128, 64, None, None),
@@ -52,5 +73,7 @@ _SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None]] = {
 
 CASES: dict[str, Callable[[], object]] = {
     **{f"decode-{name}": partial(decode, *shape) for name, shape in _SHAPES.items()},
+    "layer-llama-8b": partial(layer_parts, 4096, 14336, 32, 8, 128),
+    "layer-qwen2-0.5b": partial(layer_parts, 896, 4864, 14, 2, 64),
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
 }
