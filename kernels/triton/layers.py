@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.launch import launch, power_of_2
+from kernels.triton.tiles import sigmoid
 
 _TILE = 1024
 
@@ -136,8 +137,8 @@ def _activate_mul_kernel(output, gate_up, dim, IS_GELU: tl.constexpr, TILE: tl.c
     if IS_GELU:
         # 0.5 x (1 + tanh(y)) = x sigmoid(2 y), which does not cancel where y is negative;
         # 2 y = 2 sqrt(2 / pi) (x + 0.044715 x^3).
-        active = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+        active = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     else:
-        active = gate * tl.sigmoid(gate)
+        active = gate * sigmoid(gate)
     result = (active * up).to(output.dtype.element_ty)
     tl.store(output + row * dim + columns, result, mask=is_used)

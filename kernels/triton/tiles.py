@@ -36,6 +36,12 @@ def tanh(x):
 
 
 @triton.jit
+def sigmoid(x):
+    """``1 / (1 + exp(-x))``, whose exponential stays finite."""
+    return 1.0 / (1.0 + tl.exp(-tl.maximum(x, -80.0)))
+
+
+@triton.jit
 def row_offsets(
     table,
     slots,
