@@ -8,11 +8,11 @@ from functools import partial
 import torch
 
 from kernels.attention import LayerAttention, LayerCache
+from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.triton.decode import decode_attention, plan_decode
+from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
-from kernels.sampling import LogitBias, SamplingTable, TokenCounts
-from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.moe import fused_moe
 from kernels.triton.prefill import PrefillPlan, prefill_attention
 from kernels.triton.sampling import sample
