@@ -31,6 +31,7 @@ from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets, tanh
 SPLIT_SIZE = 512  # slots; partial results are then under 2 % of what a group's keys weigh
 _TILE = 64
 _MERGE_TILE = 16
+_PLAN_ROWS = 512
 _MIN_DOT_ROWS = 16  # the smallest matrix product of the tensor cores
 
 
@@ -79,7 +80,7 @@ def plan_decode(
         num_rows,
         SPLIT_SIZE=SPLIT_SIZE,
         WINDOW=window or 0,
-        ROWS=power_of_2(num_rows),
+        ROWS=_PLAN_ROWS,
         TILE=128,
     )
     return DecodePlan(query_rows, seq_lens, block_tables, starts, rows, window)
@@ -171,6 +172,16 @@ def _first_split(seq_len, SPLIT_SIZE: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def _num_splits(seq_len, SPLIT_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+    return tl.cdiv(seq_len, SPLIT_SIZE) - _first_split(seq_len, SPLIT_SIZE, WINDOW)
+
+
+# The arguments of a kernel that change from step to step are not specialised on: a new
+# combination would compile while requests wait.
+@triton.jit(
+    do_not_specialize=["num_rows"],
+    do_not_specialize_on_alignment=["starts", "split_rows", "seq_lens"],
+)
 def _plan_kernel(
     starts,  # [num_rows + 1] out
     split_rows,  # [capacity] out
@@ -183,11 +194,14 @@ def _plan_kernel(
 ):
     """One program a row; each sums the splits before its row by itself, so none waits."""
     row = tl.program_id(0)
-    rows = tl.arange(0, ROWS)
-    lens = tl.load(seq_lens + rows, mask=rows < num_rows, other=0)
-    counts = tl.cdiv(lens, SPLIT_SIZE) - _first_split(lens, SPLIT_SIZE, WINDOW)
-    start = tl.sum(tl.where(rows < row, counts, 0), axis=0)
-    count = tl.sum(tl.where(rows == row, counts, 0), axis=0)
+    before = tl.zeros([ROWS], tl.int32)
+    for begin in range(0, row, ROWS):
+        rows = begin + tl.arange(0, ROWS)
+        before += _num_splits(
+            tl.load(seq_lens + rows, mask=rows < row, other=0), SPLIT_SIZE, WINDOW
+        )
+    start = tl.sum(before, axis=0)
+    count = _num_splits(tl.load(seq_lens + row), SPLIT_SIZE, WINDOW)
     tl.store(starts + row, start)
     if row == num_rows - 1:
         tl.store(starts + num_rows, start + count)
@@ -196,7 +210,16 @@ def _plan_kernel(
         tl.store(split_rows + start + splits, row + splits * 0, mask=splits < count)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride"],
+    do_not_specialize_on_alignment=[
+        "query_rows",
+        "seq_lens",
+        "block_tables",
+        "split_starts",
+        "split_rows",
+    ],
+)
 def _split_kernel(
     output,
     partial,  # [capacity, heads, head_dim] float32, softmax-weighted means of a split
@@ -339,7 +362,7 @@ def _attend_run(
     return acc / total[:, None], top + tl.log2(total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["query_rows", "split_starts"])
 def _merge_kernel(
     output,
     partial,

@@ -50,7 +50,8 @@ def build_inputs(
     return StepInputs(input_ids, positions, slot_mapping, seq_lens, block_tables)
 
 
-@triton.jit
+# Slices of one buffer begin anywhere; compiling anew for each alignment would cost a stall.
+@triton.jit(do_not_specialize_on_alignment=["slots", "query_start", "starts", "token_ids"])
 def _build_inputs_kernel(
     input_ids,
     positions,

@@ -120,7 +120,18 @@ def prefill_attention(
     )
 
 
-@triton.jit
+# What changes from step to step is not specialised on: see decode.py.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=[
+        "tile_rows",
+        "tile_starts",
+        "query_begins",
+        "query_lens",
+        "seq_lens",
+        "block_tables",
+    ],
+)
 def _prefill_kernel(
     output,
     query,
