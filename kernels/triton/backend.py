@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
-from kernels.triton.decode import DecodePlan, decode_attention, num_splits, plan_decode
+from kernels.triton.decode import decode_attention
+from kernels.triton.decode_plan import DecodePlan, num_splits, plan_decode
 from kernels.triton.launch import refuse_device
 from kernels.triton.prefill import PrefillPlan, plan_prefill, prefill_attention
 

@@ -4,9 +4,9 @@
 
 Each case calls a wrapper with ``meta`` tensors in the shapes of a real model; the launch is
 replaced by Triton's ahead-of-time compilation of the same arguments, so that what is compiled
-is what a GPU would run: the same specialisation, tile sizes, warps and stages. Prints one JSON
-line: for each kernel its registers, stack bytes (where spilled registers go), shared memory and
-the matrix instructions in its PTX.
+is what a GPU would run: the same specialisation, tile sizes, warps and stages. Prints a JSON line
+for each kernel: its registers, stack bytes (where spilled registers go), shared memory and the
+matrix instructions in its PTX; the PTX itself goes to the folder.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
 from kernels.triton import launch as launcher
 
-META = torch.device("meta")
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -51,9 +49,9 @@ def record(case: Callable[[], object], name: str) -> list[dict[str, Any]]:
         compiled = kernel.warmup(*args, grid=grid, **meta)
         reports.append({"case": name, "kernel": kernel.__name__, **_describe(compiled)})
 
-    modules = [m for n, m in sys.modules.items() if n.startswith("kernels.triton")]
+    modules = [m for n, m in sys.modules.items() if n.startswith("kernels.triton.")]
     for module in modules:
-        if hasattr(module, "launch"):
+        if callable(getattr(module, "launch", None)):
             module.launch = compile_instead  # type: ignore[attr-defined]
     case()
     return reports
@@ -85,12 +83,11 @@ def main() -> None:
     triton.runtime.driver.set_active(Hopper())
     from tests.kernels.triton.aot_cases import CASES
 
-    chosen = sys.argv[2:] or CASES
-    for name in chosen:
+    for name in sys.argv[2:] or CASES:
         for report in record(CASES[name], name):
-            ptx = report.pop("ptx")
-            Path(sys.argv[1], f"{name}.{report['kernel']}.ptx").write_text(ptx)
-            Path(sys.argv[1], f"{name}.{report['kernel']}.ttgir").write_text(report.pop("ttgir"))
+            for stage in ("ttgir", "ptx"):
+                file = Path(sys.argv[1], f"{name}.{report['kernel']}.{stage}")
+                file.write_text(report.pop(stage))
             print(json.dumps(report), flush=True)
 
 

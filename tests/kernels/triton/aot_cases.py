@@ -9,7 +9,8 @@ import torch
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
-from kernels.triton.decode import decode_attention, plan_decode
+from kernels.triton.decode import decode_attention
+from kernels.triton.decode_plan import plan_decode
 from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul

@@ -72,7 +72,8 @@ def test_benchmark_cases_are_right(make: MakeCase) -> None:
 
 def test_decode_is_captured_once_for_all_lengths() -> None:
     """One CUDA graph, replayed after the lengths on the device have changed."""
-    from kernels.triton import decode
+    from kernels.triton.decode import decode_attention
+    from kernels.triton.decode_plan import plan_decode
 
     problem = make_problem([1, 1, 1], [1200, 40, 700], group=4, dtype=torch.float16)
     cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache))
@@ -83,8 +84,8 @@ def test_decode_is_captured_once_for_all_lengths() -> None:
     output = torch.full(query.shape, float("nan"), dtype=query.dtype, device=DEVICE)
 
     def step() -> None:
-        plan = decode.plan_decode(rows, lens, tables, None, capacity=12)
-        decode.decode_attention(plan, problem.layer, query, cache, output)
+        plan = plan_decode(rows, lens, tables, None, capacity=12)
+        decode_attention(plan, problem.layer, query, cache, output)
 
     step()  # compiles
     graph = torch.cuda.CUDAGraph()

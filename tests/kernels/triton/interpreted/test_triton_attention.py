@@ -11,8 +11,9 @@ import torch
 from kernels.attention import BatchGeometry
 from kernels.reference.attention import ReferenceAttention
 from kernels.select import select_attention
-from kernels.triton import decode
 from kernels.triton.backend import TritonAttention
+from kernels.triton.decode import decode_attention
+from kernels.triton.decode_plan import SPLIT_SIZE, plan_decode
 from kernels.triton.prefill import prefill_attention
 from tests.kernels.triton.interpreted.oracle import Problem, attend, make_problem
 
@@ -70,7 +71,7 @@ def test_mixed_batches_equal_the_definition(
 @pytest.mark.parametrize("window", [None, 600])
 def test_long_rows_are_split_and_merged(window: int | None) -> None:
     """Lengths around the split size, one split to several, beside short rows."""
-    past = [decode.SPLIT_SIZE - 1, decode.SPLIT_SIZE, 3, 2 * decode.SPLIT_SIZE + 76]
+    past = [SPLIT_SIZE - 1, SPLIT_SIZE, 3, 2 * SPLIT_SIZE + 76]
     problem = make_problem([1] * 4, past, num_kv_heads=1, group=3, block_size=64, window=window)
     check(problem)
 
@@ -98,7 +99,7 @@ def test_sinks_take_their_share() -> None:
     output = torch.full(problem.query.shape, float("nan"))
     assert state.prefill is not None
     cache, layer = problem.cache, problem.layer
-    decode.decode_attention(state.decode[None], layer, problem.query, cache, output, sinks)
+    decode_attention(state.decode[None], layer, problem.query, cache, output, sinks)
     assert output[2:].isnan().all()
     prefill_attention(state.prefill, layer, problem.query, cache, output, sinks)
     expected = attend(problem, sinks)
@@ -129,7 +130,7 @@ def test_padding_rows_of_a_captured_batch_are_zero() -> None:
     """A plan with more capacity than splits and rows without slots, as a graph has it."""
     problem = make_problem([1, 1], [30, 600])
     tables = torch.from_numpy(problem.geometry.block_tables).to(torch.int32)
-    plan = decode.plan_decode(
+    plan = plan_decode(
         torch.tensor([0, 1, 2], dtype=torch.int32),
         torch.tensor([31, 601, 0], dtype=torch.int32),
         torch.cat((tables, tables[:1])),
@@ -138,7 +139,7 @@ def test_padding_rows_of_a_captured_batch_are_zero() -> None:
     )
     query = torch.cat((problem.query, problem.query[:1]))
     output = torch.full(query.shape, float("nan"))
-    decode.decode_attention(plan, problem.layer, query, problem.cache, output)
+    decode_attention(plan, problem.layer, query, problem.cache, output)
     expected = attend(problem)
     assert (output[:2].double() - expected).norm() / expected.norm() < 2e-5
     assert (output[2] == 0).all()
