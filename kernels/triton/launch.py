@@ -20,7 +20,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """Start ``kernel`` on a grid; an empty grid starts nothing.
 
     Every launch goes through here, so that a test can compile for a device that is not there
-    (``tests/kernels/triton/aot``) what would have been launched.
+    (``tests/kernels/triton_kernels/aot``) what would have been launched.
     """
     if all(grid):
         kernel[grid](*args, **meta)

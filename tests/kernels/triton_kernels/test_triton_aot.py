@@ -20,7 +20,7 @@ def compile_cases(folder: Path, *names: str) -> list[dict[str, Any]]:
     """Reports of the launches of these cases, or of all; see ``aot.py``."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.triton.aot", str(folder), *names],
+        [sys.executable, "-m", "tests.kernels.triton_kernels.aot", str(folder), *names],
         cwd=ROOT,
         env={**env, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(folder / "cache")},
         capture_output=True,

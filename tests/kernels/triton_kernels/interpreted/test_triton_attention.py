@@ -15,7 +15,7 @@ from kernels.triton.backend import TritonAttention
 from kernels.triton.decode import decode_attention
 from kernels.triton.decode_plan import SPLIT_SIZE, plan_decode
 from kernels.triton.prefill import prefill_attention
-from tests.kernels.triton.interpreted.oracle import Problem, attend, make_problem
+from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 
 def run(problem: Problem) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Compiles for sm_90, without a GPU, what the kernels' wrappers would launch.
 
-    python -m tests.kernels.triton.aot OUT_FOLDER
+    python -m tests.kernels.triton_kernels.aot OUT_FOLDER
 
 Each case calls a wrapper with ``meta`` tensors in the shapes of a real model; the launch is
 replaced by Triton's ahead-of-time compilation of the same arguments, so that what is compiled
@@ -81,7 +81,7 @@ def _describe(compiled: Any) -> dict[str, Any]:
 def main() -> None:
     assert not launcher.INTERPRETED, "compile without TRITON_INTERPRET"
     triton.runtime.driver.set_active(Hopper())
-    from tests.kernels.triton.aot_cases import CASES
+    from tests.kernels.triton_kernels.aot_cases import CASES
 
     for name in sys.argv[2:] or CASES:
         for report in record(CASES[name], name):

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from kernels.attention import LayerCache
 from kernels.bench.suite import MakeCase, full_suite, tiny_suite
 from kernels.triton.backend import TritonAttention
-from tests.kernels.triton.interpreted.oracle import Problem, attend, make_problem
+from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 pytestmark = pytest.mark.gpu
 

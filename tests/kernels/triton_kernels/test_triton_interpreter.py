@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 def test_kernels_equal_the_reference_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x"]
     done = subprocess.run(
-        [*command, "tests/kernels/triton/interpreted"],
+        [*command, "tests/kernels/triton_kernels/interpreted"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
