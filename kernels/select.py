@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,14 +15,29 @@ class NoBackendError(ValueError):
     """No attention backend serves the model; the message says why, one reason a backend."""
 
 
-def _reference() -> AttentionBackend:
+def _reference(_: AttentionSpec) -> AttentionBackend:
     from kernels.reference.attention import ReferenceAttention
 
     return ReferenceAttention()
 
 
+def _triton(spec: AttentionSpec) -> AttentionBackend | str:
+    # Found out without the import, which a start on a CPU need not pay for.
+    if spec.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on a CPU, slowly)"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (pip install 'quire[gpu]')"
+    from kernels.triton.backend import TritonAttention
+
+    return TritonAttention()
+
+
 # From the best to the one that always works; ``auto`` takes the first that does not refuse.
-_BACKENDS: dict[str, Callable[[], AttentionBackend]] = {"reference": _reference}
+# A maker returns the reason where its backend cannot even be made.
+_BACKENDS: dict[str, Callable[[AttentionSpec], AttentionBackend | str]] = {
+    "triton": _triton,
+    "reference": _reference,
+}
 
 ATTENTION_BACKENDS = ("auto", *_BACKENDS)
 
@@ -42,7 +59,10 @@ def select_attention(
         raise NoBackendError(f"unknown attention backend {name!r} (known: {known})")
     refusals: list[tuple[str, str]] = []
     for candidate in _BACKENDS if name == "auto" else (name,):
-        backend = _BACKENDS[candidate]()
+        backend = _BACKENDS[candidate](spec)
+        if isinstance(backend, str):
+            refusals.append((candidate, backend))
+            continue
         reason = backend.refuse(spec)
         if reason is None:
             return backend, refusals

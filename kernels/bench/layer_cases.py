@@ -1,0 +1,202 @@
+"""Cases of the other kernels, against their twins."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention import LayerCache
+from kernels.bench.case import Case
+from kernels.inputs import StepRows
+from kernels.reference import fused, inputs, kv_store, layers, moe, sampling_step
+from kernels.sampling import SamplingTable
+from kernels.triton import inputs as triton_inputs
+from kernels.triton import kv_store as triton_kv_store
+from kernels.triton import layers as triton_layers
+from kernels.triton import moe as triton_moe
+from kernels.triton import sampling as triton_sampling
+
+
+def norm_case(
+    name: str, device: torch.device, dtype: torch.dtype, *, rows: int, hidden: int
+) -> Case:
+    """Add and norm: two tensors read, two written."""
+    x, kept = torch.randn(2, rows, hidden, dtype=dtype, device=device)
+    weight = torch.randn(hidden, dtype=dtype, device=device)
+    # In place: each side has its own residual, which after many additions of x is mostly x.
+    ours, theirs = kept.clone(), kept.clone()
+    return Case(
+        name,
+        run=lambda: triton_layers.add_rms_norm(x, ours, weight, 1e-5),
+        peers={"torch": lambda: fused.add_rms_norm(x, theirs, weight, 1e-5)},
+        bytes_moved=4 * x.numel() * dtype.itemsize,
+    )
+
+
+def silu_case(
+    name: str, device: torch.device, dtype: torch.dtype, *, rows: int, inner: int
+) -> Case:
+    """SiLU and multiply."""
+    gate_up = torch.randn(rows, 2 * inner, dtype=dtype, device=device)
+    return Case(
+        name,
+        run=lambda: triton_layers.silu_mul(gate_up),
+        peers={"torch": lambda: layers.silu_mul(gate_up)},
+        bytes_moved=1.5 * gate_up.numel() * dtype.itemsize,
+    )
+
+
+def store_case(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+) -> Case:
+    """QK norm, rotary embedding and the store into the cache."""
+    projected = torch.randn(rows, heads + 2 * kv_heads, head_dim, dtype=dtype, device=device)
+    weight = torch.randn(heads + kv_heads, head_dim, dtype=dtype, device=device)
+    angles = torch.rand(rows, 1, head_dim // 2, device=device) * 1000
+    rotation = (angles.cos(), angles.sin())
+    blocks = -(-rows // block_size)
+    shape = (blocks, kv_heads, block_size, head_dim)
+    cache = LayerCache(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
+    slots = torch.randperm(blocks * block_size, device=device)[:rows]
+
+    def ours() -> torch.Tensor:
+        return triton_kv_store.norm_rope_store(projected, weight, 1e-6, rotation, cache, slots)
+
+    return Case(
+        name,
+        run=ours,
+        peers={
+            "torch": lambda: fused.norm_rope_store(projected, weight, 1e-6, rotation, cache, slots)
+        },
+        bytes_moved=2 * projected.numel() * dtype.itemsize + 4 * rows * head_dim,
+        peers_wait=True,
+    )
+
+
+def copy_case(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    copies: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+) -> Case:
+    """Copies of whole blocks."""
+    shape = (2 * copies, kv_heads, block_size, head_dim)
+    cache = LayerCache(*(torch.randn(shape, dtype=dtype, device=device) for _ in range(2)))
+    other = LayerCache(*(stored.clone() for stored in cache))
+    order = torch.randperm(2 * copies, device=device)
+    sources, targets = order[:copies], order[copies:]
+
+    def ours() -> torch.Tensor:
+        triton_kv_store.copy_blocks(cache, sources, targets)
+        return cache.keys
+
+    def theirs() -> torch.Tensor:
+        kv_store.copy_blocks(other, sources, targets)
+        return other.keys
+
+    moved = 2 * 2 * copies * cache.keys[0].numel() * dtype.itemsize
+    return Case(name, ours, {"torch": theirs}, bytes_moved=moved, tolerance=0.0)
+
+
+def sampling_case(
+    name: str,
+    device: torch.device,
+    _: torch.dtype,
+    *,
+    rows: int,
+    vocab: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+) -> Case:
+    """A step's tokens; the floor is one read of the logits."""
+    logits = torch.randn(rows, vocab, device=device) * 4
+    zeros, ones = torch.zeros(rows, device=device), torch.ones(rows, device=device)
+    none = torch.full((rows,), -1, dtype=torch.int32, device=device)
+    table = SamplingTable(
+        temperature=ones * temperature,
+        top_k=torch.full_like(none, top_k),
+        top_p=ones * top_p,
+        min_p=zeros,
+        presence=zeros,
+        frequency=zeros,
+        repetition=ones,
+        seed=torch.arange(rows, device=device),
+        count_line=none,
+        mask_line=none,
+        bias_begin=none + 1,
+        bias_end=none + 1,
+    )
+    slots = torch.arange(rows, dtype=torch.int32, device=device)
+    positions = torch.arange(rows, device=device)
+    # At temperature 0 or 1 the logits are overwritten with themselves, so a step can be repeated.
+    return Case(
+        name,
+        run=lambda: triton_sampling.sample(logits, slots, positions, table).token_ids,
+        peers={"torch": lambda: sampling_step.sample(logits, slots, positions, table).token_ids},
+        bytes_moved=4 * logits.numel(),
+        tolerance=0.0,
+        peers_wait=True,
+    )
+
+
+def inputs_case(
+    name: str, device: torch.device, _: torch.dtype, *, rows: int, context: int, block_size: int
+) -> Case:
+    """A decode step's inputs."""
+    steps = torch.arange(rows + 1, dtype=torch.int32, device=device)
+    starts = torch.full((rows,), context, dtype=torch.int32, device=device)
+    step = StepRows(steps[:-1], steps, starts, torch.full_like(starts, -1))
+    newest = torch.randint(0, 100_000, (rows,), device=device)
+    width = -(-(context + 1) // block_size)
+    tables = torch.randint(0, 10_000, (rows, width), dtype=torch.int32, device=device)
+    return Case(
+        name,
+        run=lambda: triton_inputs.build_inputs(step, newest, tables, block_size, 1).slot_mapping,
+        peers={
+            "torch": lambda: inputs.build_inputs(step, newest, tables, block_size, 1).slot_mapping
+        },
+        bytes_moved=2 * 4 * tables.numel(),
+        tolerance=0.0,
+        is_latency_bound=True,
+        peers_wait=True,
+    )
+
+
+def moe_case(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    hidden: int,
+    inner: int,
+) -> Case:
+    """A layer's experts; the floor reads each expert that has a token once."""
+    x = torch.randn(tokens, hidden, dtype=dtype, device=device)
+    gate_up = torch.randn(experts, 2 * inner, hidden, dtype=dtype, device=device) * 0.02
+    down = torch.randn(experts, hidden, inner, dtype=dtype, device=device) * 0.02
+    chosen = torch.rand(tokens, experts, device=device).argsort(dim=1)[:, :top_k].contiguous()
+    weights = torch.rand(tokens, top_k, device=device)
+    used = int(chosen.unique().numel())
+    return Case(
+        name,
+        run=lambda: triton_moe.fused_moe(x, gate_up, down, chosen, weights),
+        peers={"torch loop": lambda: moe.fused_moe(x, gate_up, down, chosen, weights)},
+        bytes_moved=(3 * used * inner * hidden + 2 * x.numel()) * dtype.itemsize,
+        flops=6.0 * tokens * top_k * hidden * inner,
+        peers_wait=True,
+    )

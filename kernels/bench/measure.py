@@ -1,0 +1,42 @@
+"""Times on a GPU, and its ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from triton import testing
+
+from kernels.bench.case import Ceilings
+
+_COPY_BYTES = 2**31
+_MATMUL_SIZE = 8192
+
+
+def measure_ceilings(device: torch.device) -> Ceilings:
+    """A copy of 2 GiB and a product of 8192 x 8192 x 8192."""
+    source = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy_s = median_s(partial(target.copy_, source))
+    del source, target
+    shape = (_MATMUL_SIZE, _MATMUL_SIZE)
+    a, b = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    product = torch.empty_like(a)
+    matmul_s = median_s(lambda: torch.mm(a, b, out=product))
+    return Ceilings(2 * _COPY_BYTES / copy_s, 2 * _MATMUL_SIZE**3 / matmul_s)
+
+
+def median_s(run: Callable[[], object]) -> float:
+    """Seconds of one run: replays of a CUDA graph, so that launches cost what they do in one."""
+    return _seconds(testing.do_bench_cudagraph(run, rep=100, return_mode="median"))
+
+
+def median_eager_s(run: Callable[[], object]) -> float:
+    """The same without a graph, for what waits for the device in its midst."""
+    return _seconds(testing.do_bench(run, warmup=20, rep=100, return_mode="median"))
+
+
+def _seconds(milliseconds: object) -> float:
+    assert isinstance(milliseconds, float)  # a list where quantiles are asked for
+    return milliseconds / 1e3

@@ -1,0 +1,98 @@
+"""The cases of a full run, in the shapes of real models, and of a tiny one for tests."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kernels.bench.attention_cases import attention_case
+from kernels.bench.case import Case
+from kernels.bench.layer_cases import (
+    copy_case,
+    inputs_case,
+    moe_case,
+    norm_case,
+    sampling_case,
+    silu_case,
+    store_case,
+)
+
+MakeCase = partial[Case]  # the name is bound; takes the device and the dtype
+
+_LLAMA_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128, "block_size": 64}
+_QWEN_0_6B = {"heads": 16, "kv_heads": 8, "head_dim": 128, "block_size": 64}
+_TINY = {"heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 16}
+
+
+def _decode(name: str, model: dict[str, int], rows: int, context: int) -> MakeCase:
+    name = f"decode {name} {rows} x {context}"
+    return partial(attention_case, name, rows=rows, queries=1, past=context - 1, **model)
+
+
+def _prefill(name: str, model: dict[str, int], rows: int, queries: int, past: int) -> MakeCase:
+    name = f"prefill {name} {rows} x {queries}" + (f" after {past}" if past else "")
+    return partial(attention_case, name, rows=rows, queries=queries, past=past, **model)
+
+
+def _sampling(rows: int, vocab: int, temperature: float, top_k: int, top_p: float) -> MakeCase:
+    kind = "greedy" if temperature == 0 else f"top-k {top_k} top-p {top_p}"
+    return partial(
+        sampling_case,
+        f"sampling {rows} x {vocab} {kind}",
+        rows=rows,
+        vocab=vocab,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
+
+
+def full_suite() -> list[MakeCase]:
+    """What ``python -m kernels.bench`` measures."""
+    contexts = ((1, 4096), (8, 4096), (32, 4096), (64, 1024), (256, 1024), (1, 65536))
+    return [
+        *(_decode("8b", _LLAMA_8B, *shape) for shape in contexts),
+        *(_decode("0.6b", _QWEN_0_6B, *shape) for shape in contexts),
+        _prefill("8b", _LLAMA_8B, 1, 8192, 0),
+        _prefill("8b", _LLAMA_8B, 8, 1024, 0),
+        _prefill("8b", _LLAMA_8B, 1, 2048, 6144),
+        _prefill("0.6b", _QWEN_0_6B, 1, 8192, 0),
+        partial(norm_case, "add + norm 8192 x 4096", rows=8192, hidden=4096),
+        partial(silu_case, "silu * 8192 x 14336", rows=8192, inner=14336),
+        partial(store_case, "qk-norm + rope + store 8192", rows=8192, **_LLAMA_8B),
+        partial(store_case, "qk-norm + rope + store 1", rows=1, **_LLAMA_8B),
+        partial(copy_case, "block copy 4096", copies=4096, kv_heads=8, head_dim=128, block_size=64),
+        _sampling(256, 128_256, 0.0, 0, 1.0),
+        _sampling(256, 128_256, 1.0, 0, 1.0),
+        _sampling(256, 128_256, 1.0, 20, 0.95),
+        _sampling(1, 128_256, 1.0, 20, 0.95),
+        partial(inputs_case, "inputs 256 x 4096", rows=256, context=4096, block_size=64),
+        *(
+            partial(
+                moe_case,
+                f"experts 30b-a3b {tokens}",
+                tokens=tokens,
+                experts=128,
+                top_k=8,
+                hidden=2048,
+                inner=768,
+            )
+            for tokens in (1, 64, 8192)
+        ),
+    ]
+
+
+def tiny_suite() -> list[MakeCase]:
+    """Every kind of case, small enough for the interpreter."""
+    return [
+        _decode("tiny", _TINY, 2, 40),
+        _prefill("tiny", _TINY, 2, 20, 0),
+        _prefill("tiny", _TINY, 1, 9, 30),
+        partial(norm_case, "norm", rows=3, hidden=64),
+        partial(silu_case, "silu", rows=3, inner=64),
+        partial(store_case, "store", rows=5, **_TINY),
+        partial(copy_case, "copy", copies=2, kv_heads=2, head_dim=32, block_size=16),
+        _sampling(2, 300, 0.0, 0, 1.0),
+        _sampling(2, 300, 1.0, 20, 0.95),
+        partial(inputs_case, "inputs", rows=3, context=50, block_size=16),
+        partial(moe_case, "experts", tokens=5, experts=4, top_k=2, hidden=64, inner=32),
+    ]

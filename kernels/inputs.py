@@ -1,0 +1,26 @@
+"""What a step's inputs are built from and into, on the device: the nouns of that kernel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class StepRows(NamedTuple):
+    """The rows of a step; slices of one packed transfer, all int32."""
+
+    slots: torch.Tensor  # [rows], each row's place in the persistent tensors
+    query_start: torch.Tensor  # [rows + 1], first token of each row in the batch
+    starts: torch.Tensor  # [rows], position of each row's first token
+    token_ids: torch.Tensor  # [tokens]; -1: the row's newest token, which lies on the device
+
+
+class StepInputs(NamedTuple):
+    """What the layers and the attention read."""
+
+    input_ids: torch.Tensor  # [tokens] int64
+    positions: torch.Tensor  # [tokens] int64
+    slot_mapping: torch.Tensor  # [tokens] int64, block * block_size + offset
+    seq_lens: torch.Tensor  # [rows] int32, this step's tokens included
+    block_tables: torch.Tensor  # [rows, width] int32, 0 where unused

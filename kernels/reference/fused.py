@@ -1,0 +1,65 @@
+"""Steps of a decoder layer taken together, as one kernel does them: the twins of those kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from kernels.attention import LayerCache
+from kernels.reference.kv_store import cache_rows, store_kv
+from kernels.reference.layers import rms_norm, rope
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """``residual += x``, in place; returns the sum's RMS norm (Zhang & Sennrich 2019).
+
+    Args:
+        x, residual: [n, dim].
+        weight: [dim].
+        eps: added to the mean square.
+    """
+    residual += x
+    return rms_norm(residual, weight, eps)
+
+
+def norm_rope_store(
+    fused: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+    cache: LayerCache,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """From the fused projection to queries ready to attend; keys and values go to their slots.
+
+    Args:
+        fused: [n, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values.
+        norm_weight: [num_heads + num_kv_heads, head_dim] of the RMS norm of each head's query
+            and key (Qwen3), or None for a model without.
+        eps: of that norm.
+        rotation: cosines and sines, [n, 1, head_dim / 2] float32 each, of the rotary embedding
+            (Su et al. 2021), or None for a layer without.
+        cache: the layer's blocks, written in place.
+        slot_mapping: [n] int64, ``block * block_size + offset``; -1: a padding token, not stored.
+
+    Returns:
+        [n, num_heads, head_dim] contiguous.
+    """
+    num_kv_heads, block_size = cache.keys.shape[1:3]
+    query_key, values = fused[:, :-num_kv_heads], fused[:, -num_kv_heads:]
+    if norm_weight is not None:
+        query_key = rms_norm(query_key, norm_weight, eps)
+    if rotation is not None:
+        query_key = rope(query_key, *rotation)
+    is_stored = slot_mapping >= 0
+    rows = cache_rows(slot_mapping[is_stored], num_kv_heads, block_size)
+    store_kv(query_key[is_stored, -num_kv_heads:], values[is_stored], cache, rows)
+    return query_key[:, :-num_kv_heads].contiguous()
+
+
+def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gelu(gate) * up``, GELU by its tanh form (Gemma): [n, 2 d] -> [n, d]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)

@@ -1,0 +1,42 @@
+"""A step's inputs in plain torch: the twin of the kernel that builds them on the device."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.inputs import StepInputs, StepRows
+
+
+def build_inputs(
+    rows: StepRows,
+    newest: torch.Tensor,
+    tables: torch.Tensor,
+    block_size: int,
+    max_query: int,
+) -> StepInputs:
+    """Gather each row's state by its slot.
+
+    Args:
+        rows: the step's.
+        newest: [slots] int64, the last token chosen for each request.
+        tables: [slots, width] int32, the blocks of each request.
+        block_size: tokens a block.
+        max_query: at least the most tokens of one row; known to the host, for the grid.
+    """
+    lengths = rows.query_start.diff().long()
+    row_of = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
+    slots = rows.slots.long()
+    within = torch.arange(row_of.numel(), device=lengths.device) - rows.query_start[:-1][row_of]
+    positions = rows.starts[row_of] + within
+    fed = rows.token_ids.long()
+    blocks = tables[slots[row_of], positions // block_size].long()
+    seq_lens = (rows.starts + lengths).to(torch.int32)
+    columns = torch.arange(tables.shape[1], device=tables.device)
+    is_used = columns < -(-seq_lens // block_size).unsqueeze(1)
+    return StepInputs(
+        input_ids=torch.where(fed < 0, newest[slots[row_of]], fed),
+        positions=positions,
+        slot_mapping=blocks * block_size + positions % block_size,
+        seq_lens=seq_lens,
+        block_tables=torch.where(is_used, tables[slots], 0),
+    )

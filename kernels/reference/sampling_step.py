@@ -1,0 +1,117 @@
+"""A whole sampling step in plain torch, from tables by slot: the twin of the Triton kernels.
+
+raw logits ─► bias, bans ─► penalties ─► grammar ─► arg-max
+                                              └───► temperature ─► truncation ─► draw
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.reference.sampling import argmax, sample_gumbel, truncation_threshold
+from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as int64, which wraps like the unsigned
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+
+
+def sample(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    table: SamplingTable,
+    counts: TokenCounts | None = None,
+    bias: LogitBias | None = None,
+    masks: torch.Tensor | None = None,
+) -> Sampled:
+    """Choose a token for each row; a row's result depends on that row alone.
+
+    Args:
+        logits: [n, vocab] float32 contiguous; overwritten.
+        slots: [n] int32, the rows' places in the table.
+        positions: [n] int64, of the tokens to be chosen.
+        table: the requests' parameters.
+        counts: for the requests with penalties; None: there are none.
+        bias: for the requests with bias or bans; None: there are none.
+        masks: [lines, ceil(vocab / 32)] int32, bit ``i % 32`` of word ``i // 32`` set where
+            token i is allowed; None: there are none.
+    """
+    slots = slots.long()
+    if bias is not None:
+        _add_bias(logits, slots, positions, table, bias)
+    if counts is not None:
+        _penalise(logits, slots, table, counts)
+    if masks is not None:
+        _forbid(logits, table.mask_line[slots], masks)
+    token_ids = argmax(logits)
+    is_finite = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
+    temperature = table.temperature[slots]
+    drawn = torch.nonzero((temperature > 0) & is_finite).squeeze(1)
+    if drawn.numel():
+        at = slots[drawn]
+        rows = logits[drawn] / temperature[drawn].unsqueeze(1)
+        top_k = table.top_k[at].long()
+        top_k = torch.where(top_k > 0, top_k, logits.shape[1])
+        threshold = truncation_threshold(rows, top_k, table.top_p[at], table.min_p[at])
+        rows.masked_fill_(rows < threshold, float("-inf"))
+        token_ids[drawn] = sample_gumbel(rows, position_keys(table.seed[at], positions[drawn]))
+    return Sampled(token_ids, is_finite)
+
+
+def position_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Two 32-bit keys of each (seed, position), by splitmix64 (Steele et al. 2014).
+
+    Args:
+        seeds, positions: [n] int64.
+
+    Returns:
+        [n, 2] int32.
+    """
+    mixed = _mix(seeds + _GOLDEN) + positions * _GOLDEN
+    return _mix(mixed).view(torch.int32).view(-1, 2)
+
+
+def _mix(z: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finaliser; a mask makes the shifts logical."""
+    z = (z ^ (z >> 30 & 2**34 - 1)) * _MIX_1
+    z = (z ^ (z >> 27 & 2**37 - 1)) * _MIX_2
+    return z ^ (z >> 31 & 2**33 - 1)
+
+
+def _add_bias(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    table: SamplingTable,
+    bias: LogitBias,
+) -> None:
+    for row, slot in enumerate(slots.tolist()):
+        entries = slice(int(table.bias_begin[slot]), int(table.bias_end[slot]))
+        values = torch.where(positions[row] < bias.until[entries], bias.values[entries], 0.0)
+        logits[row].index_add_(0, bias.token_ids[entries].long(), values)
+
+
+def _penalise(
+    logits: torch.Tensor, slots: torch.Tensor, table: SamplingTable, counts: TokenCounts
+) -> None:
+    """Presence and frequency as OpenAI defines them, repetition as CTRL (Keskar et al. 2019)."""
+    rows = torch.nonzero(table.count_line[slots] >= 0).squeeze(1)
+    at = slots[rows]
+    lines = table.count_line[at].long()
+    output = counts.output[lines]
+    factor = torch.where(
+        (output > 0) | counts.prompt[lines], table.repetition[at].unsqueeze(1), 1.0
+    )
+    penalised = logits[rows]
+    penalised = torch.where(penalised > 0, penalised / factor, penalised * factor)
+    penalised -= output * table.frequency[at].unsqueeze(1)
+    logits[rows] = penalised - (output > 0) * table.presence[at].unsqueeze(1)
+
+
+def _forbid(logits: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
+    rows = torch.nonzero(lines >= 0).squeeze(1)
+    words = masks[lines[rows].long()]
+    bits = words.unsqueeze(2) >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))

@@ -1,0 +1,302 @@
+"""Paged attention of single queries: split over the keys, heads of a group packed together.
+
+    seq_lens ─► decode_plan ─► which part of which row each work item is
+                                     │
+    query, cache ─► split kernel: one item = one KV head x one run of SPLIT_SIZE slots
+                                     │  output, where a row has one run; else partial results
+                               merge kernel ─► output
+
+PagedAttention (Kwon et al. 2023) with the split of Flash-Decoding (Dao et al. 2023) and the
+online softmax of FlashAttention-2 (Dao 2023). The heads that share a KV head are the rows of
+one matrix product, so keys and values are read once for the group.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention import LayerAttention, LayerCache
+from kernels.triton.decode_plan import SPLIT_SIZE, DecodePlan, first_split_of
+from kernels.triton.launch import launch, persistent_programs, power_of_2
+from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets, tanh
+
+_TILE = 64
+_MERGE_TILE = 16
+_MIN_DOT_ROWS = 16  # the smallest matrix product of the tensor cores
+
+
+def decode_attention(
+    plan: DecodePlan,
+    layer: LayerAttention,
+    query: torch.Tensor,
+    cache: LayerCache,
+    output: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+) -> None:
+    """Attend, and write the rows of the plan into ``output``.
+
+    Args:
+        plan: made for ``layer.window``.
+        layer: scale, window and cap.
+        query: [num_tokens, num_heads, head_dim], heads contiguous.
+        cache: the layer's blocks.
+        output: [num_tokens, num_heads, head_dim] contiguous; other rows stay as they are.
+        sinks: [num_heads] float32, a logit of each head that takes its share of the softmax
+            and adds nothing (GPT-OSS), or None.
+    """
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads, block_size = cache.keys.shape[1:3]
+    group = num_heads // num_kv_heads
+    num_rows, capacity = plan.seq_lens.shape[0], plan.split_rows.shape[0]
+    partial = torch.empty((capacity, num_heads, head_dim), dtype=torch.float32, device=query.device)
+    partial_lse = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
+    dim = power_of_2(head_dim)
+    launch(
+        _split_kernel,
+        (min(capacity * num_kv_heads, persistent_programs(query.device)),),
+        output,
+        partial,
+        partial_lse,
+        query,
+        cache.keys,
+        cache.values,
+        plan.query_rows,
+        plan.seq_lens,
+        plan.block_tables,
+        plan.split_starts,
+        plan.split_rows,
+        sinks,
+        num_rows,
+        query.stride(0),
+        plan.block_tables.stride(0),
+        layer.scale * LOG2_E.value,
+        (layer.softcap or 0.0) * LOG2_E.value,
+        layer.scale / (layer.softcap or 1.0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        GROUP_ROWS=max(_MIN_DOT_ROWS, power_of_2(group)),
+        HEAD_DIM=head_dim,
+        DIM=dim,
+        BLOCK_SIZE=block_size,
+        SPLIT_SIZE=SPLIT_SIZE,
+        TILE=_TILE,
+        WINDOW=layer.window or 0,
+        HAS_SOFTCAP=layer.softcap is not None,
+        num_warps=4,
+        num_stages=5 if dim <= 128 else 4,  # half of them for the numbers of the blocks
+    )
+    launch(
+        _merge_kernel,
+        (num_rows, num_heads),
+        output,
+        partial,
+        partial_lse,
+        plan.query_rows,
+        plan.split_starts,
+        sinks,
+        HEAD_DIM=head_dim,
+        DIM=dim,
+        TILE=_MERGE_TILE,
+        num_warps=4,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride"],
+    do_not_specialize_on_alignment=[
+        "query_rows",
+        "seq_lens",
+        "block_tables",
+        "split_starts",
+        "split_rows",
+    ],
+)
+def _split_kernel(
+    output,
+    partial,  # [capacity, heads, head_dim] float32, softmax-weighted means of a split
+    partial_lse,  # [capacity, heads] float32, log2 of the split's sum of 2^score
+    query,
+    keys,
+    values,
+    query_rows,
+    seq_lens,
+    block_tables,
+    split_starts,
+    split_rows,
+    sinks,
+    num_rows,
+    query_stride,
+    table_stride,
+    scale,  # times log2 e
+    softcap,  # times log2 e
+    scale_in_cap,  # scale / softcap
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """Takes work items until none is left; the grid is as large as the machine."""
+    num_items = tl.load(split_starts + num_rows) * NUM_KV_HEADS
+    group = tl.arange(0, GROUP_ROWS)
+    dims = tl.arange(0, DIM)
+    in_group = group < GROUP
+    in_tile = in_group[:, None] & (dims < HEAD_DIM)[None, :]
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        split = item // NUM_KV_HEADS
+        kv_head = item - split * NUM_KV_HEADS
+        row = tl.load(split_rows + split)
+        seq_len = tl.load(seq_lens + row)
+        first_split = tl.load(split_starts + row)
+        num_splits = tl.load(split_starts + row + 1) - first_split
+        run = split - first_split + first_split_of(seq_len, SPLIT_SIZE, WINDOW)
+        heads = kv_head * GROUP + group
+        token = tl.load(query_rows + row).to(tl.int64)
+        q = tl.load(
+            query + token * query_stride + heads[:, None] * HEAD_DIM + dims[None, :],
+            mask=in_tile,
+            other=0.0,
+        )
+        mean, lse = _attend_run(
+            q,
+            keys,
+            values,
+            block_tables + row.to(tl.int64) * table_stride,
+            run * SPLIT_SIZE,
+            seq_len,
+            kv_head,
+            scale,
+            softcap,
+            scale_in_cap,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            DIM,
+            GROUP_ROWS,
+            BLOCK_SIZE,
+            SPLIT_SIZE,
+            TILE,
+            WINDOW,
+            HAS_SOFTCAP,
+        )
+        num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+        offsets = heads[:, None] * HEAD_DIM + dims[None, :]
+        if num_splits == 1:
+            if sinks is not None:
+                sink = tl.load(sinks + heads, mask=in_group, other=0.0) * LOG2_E
+                mean = mean / (1.0 + tl.exp2(sink - lse))[:, None]
+            place = output + token * num_heads * HEAD_DIM + offsets
+            tl.store(place, mean.to(output.dtype.element_ty), mask=in_tile)
+        else:
+            at = split.to(tl.int64)
+            tl.store(partial + at * num_heads * HEAD_DIM + offsets, mean, mask=in_tile)
+            tl.store(partial_lse + at * num_heads + heads, lse, mask=in_group)
+
+
+@triton.jit
+def _attend_run(
+    q,
+    keys,
+    values,
+    table,
+    begin,
+    seq_len,
+    kv_head,
+    scale,
+    softcap,
+    scale_in_cap,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """Mean of the values of slots [begin, begin + SPLIT_SIZE), and log2 of its weight."""
+    dims = tl.arange(0, DIM)
+    top = tl.full([GROUP_ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([GROUP_ROWS], tl.float32)
+    acc = tl.zeros([GROUP_ROWS, DIM], tl.float32)
+    first, end = begin, tl.minimum(begin + SPLIT_SIZE, seq_len)
+    if WINDOW > 0:
+        first = tl.maximum(begin, (seq_len - WINDOW) // TILE * TILE)
+    for tile in range(first, end, TILE):
+        slots = tile + tl.arange(0, TILE)
+        is_seen = slots < seq_len
+        if WINDOW > 0:
+            is_seen = is_seen & (slots >= seq_len - WINDOW)
+        rows = row_offsets(table, slots, is_seen, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE)
+        offsets = rows[:, None] * HEAD_DIM + dims[None, :]
+        # What lies past the end belongs to nobody and may be anything: it is not read.
+        is_read = is_seen[:, None] & (dims < HEAD_DIM)[None, :]
+        k = tl.load(keys + offsets, mask=is_read, other=0.0)
+        scores = dot(q, tl.trans(k))
+        if HAS_SOFTCAP:
+            scores = tanh(scores * scale_in_cap) * softcap
+        else:
+            scores = scores * scale
+        scores = tl.where(is_seen[None, :], scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weights, axis=1)
+        v = tl.load(values + offsets, mask=is_read, other=0.0)
+        acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
+        top = new_top
+    return acc / total[:, None], top + tl.log2(total)
+
+
+@triton.jit(do_not_specialize_on_alignment=["query_rows", "split_starts"])
+def _merge_kernel(
+    output,
+    partial,
+    partial_lse,
+    query_rows,
+    split_starts,
+    sinks,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One head of one row: the means of its splits, weighted; nothing where there is one."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    num_heads = tl.num_programs(1)
+    begin, end = tl.load(split_starts + row), tl.load(split_starts + row + 1)
+    if end - begin == 1:
+        return
+    dims = tl.arange(0, DIM)
+    top = tl.full([], -float("inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    acc = tl.zeros([DIM], tl.float32)
+    for first in range(begin, end, TILE):
+        splits = first + tl.arange(0, TILE).to(tl.int64)
+        is_used = splits < end
+        places = splits * num_heads + head
+        lse = tl.load(partial_lse + places, mask=is_used, other=-float("inf"))
+        means = tl.load(
+            partial + places[:, None] * HEAD_DIM + dims[None, :],
+            mask=is_used[:, None] & (dims < HEAD_DIM)[None, :],
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(lse, axis=0))
+        weights = tl.exp2(lse - new_top)
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weights, axis=0)
+        acc = acc * shrink + tl.sum(means * weights[:, None], axis=0)
+        top = new_top
+    if sinks is not None:
+        total += tl.exp2(tl.load(sinks + head) * LOG2_E - top)
+    # A padding row has no split: 0 / 1.
+    mean = acc / tl.where(end > begin, total, 1.0)
+    token = tl.load(query_rows + row).to(tl.int64)
+    place = output + (token * num_heads + head) * HEAD_DIM + dims
+    tl.store(place, mean.to(output.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -1,0 +1,49 @@
+"""How the kernels are started; the only place that starts one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton import knobs
+
+# Triton decides this once, when a kernel is defined; it cannot change afterwards.
+INTERPRETED: bool = knobs.runtime.interpret
+
+# Programs of a persistent grid, no more than fit a multiprocessor together: one that has to
+# wait for its place would begin its share when the others have done theirs.
+_PROGRAMS_A_PROCESSOR = 3
+_INTERPRETED_PROGRAMS = 2
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+    """Start ``kernel`` on a grid; an empty grid starts nothing.
+
+    Every launch goes through here, so that a test can compile for a device that is not there
+    (``tests/kernels/triton_kernels/aot``) what would have been launched.
+    """
+    if all(grid):
+        kernel[grid](*args, **meta)
+
+
+def refuse_device(device: torch.device) -> str | None:
+    """Why kernels cannot run on tensors of this device, or None when they can."""
+    if INTERPRETED:
+        return None if device.type == "cpu" else "TRITON_INTERPRET=1 runs on the CPU only"
+    if device.type != "cuda":
+        return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on a CPU, slowly)"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    return None
+
+
+def persistent_programs(device: torch.device) -> int:
+    """Size of a grid whose programs take work until none is left."""
+    if device.type != "cuda":
+        return _INTERPRETED_PROGRAMS
+    return _PROGRAMS_A_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def power_of_2(number: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << max(number - 1, 0).bit_length()

@@ -1,0 +1,144 @@
+"""The element-wise parts of a decoder layer, each one pass over its tensors.
+
+All are bound by memory: their time is the bytes they read and write, and fusing them saves the
+bytes of what would lie between.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.launch import launch, power_of_2
+from kernels.triton.tiles import sigmoid
+
+_TILE = 1024
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """``residual += x`` in place, and its norm; see ``kernels.reference.fused.add_rms_norm``."""
+    num_rows, dim = residual.shape
+    output = torch.empty_like(residual)
+    width = power_of_2(dim)
+    launch(
+        _add_rms_norm_kernel,
+        (num_rows,),
+        output,
+        residual,
+        x,
+        weight,
+        x.stride(0),
+        residual.stride(0),
+        eps,
+        DIM=dim,
+        WIDTH=width,
+        HAS_X=True,
+        num_warps=_row_warps(width),
+    )
+    return output
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The norm alone, of [n, dim]; see ``kernels.reference.layers.rms_norm``."""
+    num_rows, dim = x.shape
+    output = torch.empty((num_rows, dim), dtype=x.dtype, device=x.device)
+    width = power_of_2(dim)
+    launch(
+        _add_rms_norm_kernel,
+        (num_rows,),
+        output,
+        x,
+        x,
+        weight,
+        x.stride(0),
+        x.stride(0),
+        eps,
+        DIM=dim,
+        WIDTH=width,
+        HAS_X=False,
+        num_warps=_row_warps(width),
+    )
+    return output
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See ``kernels.reference.layers.silu_mul``; gate_up is contiguous."""
+    return _activate_mul(gate_up, is_gelu=False)
+
+
+def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See ``kernels.reference.fused.gelu_mul``; gate_up is contiguous."""
+    return _activate_mul(gate_up, is_gelu=True)
+
+
+def _activate_mul(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
+    num_rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
+    output = torch.empty((num_rows, dim), dtype=gate_up.dtype, device=gate_up.device)
+    launch(
+        _activate_mul_kernel,
+        (num_rows, -(-dim // _TILE)),
+        output,
+        gate_up,
+        dim,
+        IS_GELU=is_gelu,
+        TILE=_TILE,
+        num_warps=4,
+    )
+    return output
+
+
+def _row_warps(width: int) -> int:
+    """Warps for one row: 16 bytes a thread and load, two or so of them."""
+    return min(16, max(1, width // 512))
+
+
+@triton.jit
+def _add_rms_norm_kernel(
+    output,
+    residual,
+    x,
+    weight,
+    x_stride,
+    residual_stride,
+    eps,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_X: tl.constexpr,
+):
+    """One row a program, held in registers between the sum and the scaling."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDTH)
+    is_used = columns < DIM
+    place = residual + row * residual_stride + columns
+    total = tl.load(place, mask=is_used, other=0.0).to(tl.float32)
+    if HAS_X:
+        total += tl.load(x + row * x_stride + columns, mask=is_used, other=0.0).to(tl.float32)
+        # The norm is of the sum as it is kept, rounded.
+        rounded = total.to(residual.dtype.element_ty)
+        tl.store(place, rounded, mask=is_used)
+        total = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(total * total, axis=0) / DIM + eps)
+    by = tl.load(weight + columns, mask=is_used, other=0.0).to(tl.float32)
+    normed = (total * scale * by).to(output.dtype.element_ty)
+    tl.store(output + row * DIM + columns, normed, mask=is_used)
+
+
+@triton.jit
+def _activate_mul_kernel(output, gate_up, dim, IS_GELU: tl.constexpr, TILE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_used = columns < dim
+    place = gate_up + row * 2 * dim + columns
+    gate = tl.load(place, mask=is_used, other=0.0).to(tl.float32)
+    up = tl.load(place + dim, mask=is_used, other=0.0).to(tl.float32)
+    if IS_GELU:
+        # 0.5 x (1 + tanh(y)) = x sigmoid(2 y), which does not cancel where y is negative;
+        # 2 y = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+        active = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        active = gate * sigmoid(gate)
+    result = (active * up).to(output.dtype.element_ty)
+    tl.store(output + row * dim + columns, result, mask=is_used)

@@ -1,0 +1,154 @@
+"""A mixture of experts: two grouped matrix products over rows sorted by expert.
+
+    (token, choice) pairs ─► sorted by expert, each expert's run cut into tiles
+                                 │
+    x rows gathered ─► x W_gate_up^T ─► silu * ─► x W_down^T * weight ─► sum over choices
+
+Sorted tiles as in MegaBlocks (Gale et al. 2022): the number of tiles is bounded by what the
+host knows, where each tile lies is worked out on the device, and programs past the last tile
+leave at once. So nothing waits for the routing, and a captured graph serves any of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.triton.launch import launch, power_of_2
+from kernels.triton.layers import silu_mul
+from kernels.triton.tiles import dot_add
+
+_COLUMNS = 128
+_DEPTH = 64
+
+
+class _Routing(NamedTuple):
+    """Pairs of token and choice, numbered ``token * top_k + choice``, by expert."""
+
+    pairs: torch.Tensor  # [n * top_k] int64, sorted by expert, in order within one
+    starts: torch.Tensor  # [experts + 1] int64, first of each expert's pairs
+    tile_starts: torch.Tensor  # [experts + 1] int64, first of each expert's tiles
+    num_tiles: int  # at most so many
+    rows: int  # of a tile
+
+
+def fused_moe(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+) -> torch.Tensor:
+    """See ``kernels.reference.moe.fused_moe``; all contiguous."""
+    num_tokens, top_k = expert_ids.shape
+    routing = _route(expert_ids, gate_up.shape[0])
+    projected = _grouped_matmul(x, gate_up, routing, top_k, None)
+    expanded = _grouped_matmul(silu_mul(projected), down, routing, 1, expert_weights)
+    return expanded.view(num_tokens, top_k, -1).sum(dim=1, dtype=torch.float32).to(x.dtype)
+
+
+def _route(expert_ids: torch.Tensor, num_experts: int) -> _Routing:
+    num_pairs = expert_ids.numel()
+    # Small tiles where an expert sees few rows: a tile reads all of its expert's weights.
+    rows = min(128, max(16, power_of_2(num_pairs // num_experts)))
+    experts, pairs = expert_ids.flatten().sort(stable=True)
+    edges = torch.arange(num_experts + 1, device=experts.device)
+    starts = torch.searchsorted(experts, edges)
+    counts = (starts.diff() + rows - 1) // rows
+    tile_starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+    num_tiles = min(num_pairs, num_pairs // rows + num_experts)
+    return _Routing(pairs, starts, tile_starts, num_tiles, rows)
+
+
+def _grouped_matmul(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    routing: _Routing,
+    pairs_a_row: int,
+    factors: torch.Tensor | None,
+) -> torch.Tensor:
+    """``x[pair // pairs_a_row] @ weights[expert]^T * factor``: [pairs, outputs], by pair.
+
+    Args:
+        x: [rows, inputs].
+        weights: [experts, outputs, inputs].
+        routing: which pair goes to which expert.
+        pairs_a_row: pairs that share a row of x.
+        factors: of each pair, float32, or None.
+    """
+    num_experts, outputs, inputs = weights.shape
+    output = torch.empty((routing.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
+    launch(
+        _grouped_matmul_kernel,
+        (routing.num_tiles, -(-outputs // _COLUMNS)),
+        output,
+        x,
+        weights,
+        routing.pairs,
+        routing.starts,
+        routing.tile_starts,
+        factors,
+        outputs,
+        inputs,
+        PAIRS_A_ROW=pairs_a_row,
+        NUM_EXPERTS=num_experts,
+        EXPERTS=power_of_2(num_experts),
+        ROWS=routing.rows,
+        COLUMNS=_COLUMNS,
+        DEPTH=_DEPTH,
+        num_warps=8 if routing.rows == 128 else 4,
+        num_stages=4,
+    )
+    return output
+
+
+@triton.jit
+def _grouped_matmul_kernel(
+    output,
+    x,
+    weights,
+    pairs,
+    starts,
+    tile_starts,
+    factors,
+    outputs,
+    inputs,
+    PAIRS_A_ROW: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    if tile >= tl.load(tile_starts + NUM_EXPERTS):
+        return
+    # The tile's expert is the last one that does not begin after it and has tiles.
+    experts = tl.arange(0, EXPERTS)
+    is_expert = experts < NUM_EXPERTS
+    ends = tl.load(tile_starts + 1 + experts, mask=is_expert, other=2**62)
+    expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
+    first = tl.load(starts + expert) + (tile - tl.load(tile_starts + expert)) * ROWS
+    at = first + tl.arange(0, ROWS)
+    is_row = at < tl.load(starts + expert + 1)
+    pair = tl.load(pairs + at, mask=is_row, other=0)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = columns < outputs
+    depth = tl.arange(0, DEPTH)
+    x_place = x + (pair // PAIRS_A_ROW * inputs)[:, None] + depth[None, :]
+    base = weights + expert.to(tl.int64) * outputs * inputs
+    weight_place = base + columns.to(tl.int64)[:, None] * inputs + depth[None, :]
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in range(0, inputs, DEPTH):
+        is_deep = (depth < inputs - begin)[None, :]
+        a = tl.load(x_place + begin, mask=is_row[:, None] & is_deep, other=0.0)
+        b = tl.load(weight_place + begin, mask=is_column[:, None] & is_deep, other=0.0)
+        acc = dot_add(a, tl.trans(b), acc)
+    if factors is not None:
+        acc *= tl.load(factors + pair, mask=is_row, other=0.0)[:, None]
+    place = output + (pair * outputs)[:, None] + columns[None, :]
+    is_written = is_row[:, None] & is_column[None, :]
+    tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)

@@ -1,0 +1,272 @@
+"""A sampling step without a sort and without a word from the host.
+
+    bias kernel ─► adjust kernel [rows x pieces of the vocabulary] ─► choose kernel [rows]
+                   penalties, grammar, temperature, noise;             the best piece;
+                   the best of each piece                              truncated rows: search
+
+Gumbel-max (Gumbel 1954): the token with the largest ``logit + noise`` is a draw from the
+softmax, and among the tokens that truncation keeps it is a draw from the truncated one. So no
+threshold is needed: the best token of all is kept or it is not, which the number and the mass of
+the likelier tokens tell; if not, the truncation lies above it and the next candidate is the
+best among the likelier ones. Each look is one pass over the row; the noise is the same each
+time, so the answer is exactly the one of sorting. (The rejection of FlashInfer's sampler draws
+anew instead.) Only where top-p follows top-k must the k-th logit itself be found, by a search
+with several pivots a pass.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+from kernels.triton.launch import launch, power_of_2
+from kernels.triton.noise import gumbel, position_keys
+from kernels.triton.truncation import draw_truncated
+
+_PIECE = 4096  # of the vocabulary, for one program
+_SEARCH_TILE = 4096
+_BIAS_TILE = 128
+
+
+def sample(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    table: SamplingTable,
+    counts: TokenCounts | None = None,
+    bias: LogitBias | None = None,
+    masks: torch.Tensor | None = None,
+) -> Sampled:
+    """Choose a token for each row; see ``kernels.reference.sampling_step.sample``."""
+    num_rows, vocab = logits.shape
+    device = logits.device
+    num_pieces = -(-vocab // _PIECE)
+    scores = torch.empty_like(logits)  # written for truncated rows alone
+    best = torch.empty((3, num_rows, num_pieces), dtype=torch.float32, device=device)
+    best_ids = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=device)
+    is_broken = torch.empty((num_rows, num_pieces), dtype=torch.int8, device=device)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
+    is_finite = torch.empty(num_rows, dtype=torch.bool, device=device)
+    if bias is not None:
+        launch(
+            _bias_kernel,
+            (num_rows,),
+            logits,
+            slots,
+            positions,
+            table.bias_begin,
+            table.bias_end,
+            *bias,
+            vocab,
+            TILE=_BIAS_TILE,
+            num_warps=1,
+        )
+    launch(
+        _adjust_kernel,
+        (num_rows, num_pieces),
+        logits,
+        scores,
+        *best,
+        best_ids,
+        is_broken,
+        slots,
+        positions,
+        table.temperature,
+        table.top_k,
+        table.top_p,
+        table.min_p,
+        table.presence,
+        table.frequency,
+        table.repetition,
+        table.seed,
+        table.count_line,
+        table.mask_line,
+        None if counts is None else counts.output,
+        None if counts is None else counts.prompt,
+        masks,
+        0 if masks is None else masks.stride(0),
+        vocab,
+        PIECE=_PIECE,
+        num_warps=8,
+    )
+    launch(
+        _choose_kernel,
+        (num_rows,),
+        token_ids,
+        is_finite,
+        logits,
+        scores,
+        *best,
+        best_ids,
+        is_broken,
+        slots,
+        table.temperature,
+        table.top_k,
+        table.top_p,
+        table.min_p,
+        vocab,
+        num_pieces,
+        PIECES=power_of_2(num_pieces),
+        TILE=_SEARCH_TILE,
+        num_warps=16,
+    )
+    return Sampled(token_ids, is_finite)
+
+
+@triton.jit
+def _bias_kernel(
+    logits,
+    slots,
+    positions,
+    bias_begin,
+    bias_end,
+    token_ids,
+    values,
+    until,
+    vocab,
+    TILE: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    position = tl.load(positions + row)
+    end = tl.load(bias_end + slot)
+    for begin in range(tl.load(bias_begin + slot), end, TILE):
+        entries = begin + tl.arange(0, TILE)
+        in_row = entries < end
+        is_added = in_row & (position < tl.load(until + entries, mask=in_row, other=0))
+        token = tl.load(token_ids + entries, mask=is_added, other=0)
+        value = tl.load(values + entries, mask=is_added, other=0.0)
+        # Atomic, for a token that is both biased and banned; in either order it ends at -inf.
+        tl.atomic_add(logits + row * vocab + token, value, mask=is_added, sem="relaxed")
+
+
+@triton.jit
+def _is_truncated(slot, top_k, top_p, min_p, vocab):
+    k = tl.load(top_k + slot)
+    has_k = (k > 0) & (k < vocab)
+    return has_k | (tl.load(top_p + slot) < 1.0) | (tl.load(min_p + slot) > 0.0)
+
+
+@triton.jit
+def _adjust_kernel(
+    logits,
+    scores,
+    best_scores,  # [rows, pieces] and so the next four
+    highest,
+    lowest,  # of the finite ones
+    best_ids,
+    is_broken,
+    slots,
+    positions,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    presence,
+    frequency,
+    repetition,
+    seed,
+    count_line,
+    mask_line,
+    counts,
+    in_prompt,
+    masks,
+    mask_stride,
+    vocab,
+    PIECE: tl.constexpr,
+):
+    """One piece of one row; its logits are written back where a search will read them again."""
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots + row)
+    tokens = piece * PIECE + tl.arange(0, PIECE)
+    in_vocab = tokens < vocab
+    place = row * vocab + tokens
+    x = tl.load(logits + place, mask=in_vocab, other=-float("inf"))
+    if counts is not None:
+        line = tl.load(count_line + slot).to(tl.int64)
+        if line >= 0:
+            at = line * vocab + tokens
+            count = tl.load(counts + at, mask=in_vocab, other=0)
+            is_seen = (count > 0) | (tl.load(in_prompt + at, mask=in_vocab, other=0) != 0)
+            factor = tl.where(is_seen, tl.load(repetition + slot), 1.0)
+            x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
+            x -= count.to(tl.float32) * tl.load(frequency + slot)
+            x -= tl.where(count > 0, tl.load(presence + slot), 0.0)
+    if masks is not None:
+        line = tl.load(mask_line + slot).to(tl.int64)
+        if line >= 0:
+            words = masks + line * mask_stride + tokens // 32
+            is_allowed = (tl.load(words, mask=in_vocab, other=0) >> (tokens % 32)) & 1
+            x = tl.where(is_allowed != 0, x, -float("inf"))
+    broken = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), axis=0)
+    score = x
+    warmth = tl.load(temperature + slot)
+    if (warmth > 0.0) & (broken == 0):
+        x = tl.div_rn(x, warmth)
+        key_0, key_1 = position_keys(tl.load(seed + slot), tl.load(positions + row))
+        score = x + gumbel(tokens, key_0, key_1)
+        if _is_truncated(slot, top_k, top_p, min_p, vocab):
+            tl.store(logits + place, x, mask=in_vocab)
+            tl.store(scores + place, score, mask=in_vocab)
+    summary = row * tl.num_programs(1) + piece
+    best = tl.max(score, axis=0)
+    tl.store(best_scores + summary, best)
+    first = tl.min(tl.where((score == best) & in_vocab, tokens, vocab - 1), axis=0)
+    tl.store(best_ids + summary, first)
+    tl.store(highest + summary, tl.max(x, axis=0))
+    is_low = x > -float("inf")
+    tl.store(lowest + summary, tl.min(tl.where(is_low, x, float("inf")), axis=0))
+    tl.store(is_broken + summary, broken.to(tl.int8))
+
+
+@triton.jit
+def _choose_kernel(
+    token_ids,
+    is_finite,
+    logits,
+    scores,
+    best_scores,
+    highest,
+    lowest,
+    best_ids,
+    is_broken,
+    slots,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    vocab,
+    num_pieces,
+    PIECES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One row: the best of its pieces, and for a truncated row the best of what is kept."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    pieces = tl.arange(0, PIECES)
+    in_row = pieces < num_pieces
+    at = row * num_pieces + pieces
+    score = tl.load(best_scores + at, mask=in_row, other=-float("inf"))
+    ids = tl.load(best_ids + at, mask=in_row, other=vocab - 1)
+    high = tl.max(tl.load(highest + at, mask=in_row, other=-float("inf")), axis=0)
+    low = tl.min(tl.load(lowest + at, mask=in_row, other=float("inf")), axis=0)
+    broken = tl.max(tl.load(is_broken + at, mask=in_row, other=0).to(tl.int32), axis=0)
+    token = tl.min(tl.where(score == tl.max(score, axis=0), ids, vocab - 1), axis=0)
+    is_good = (broken == 0) & (high > -float("inf"))
+    is_drawn = is_good & (tl.load(temperature + slot) > 0.0)
+    if is_drawn & _is_truncated(slot, top_k, top_p, min_p, vocab):
+        token = draw_truncated(
+            logits + row * vocab,
+            scores + row * vocab,
+            tl.load(top_k + slot),
+            tl.load(top_p + slot),
+            tl.load(min_p + slot),
+            low,
+            high,
+            vocab,
+            TILE,
+        )
+    tl.store(token_ids + row, token.to(tl.int64))
+    tl.store(is_finite + row, is_good)

@@ -1,0 +1,95 @@
+"""Compiles for sm_90, without a GPU, what the kernels' wrappers would launch.
+
+    python -m tests.kernels.triton_kernels.aot OUT_FOLDER
+
+Each case calls a wrapper with ``meta`` tensors in the shapes of a real model; the launch is
+replaced by Triton's ahead-of-time compilation of the same arguments, so that what is compiled
+is what a GPU would run: the same specialisation, tile sizes, warps and stages. Prints a JSON line
+for each kernel: its registers, stack bytes (where spilled registers go), shared memory and the
+matrix instructions in its PTX; the PTX itself goes to the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from kernels.triton import launch as launcher
+
+_TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class Hopper:
+    """Enough of a driver to compile with: it tells the target and has no device."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def record(case: Callable[[], object], name: str) -> list[dict[str, Any]]:
+    """Run a case and compile its launches."""
+    reports = []
+
+    def compile_instead(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+        compiled = kernel.warmup(*args, grid=grid, **meta)
+        reports.append({"case": name, "kernel": kernel.__name__, **_describe(compiled)})
+
+    modules = [m for n, m in sys.modules.items() if n.startswith("kernels.triton.")]
+    for module in modules:
+        if callable(getattr(module, "launch", None)):
+            module.launch = compile_instead  # type: ignore[attr-defined]
+    case()
+    return reports
+
+
+def _describe(compiled: Any) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = subprocess.run(
+            [_TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    ptx = compiled.asm["ptx"]
+    return {
+        "registers": int(re.search(r"REG:(\d+)", usage)[1]),  # type: ignore[index]
+        "stack_bytes": int(re.search(r"STACK:(\d+)", usage)[1]),  # type: ignore[index]
+        "shared_bytes": compiled.metadata.shared,
+        "num_warps": compiled.metadata.num_warps,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "mma": len(re.findall(r"\bmma\.sync", ptx)),
+        "cp_async": ptx.count("cp.async."),
+        "ptx": ptx,
+        "ttgir": compiled.asm["ttgir"],
+    }
+
+
+def main() -> None:
+    assert not launcher.INTERPRETED, "compile without TRITON_INTERPRET"
+    triton.runtime.driver.set_active(Hopper())
+    from tests.kernels.triton_kernels.aot_cases import CASES
+
+    for name in sys.argv[2:] or CASES:
+        for report in record(CASES[name], name):
+            for stage in ("ttgir", "ptx"):
+                file = Path(sys.argv[1], f"{name}.{report['kernel']}.{stage}")
+                file.write_text(report.pop(stage))
+            print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()

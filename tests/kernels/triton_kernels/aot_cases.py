@@ -1,0 +1,120 @@
+"""Launches in the shapes of real models, on ``meta`` tensors: nothing is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from kernels.attention import LayerAttention, LayerCache
+from kernels.sampling import LogitBias, SamplingTable, TokenCounts
+from kernels.triton.decode import decode_attention
+from kernels.triton.decode_plan import plan_decode
+from kernels.triton.inputs import StepRows, build_inputs
+from kernels.triton.kv_store import copy_blocks, norm_rope_store
+from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
+from kernels.triton.moe import fused_moe
+from kernels.triton.prefill import PrefillPlan, prefill_attention
+from kernels.triton.sampling import sample
+
+META = torch.device("meta")
+BF16 = torch.bfloat16
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.int32)
+
+
+def decode(
+    heads: int, kv_heads: int, dim: int, block: int, window: int | None, cap: float | None
+) -> None:
+    plan = plan_decode(ints(256), ints(256), ints(256, 64), window, 1024)
+    cache = LayerCache(empty(20000, kv_heads, block, dim), empty(20000, kv_heads, block, dim))
+    query, output = empty(256, heads, dim), empty(256, heads, dim)
+    decode_attention(plan, LayerAttention(0.1, window, cap), query, cache, output)
+
+
+def prefill(
+    heads: int, kv_heads: int, dim: int, block: int, window: int | None, cap: float | None
+) -> None:
+    plan = PrefillPlan(ints(64), ints(64), ints(8), ints(8), ints(8), ints(8, 64))
+    cache = LayerCache(empty(20000, kv_heads, block, dim), empty(20000, kv_heads, block, dim))
+    query, output = empty(8192, heads, dim), empty(8192, heads, dim)
+    prefill_attention(plan, LayerAttention(0.1, window, cap), query, cache, output)
+
+
+def layer_parts(hidden: int, inner: int, heads: int, kv_heads: int, dim: int) -> None:
+    rows = 256
+    add_rms_norm(empty(rows, hidden), empty(rows, hidden), empty(hidden), 1e-5)
+    rms_norm(empty(rows, hidden), empty(hidden), 1e-5)
+    silu_mul(empty(rows, 2 * inner))
+    gelu_mul(empty(rows, 2 * inner))
+    cache = LayerCache(empty(20000, kv_heads, 64, dim), empty(20000, kv_heads, 64, dim))
+    angles = empty(rows, 1, dim // 2, dtype=torch.float32)
+    norm_rope_store(
+        empty(rows, heads + 2 * kv_heads, dim),
+        empty(heads + kv_heads, dim),
+        1e-6,
+        (angles, angles),
+        cache,
+        empty(rows, dtype=torch.int64),
+    )
+    copy_blocks(cache, empty(4, dtype=torch.int64), empty(4, dtype=torch.int64))
+
+
+def sampling(vocab: int) -> None:
+    slots, floats, longs = (
+        ints(256),
+        empty(256, dtype=torch.float32),
+        partial(empty, dtype=torch.int64),
+    )
+    sample(
+        empty(256, vocab, dtype=torch.float32),
+        slots,
+        longs(256),
+        SamplingTable(floats, slots, *[floats] * 5, longs(256), *[slots] * 4),
+        TokenCounts(ints(8, vocab), empty(8, vocab, dtype=torch.bool)),
+        LogitBias(ints(64), empty(64, dtype=torch.float32), longs(64)),
+        ints(8, -(-vocab // 32)),
+    )
+
+
+def inputs() -> None:
+    rows = StepRows(ints(64), ints(65), ints(64), ints(512))
+    build_inputs(rows, empty(256, dtype=torch.int64), ints(256, 512), 16, 512)
+
+
+def moe(tokens: int, experts: int, top_k: int, hidden: int, inner: int) -> None:
+    fused_moe(
+        empty(tokens, hidden),
+        empty(experts, 2 * inner, hidden),
+        empty(experts, hidden, inner),
+        empty(tokens, top_k, dtype=torch.int64),
+        empty(tokens, top_k, dtype=torch.float32),
+    )
+
+
+# name: (heads, KV heads, head size, block size, window, cap)
+_SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None]] = {
+    "llama-8b": (32, 8, 128, 64, None, None),
+    "qwen3-0.6b": (16, 8, 128, 16, None, None),
+    "qwen2-0.5b": (14, 2, 64, 64, None, None),
+    "mistral-7b-window": (32, 8, 128, 64, 4096, None),
+    "gemma2-9b": (16, 8, 256, 64, 4096, 50.0),
+}
+
+CASES: dict[str, Callable[[], object]] = {
+    **{f"decode-{name}": partial(decode, *shape) for name, shape in _SHAPES.items()},
+    "layer-llama-8b": partial(layer_parts, 4096, 14336, 32, 8, 128),
+    "layer-qwen2-0.5b": partial(layer_parts, 896, 4864, 14, 2, 64),
+    "sampling-128k": partial(sampling, 128256),
+    "inputs": inputs,
+    "moe-decode-qwen3-30b": partial(moe, 64, 128, 8, 2048, 768),
+    "moe-prefill-qwen3-30b": partial(moe, 8192, 128, 8, 2048, 768),
+    **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
+}

@@ -1,0 +1,104 @@
+"""Attention written down as its definition says, in float64, and random problems for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One step of a ragged batch over a cache full of nan where no sequence has written."""
+
+    spec: AttentionSpec
+    layer: LayerAttention
+    geometry: BatchGeometry
+    query: torch.Tensor
+    cache: LayerCache
+
+
+def make_problem(
+    query_lens: list[int],
+    past_lens: list[int],
+    *,
+    num_kv_heads: int = 2,
+    group: int = 2,
+    head_dim: int = 64,
+    block_size: int = 16,
+    window: int | None = None,
+    softcap: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Problem:
+    """Random queries and keys; blocks in random places; poison between and behind them."""
+    random = torch.Generator().manual_seed(seed)
+    num_heads = num_kv_heads * group
+    seq_lens = np.array(query_lens) + np.array(past_lens)
+    blocks = -(-seq_lens // block_size)
+    total = int(blocks.sum()) + 3
+    places = torch.randperm(total, generator=random).numpy()
+    tables = np.zeros((len(query_lens), int(blocks.max())), np.int64)
+    shape = (total, num_kv_heads, block_size, head_dim)
+    cache = LayerCache(*(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)))
+    taken = 0
+    for row, (count, seq_len) in enumerate(zip(blocks, seq_lens, strict=True)):
+        tables[row, :count] = places[taken : taken + count]
+        taken += count
+        for slot in range(seq_len):
+            for stored in cache:
+                value = torch.randn(num_kv_heads, head_dim, generator=random)
+                stored[tables[row, slot // block_size], :, slot % block_size] = value.to(dtype)
+    starts = np.concatenate(([0], np.cumsum(query_lens)))
+    # Queries lie between other heads, as in a fused projection.
+    fused = torch.randn(int(starts[-1]), num_heads + 2, head_dim, generator=random) * 2
+    scale = head_dim**-0.5
+    return Problem(
+        spec=AttentionSpec(
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            dtype,
+            torch.device("cpu"),
+            (window,),
+            softcap,
+        ),
+        layer=LayerAttention(scale, window, softcap),
+        geometry=BatchGeometry(starts, seq_lens, tables),
+        query=fused.to(dtype)[:, :num_heads],
+        cache=cache,
+    )
+
+
+def attend(problem: Problem, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    """[num_tokens, num_heads, head_dim] float64."""
+    spec, layer, geometry = problem.spec, problem.layer, problem.geometry
+    group = spec.num_heads // spec.num_kv_heads
+    output = torch.zeros(problem.query.shape, dtype=torch.float64)
+    for row, seq_len in enumerate(geometry.seq_lens.tolist()):
+        begin, end = geometry.query_start[row : row + 2].tolist()
+        slots = np.arange(seq_len)
+        blocks = geometry.block_tables[row][slots // spec.block_size]
+        at = (torch.from_numpy(blocks), slice(None), torch.from_numpy(slots % spec.block_size))
+        keys, values = (stored[at].double() for stored in problem.cache)  # [L, kv heads, dim]
+        keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+        query = problem.query[begin:end].double()
+        scores = torch.einsum("qhd,lhd->hql", query, keys) * layer.scale
+        if layer.softcap is not None:
+            scores = torch.tanh(scores / layer.softcap) * layer.softcap
+        places = torch.arange(seq_len - (end - begin), seq_len)[:, None]
+        slots_seen = torch.arange(seq_len)[None, :]
+        seen = slots_seen <= places
+        if layer.window is not None:
+            seen &= slots_seen > places - layer.window
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if sinks is not None:
+            column = sinks.double()[:, None, None].expand(-1, end - begin, 1)
+            scores = torch.cat((scores, column), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :seq_len]
+        output[begin:end] = torch.einsum("hql,lhd->qhd", weights, values)
+    return output

@@ -1,0 +1,60 @@
+"""Every kind of benchmark case runs, agrees with its peers, and knows its floor."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.bench import measure
+from kernels.bench.__main__ import main, report
+from kernels.bench.case import Case, Ceilings
+from kernels.bench.suite import MakeCase, full_suite, tiny_suite
+
+
+@pytest.mark.parametrize("make", tiny_suite(), ids=lambda make: make.args[0])
+def test_cases_agree_with_their_peers(make: MakeCase) -> None:
+    case = make(torch.device("cpu"), torch.float32)
+    assert case.error() <= min(case.tolerance, 1e-4)
+    assert case.floor_s(1e9, 1e9) > 0
+    # And would be told if they did not.
+    wrong = replace(case, peers={"off by one": lambda: case.run() + 1})
+    assert not wrong.error() <= case.tolerance
+
+
+def test_the_full_suite_has_every_kind_of_the_tiny_one() -> None:
+    kinds = [{make.func for make in suite} for suite in (full_suite(), tiny_suite())]
+    assert kinds[0] == kinds[1]
+
+
+def test_the_report_tells_a_wrong_kernel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """All but the clock, which needs a GPU: a stand-in says that everything takes 1 ms."""
+    monkeypatch.setattr(measure, "median_s", lambda run: 1e-3)
+    ones = torch.ones(4)
+
+    def make(_: str, device: torch.device, dtype: torch.dtype, *, ours: float) -> Case:
+        return Case("named", lambda: ones * ours, {"peer": lambda: ones}, bytes_moved=5e5)
+
+    ceilings = Ceilings(1e9, 1e12)
+    arguments = (torch.device("cpu"), torch.float32, ceilings, tmp_path)
+    assert report([partial(make, "right", ours=1.0)], *arguments) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["failed"] == []
+    assert report([partial(make, "wrong", ours=float("nan"))], *arguments) == 1
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["failed"] == ["named"]
+    assert told["results"][0]["share_of_floor"] == 0.5
+    assert (tmp_path / "kernels.jsonl").read_text().count("\n") == 1
+
+
+def test_without_a_gpu_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["kernels.bench"])
+    assert main() == 2
+    assert "no CUDA device" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""Inputs built on the device, and mixtures of experts, against their twins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.inputs import StepRows
+from kernels.reference.inputs import build_inputs as reference_inputs
+from kernels.reference.moe import fused_moe as reference_moe
+from kernels.triton.inputs import build_inputs
+from kernels.triton.moe import fused_moe
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_inputs_equal_the_twins(block_size: int) -> None:
+    random = torch.Generator().manual_seed(block_size)
+    lengths = torch.tensor([1, 300, 1, 7], dtype=torch.int32)  # one is longer than a tile
+    fed = torch.randint(0, 1000, (int(lengths.sum()),), generator=random, dtype=torch.int32)
+    fed[[0, 301]] = -1
+    rows = StepRows(
+        slots=torch.tensor([5, 0, 3, 2], dtype=torch.int32),
+        query_start=torch.cat((torch.zeros(1), lengths.cumsum(0))).to(torch.int32),
+        starts=torch.tensor([77, 0, 15, 16], dtype=torch.int32),
+        token_ids=fed,
+    )
+    newest = torch.randint(0, 1000, (6,), generator=random)
+    tables = torch.randint(0, 10**6, (6, 90), generator=random, dtype=torch.int32)
+    built = build_inputs(rows, newest, tables, block_size, int(lengths.max()))
+    expected = reference_inputs(rows, newest, tables, block_size, int(lengths.max()))
+    for name, actual, wanted in zip(built._fields, built, expected, strict=True):
+        assert actual.dtype == wanted.dtype, name
+        assert torch.equal(actual, wanted), name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "hidden", "inner"),
+    [(3, 8, 2, 64, 70), (50, 4, 2, 100, 32), (1, 5, 5, 33, 16), (40, 3, 1, 64, 130)],
+)
+def test_experts_equal_the_loop(
+    tokens: int, experts: int, top_k: int, hidden: int, inner: int
+) -> None:
+    random = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, hidden, generator=random)
+    gate_up = torch.randn(experts, 2 * inner, hidden, generator=random)
+    down = torch.randn(experts, hidden, inner, generator=random)
+
+    chosen = torch.rand(tokens, experts, generator=random).argsort(dim=1)[:, :top_k]
+    if top_k == 1:
+        chosen = torch.full_like(chosen, 2)  # the others get nothing
+    weights = torch.rand(tokens, top_k, generator=random)
+    actual = fused_moe(x, gate_up, down, chosen, weights).double()
+    expected = reference_moe(x.double(), gate_up.double(), down.double(), chosen, weights)
+    assert (actual - expected).norm() / expected.norm() < 1e-5

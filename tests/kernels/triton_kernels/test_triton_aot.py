@@ -1,0 +1,66 @@
+"""What a Hopper GPU would run, read from the compiled kernels; needs none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[3]
+
+
+def compile_cases(folder: Path, *names: str) -> list[dict[str, Any]]:
+    """Reports of the launches of these cases, or of all; see ``aot.py``."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.triton_kernels.aot", str(folder), *names],
+        cwd=ROOT,
+        env={**env, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        # Spilled registers go to the stack, and nothing else here does.
+        assert report["stack_bytes"] == 0, report
+        if report["kernel"] == "_prefill_kernel":
+            assert report["wgmma"] > 0, report
+        if report["kernel"] == "_split_kernel":
+            assert report["mma"] > 0, report
+            # Three programs share a multiprocessor (launch.py), or a persistent grid waits.
+            assert 3 * 32 * report["num_warps"] * report["registers"] <= 65536, report
+            assert 3 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
+        if report["kernel"] in ("_prefill_kernel", "_split_kernel", "_grouped_matmul_kernel"):
+            assert report["cp_async"] > 0, report
+
+
+def test_attention_compiles_for_hopper(tmp_path: Path) -> None:
+    reports = compile_cases(tmp_path, "decode-llama-8b", "prefill-llama-8b")
+    assert {"_split_kernel", "_prefill_kernel"} <= {report["kernel"] for report in reports}
+    check(reports)
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+    reports = compile_cases(tmp_path)
+    modules = (ROOT / "kernels" / "triton").glob("*.py")
+    launched = {line for file in modules for line in file.read_text().split() if "_kernel(" in line}
+    defined = {name.split("(")[0] for name in launched if name.startswith("_")}
+    assert defined == {report["kernel"] for report in reports}
+    check(reports)
+    chunked = [
+        r for r in reports if r["case"].startswith("moe-prefill") and "matmul" in r["kernel"]
+    ]
+    assert all(report["wgmma"] > 0 for report in chunked)

@@ -1,0 +1,100 @@
+"""The kernels on a real GPU, in bf16 and fp16: run by ``make gpu-check``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernels.attention import LayerCache
+from kernels.bench.suite import MakeCase, full_suite, tiny_suite
+from kernels.triton.backend import TritonAttention
+from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+
+
+def run(problem: Problem) -> torch.Tensor:
+    """The backend's answer, on the GPU, over output memory that held nan."""
+    spec = replace(problem.spec, device=DEVICE)
+    backend = TritonAttention()
+    assert backend.refuse(spec) is None
+    cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache))
+    query = problem.query.to(DEVICE)
+    torch.full_like(query, float("nan"))  # freed, and likely what the output is made of
+    state = backend.plan(problem.geometry, spec)
+    return backend.forward(state, problem.layer, query, cache).cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (37, None), (None, 20.0)])
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim", "block_size"),
+    [(2, 1, 64, 16), (1, 4, 80, 32), (2, 7, 96, 64), (1, 16, 128, 128), (1, 2, 256, 16)],
+)
+def test_attention_equals_the_definition(
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+) -> None:
+    problem = make_problem(
+        [1, 13, 1, 270, 2, 1],
+        [0, 90, 1300, 0, 63, 511],
+        num_kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        softcap=softcap,
+        dtype=dtype,
+    )
+    expected = attend(problem)
+    actual = run(problem)
+    assert (actual.double() - expected).norm() / expected.norm() < 1e-2
+    # A moving error is a race.
+    assert torch.equal(run(problem), actual)
+
+
+@pytest.mark.parametrize("make", [*tiny_suite(), *full_suite()], ids=lambda make: make.args[0])
+def test_benchmark_cases_are_right(make: MakeCase) -> None:
+    case = make(DEVICE, torch.bfloat16)
+    assert case.error() <= case.tolerance
+
+
+def test_decode_is_captured_once_for_all_lengths() -> None:
+    """One CUDA graph, replayed after the lengths on the device have changed."""
+    from kernels.triton.decode import decode_attention
+    from kernels.triton.decode_plan import plan_decode
+
+    problem = make_problem([1, 1, 1], [1200, 40, 700], group=4, dtype=torch.float16)
+    cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache))
+    tables = torch.from_numpy(problem.geometry.block_tables).to(DEVICE, torch.int32)
+    lens = torch.tensor([5, 41, 300], dtype=torch.int32, device=DEVICE)
+    rows = torch.arange(3, dtype=torch.int32, device=DEVICE)
+    query = problem.query.to(DEVICE)
+    output = torch.full(query.shape, float("nan"), dtype=query.dtype, device=DEVICE)
+
+    def step() -> None:
+        plan = plan_decode(rows, lens, tables, None, capacity=12)
+        decode_attention(plan, problem.layer, query, cache, output)
+
+    step()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for seq_lens in ([1201, 41, 701], [600, 1, 513]):
+        lens.copy_(torch.tensor(seq_lens))
+        output.fill_(float("nan"))
+        graph.replay()
+        geometry = replace(problem.geometry, seq_lens=torch.tensor(seq_lens).numpy())
+        expected = attend(replace(problem, geometry=geometry))
+        assert (output.cpu().double() - expected).norm() / expected.norm() < 1e-2

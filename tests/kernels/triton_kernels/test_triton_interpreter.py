@@ -1,0 +1,28 @@
+"""Runs the tests under ``interpreted`` in a process that has chosen Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="runs them itself")
+def test_kernels_equal_the_reference_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x"]
+    done = subprocess.run(
+        [*command, "tests/kernels/triton_kernels/interpreted"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

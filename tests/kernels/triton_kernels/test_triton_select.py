@@ -1,0 +1,28 @@
+"""Without a GPU and without the interpreter, the backend says why it is not there."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from kernels.attention import AttentionSpec
+from kernels.select import NoBackendError, select_attention
+
+SPEC = AttentionSpec(4, 2, 64, 16, torch.float32, torch.device("cpu"))
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter is chosen"
+)
+
+
+def test_auto_passes_over_it_with_the_reason() -> None:
+    backend, refusals = select_attention("auto", SPEC)
+    assert backend.name == "reference"
+    assert [name for name, reason in refusals if "no CUDA device" in reason] == ["triton"]
+
+
+def test_asked_for_by_name_it_is_an_error() -> None:
+    with pytest.raises(NoBackendError, match="no CUDA device"):
+        select_attention("triton", SPEC)
