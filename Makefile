@@ -17,25 +17,33 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-STAMP := $(VENV)/.installed
+SERVER := $(VENV)/.server
+EVERYTHING := $(VENV)/.everything
 
 .PHONY: help install serve test test-slow check format bench gpu-check docker clean
 
 help: ## Tell the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## Make .venv with everything
+install: $(EVERYTHING) ## Make .venv with everything
 
-# torch comes first and alone, so that no other requirement picks a different build of it.
-$(STAMP): pyproject.toml constraints.txt
+# What serving needs. torch comes first and alone, so that no other requirement picks a different
+# build of it.
+$(SERVER): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "make: Python 3.11 or newer is needed (PYTHON=...)" >&2; exit 1; fi
 	@echo "Installing into $(VENV); the first time this takes some minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+# What the tests and checks need besides.
+$(EVERYTHING): $(SERVER)
+	@echo "Installing what the tests and checks need."
 	$(PIP) install -c constraints.txt -e '.[test]'
 	@touch $@
 
-serve: install ## Serve the model that ships with Quire (ARGS="MODEL --port 9000 ...")
+serve: $(SERVER) ## Serve the model that ships with Quire (ARGS="MODEL --port 9000 ...")
 	@exec $(BIN)/quire serve $(ARGS)
 
 test: install ## Run the tests (ARGS="tests/engine -k name")
@@ -54,7 +62,7 @@ format: install ## Format the code and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install ## Measure a running server (ARGS="--concurrency 1,4,16 --html report.html")
+bench: $(SERVER) ## Measure a running server (ARGS="--concurrency 1,4,16 --html report.html")
 	@$(BIN)/quire bench $(ARGS)
 
 gpu-check: install ## Run the tests that need a CUDA device, and measure the kernels

@@ -32,11 +32,12 @@ def _triton(spec: AttentionSpec) -> AttentionBackend | str:
     return TritonAttention()
 
 
-# From the best to the one that always works; ``auto`` takes the first that does not refuse.
+# ``auto`` takes the first that does not refuse. The kernels come second until they have run on a
+# GPU (`make gpu-check`): so far they are held by the interpreter and by compiling them.
 # A maker returns the reason where its backend cannot even be made.
 _BACKENDS: dict[str, Callable[[AttentionSpec], AttentionBackend | str]] = {
-    "triton": _triton,
     "reference": _reference,
+    "triton": _triton,
 }
 
 ATTENTION_BACKENDS = ("auto", *_BACKENDS)

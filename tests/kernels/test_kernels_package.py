@@ -20,11 +20,11 @@ def test_backends_are_named_and_losers_give_reasons():
     import torch
 
     spec = AttentionSpec(4, 2, 8, 16, torch.float32, torch.device("cpu"))
-    assert ATTENTION_BACKENDS == ("auto", "triton", "reference")
+    assert ATTENTION_BACKENDS == ("auto", "reference", "triton")
     for name in ("auto", "reference"):
         backend, _ = select_attention(name, spec)
         assert backend.name == "reference"
-    with pytest.raises(NoBackendError, match="known: auto, triton, reference"):
+    with pytest.raises(NoBackendError, match="known: auto, reference, triton"):
         select_attention("flash", spec)
     odd = AttentionSpec(5, 2, 8, 16, torch.float32, torch.device("cpu"))
     with pytest.raises(NoBackendError, match="reference: 5 heads"):
