@@ -106,6 +106,11 @@ That set showed which categories to practise more. On a second one, {fresh_total
 in phrasings written when the recipe was settled (`tests/demo/fresh.jsonl`), {fresh_right} of
 {fresh_total} answers ({fresh_percent:.1f} %) are exactly right; nothing was tuned on it.
 
+Weak spots: repeating several words exactly, and any unfamiliar name of more than a few tokens;
+tools under names it has not met; two calls at once, which tend to name the same city twice;
+upper-case answers, which often name another country; and an invented country, which it may take
+for a real one. It wants short questions in plain English.
+
 `training.json` holds the record of the run and the ids of the wrong answers. Repeat it with
 `python -m demo.evaluate`.
 

@@ -80,8 +80,10 @@ def test_the_rate_warms_up_holds_and_falls() -> None:
     assert train.learning_rate(0, 0.0) < train.PEAK_RATE / 50
     assert train.learning_rate(1000, 5.5) == train.PEAK_RATE
     rates = [train.learning_rate(1000, shard) for shard in range(train.NUM_SHARDS + 1)]
-    assert rates == sorted(rates, reverse=True)
+    assert rates[17:33] == sorted(rates[17:33], reverse=True)
+    assert rates[33:] == sorted(rates[33:], reverse=True)  # the closing stage starts afresh
     assert 0 < rates[-1] < train.PEAK_RATE / 20
+    assert max(rates) == train.PEAK_RATE
 
 
 def test_an_export_loads_into_transformers_with_the_same_shape(folder: Path) -> None:
