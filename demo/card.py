@@ -140,7 +140,8 @@ The committed weights were not made in one unattended go: the run was stopped af
 17, 22 and 32, the later stages of the corpus were written in view of what it got wrong on the
 evaluation set, and it was resumed from its checkpoint. So the phrasings of that set are unseen,
 but it served to decide which categories to practise more and where more variety of phrasing was
-needed; the second set is the unbiased one. The command above now runs all stages in a row; up to shard 8 the original used fused attention on short rows too, which rounds
+needed; the second set is the unbiased one. The command above now runs all stages in a row; up to
+shard 8 the original used fused attention on short rows too, which rounds
 differently.
 
 ## Files and formats
