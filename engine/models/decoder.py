@@ -81,7 +81,11 @@ class Decoder:
         return rope_tables(positions, self._frequencies, self._rope_scale)
 
     def forward(
-        self, input_ids: torch.Tensor, state: StepState, caches: Sequence[LayerCache]
+        self,
+        input_ids: torch.Tensor,
+        state: StepState,
+        caches: Sequence[LayerCache],
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the layers, and store the tokens' keys and values.
 
@@ -89,15 +93,21 @@ class Decoder:
             input_ids: [num_tokens] int64, the rows of the step one after the other.
             state: the step's.
             caches: one for each layer, written in place.
+            wanted: [num_wanted] int64, the tokens whose result is read; None for all of them.
 
         Returns:
-            [num_tokens, hidden_size], before the final norm.
+            [num_wanted or num_tokens, hidden_size], before the final norm.
         """
         hidden = functional.embedding(input_ids, self._embedding)
         eps = self.spec.norm_eps
+        last = self._layers[-1]
         for layer, cache in zip(self._layers, caches, strict=True):
             normed = rms_norm(hidden, layer.attention_norm, eps)
-            hidden = hidden + self._attend(layer, normed, state, cache)
+            attended = self._attend(layer, normed, state, cache)
+            if layer is last and wanted is not None:
+                # Once the last keys and values are stored, no token needs the others' results.
+                hidden, attended = hidden.index_select(0, wanted), attended.index_select(0, wanted)
+            hidden = hidden + layer.output(attended)
             normed = rms_norm(hidden, layer.mlp_norm, eps)
             hidden = hidden + layer.down(silu_mul(layer.gate_up(normed)))
         return hidden
@@ -109,6 +119,7 @@ class Decoder:
     def _attend(
         self, layer: _Layer, normed: torch.Tensor, state: StepState, cache: LayerCache
     ) -> torch.Tensor:
+        """Store keys and values; [num_tokens, hidden_size] -> [num_tokens, query_size]."""
         spec = self.spec
         heads = spec.num_heads + spec.num_kv_heads
         fused = layer.qkv(normed).view(-1, heads + spec.num_kv_heads, spec.head_dim)
@@ -121,7 +132,7 @@ class Decoder:
         store_kv(query_key[:, spec.num_heads :], values, cache, state.cache_rows)
         query = query_key[:, : spec.num_heads]
         attended = self._backend.forward(state.attention, layer.attention, query, cache)
-        return layer.output(attended.reshape(-1, spec.query_size))
+        return attended.reshape(-1, spec.query_size)
 
 
 def _make_layer(spec: DecoderSpec, weights: Weights, method: LinearMethod, i: int) -> _Layer:

@@ -77,14 +77,21 @@ class ModelRunner:
         batch = build_input(plan.rows, self._rows, spec.block_size, spec.device)
         if plan.copies:
             self._cache.copy(plan.copies)
-        hidden = self._forward(batch)
-        prompt_logprobs, errors = self._prompt_logprobs(plan.rows, batch, hidden)
+        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        errors: dict[str, Failure] = {}
+        if self._rows.judged:
+            hidden = self._forward(batch, None)
+            prompt_logprobs, errors = self._prompt_logprobs(plan.rows, batch, hidden)
+            hidden = hidden.index_select(0, batch.sampling_tokens)
+        else:
+            samples_all = batch.sampling_rows.size == batch.input_ids.shape[0]
+            hidden = self._forward(batch, None if samples_all else batch.sampling_tokens)
         if batch.sampling_rows.size == 0:
             return StepResult(prompt_logprobs=prompt_logprobs, errors=errors)
         sampled = self._sample(batch, hidden)
         return _result(plan.rows, batch, sampled, prompt_logprobs, errors)
 
-    def _forward(self, batch: ForwardInput) -> torch.Tensor:
+    def _forward(self, batch: ForwardInput, wanted: torch.Tensor | None) -> torch.Tensor:
         spec = self._attention_spec
         cos, sin = self._model.rope_tables(batch.positions)
         state = StepState(
@@ -93,13 +100,11 @@ class ModelRunner:
             cos=cos,
             sin=sin,
         )
-        return self._model.forward(batch.input_ids, state, self._cache.layers)
+        return self._model.forward(batch.input_ids, state, self._cache.layers, wanted)
 
     def _sample(self, batch: ForwardInput, hidden: torch.Tensor) -> SampledRows:
-        """Logits of the rows that sample, and of no other, and their tokens."""
+        """Tokens of the rows that sample, from their last positions' [rows, hidden_size]."""
         rows = batch.sampling_rows
-        if rows.size != hidden.shape[0]:
-            hidden = hidden.index_select(0, batch.sampling_tokens)
         logits = self._model.logits(hidden)
         return self._sampler.sample(logits, batch.slots[rows], batch.geometry.seq_lens[rows])
 
@@ -109,8 +114,6 @@ class ModelRunner:
         """For the rows that asked, and the rows among them whose numbers are broken."""
         told: dict[str, tuple[TokenLogprobs, ...]] = {}
         errors: dict[str, Failure] = {}
-        if not self._rows.judged:
-            return told, errors
         for index, (row, slot) in enumerate(zip(rows, batch.slots.tolist(), strict=True)):
             request = self._rows.requests[slot]
             num_top = request.sampling.prompt_logprobs

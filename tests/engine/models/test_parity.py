@@ -10,6 +10,7 @@ import torch
 from engine.models import weights
 from engine.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from engine.runner import load as load_module
+from engine.types import SamplingParams
 from tests import tiny_models
 from tests.engine.handmade import Hand, load, request
 
@@ -47,7 +48,8 @@ def paged_logits(directory, tokens=None, chunks=CHUNKS, **changes) -> torch.Tens
     forward = model.forward
     model.forward = lambda *arguments: hidden.append(forward(*arguments)) or hidden[-1]
     hand = Hand(runner)
-    hand.add(request("a", tokens or prompt()))
+    # Who asks for its prompt's has every position computed to the end.
+    hand.add(request("a", tokens or prompt(), SamplingParams(prompt_logprobs=0)))
     for count in chunks:
         hand.step({"a": count})
     with torch.inference_mode():
