@@ -157,7 +157,18 @@ class StreamOptions(Shape):
     include_usage: bool | None = None
 
 
-class ModelRequest(Shape):
+class FeatureRequest(Shape):
+    """A request that may ask for features which are not there yet, and is then refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            refuse_unsupported(body)
+        return body
+
+
+class ModelRequest(FeatureRequest):
     """A request that names a model."""
 
     model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)]
@@ -190,13 +201,6 @@ class GenerationRequest(ModelRequest):
     metadata: dict[str, str] | None = None
     cache_salt: Salt | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, body: Any) -> Any:
-        if isinstance(body, dict):
-            refuse_unsupported(body)
-        return body
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
@@ -251,7 +255,7 @@ class CompletionRequest(GenerationRequest):
         return self
 
 
-class TokenizeRequest(Shape):
+class TokenizeRequest(FeatureRequest):
     """POST /tokenize: a text, or a conversation."""
 
     model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)] | None = None
@@ -262,13 +266,6 @@ class TokenizeRequest(Shape):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, body: Any) -> Any:
-        if isinstance(body, dict):
-            refuse_unsupported(body)
-        return body
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

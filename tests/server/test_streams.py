@@ -91,7 +91,8 @@ def test_completion_chunks(server: Server) -> None:
 
 
 def test_several_choices_interleave(server: Server) -> None:
-    sampled = chat_body(n=3, temperature=1.0, seed=7, max_tokens=12)
+    story = [{"role": "user", "content": "Tell me a short story."}]
+    sampled = chat_body(messages=story, n=3, temperature=2.0, seed=7, max_tokens=24)
     whole = server.post(CHAT, sampled).json()
     assert [c["index"] for c in whole["choices"]] == [0, 1, 2]
     texts = ["", "", ""]
