@@ -7,6 +7,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from tempfile import SpooledTemporaryFile
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -27,6 +28,7 @@ from server.state import Model, ServerState
 _ShapeT = TypeVar("_ShapeT", bound=Shape)
 _GenerationT = TypeVar("_GenerationT", bound=GenerationRequest)
 _MAX_CHARS_A_TOKEN = 128  # longer than the tokens of any vocabulary that is not mostly spaces
+_BODY_IN_MEMORY_BYTES = 2 * 2**20
 _INLINE_CHARS = 4096  # longer texts are tokenised on a thread, where they hold nobody up
 
 
@@ -147,15 +149,17 @@ def check_length(text_chars: int, model: Model, param: str) -> None:
         raise ContextLengthExceeded(message, param=param)
 
 
-async def _read_body(request: Request) -> bytearray:
-    body = bytearray()
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body += message.get("body", b"")
-        if not message.get("more_body", False):
-            return body
+async def _read_body(request: Request) -> bytes:
+    """The whole body. A long one waits on disk, so that one which is refused cost no memory."""
+    with SpooledTemporaryFile(max_size=_BODY_IN_MEMORY_BYTES) as body:
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body.write(message.get("body", b""))
+            if not message.get("more_body", False):
+                body.seek(0)
+                return body.read()
 
 
 def _check_count(name: str, value: Any, limit: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.servers import MODEL, RawAnswer, Server, http_post, read_answer
@@ -70,7 +71,9 @@ def chat_with(field: str, value: str) -> bytes:
 
 
 def chunked_over_the_limit(server: Server) -> RawAnswer:
-    """20 MB in chunks of 1 MB; the answer comes before they are all sent."""
+    """20 MB in chunks of 1 MB; the answer comes before they are all sent, and no memory went."""
+    memory = psutil.Process(server.process.pid).memory_info
+    before = memory().rss
     head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
     with server.connect() as sock:
         sock.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -78,6 +81,7 @@ def chunked_over_the_limit(server: Server) -> RawAnswer:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for _ in range(20):
                 sock.sendall(chunk)
+                assert memory().rss - before <= 8 * 2**20
         return read_answer(sock)
 
 
