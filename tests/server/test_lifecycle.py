@@ -282,3 +282,15 @@ heavy = {"torch", "transformers", "numpy", "safetensors"} & set(sys.modules)
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_fits_the_context_but_not_the_pool(tmp_path: Path, stream: bool) -> None:
+    """Row 48: refused at once and by name; what fits is answered after it."""
+    flags = ("--num-gpu-blocks-override", "8", "--max-model-len", "1024")
+    with running_server(tmp_path / "log", *flags) as server:
+        answer = server.chat("one two " * 200, stream=stream)
+        error = answer.json()["error"]
+        assert answer.status_code == 400
+        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+        assert server.chat(max_tokens=16).status_code == 200
