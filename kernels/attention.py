@@ -48,17 +48,58 @@ class LayerCache(NamedTuple):
     values: torch.Tensor
 
 
+class DeviceGeometry(NamedTuple):
+    """A :class:`BatchGeometry` where the kernels read it; all int32, ``tables`` contiguous."""
+
+    query_start: torch.Tensor  # [num_rows + 1]
+    seq_lens: torch.Tensor  # [num_rows]
+    slots: torch.Tensor  # [num_rows]
+    tables: torch.Tensor  # [lines, width]
+
+
 @dataclass(frozen=True, slots=True)
 class BatchGeometry:
-    """Where each row of a ragged batch lies, on the host.
+    """Where each row of a ragged batch lies, on the host and on the device.
 
     Row i holds query tokens [query_start[i], query_start[i + 1]) of the batch. They are the last
-    ones of its ``seq_lens[i]`` tokens, all of which have a slot in ``block_tables[i]``.
+    ones of its ``seq_lens[i]`` tokens, of which token p lies in block
+    ``tables[slots[i], p // block_size]``.
+
+    A batch that is captured in a CUDA graph has *bounds* in its host arrays: they shape the grids,
+    and each replay finds its own lengths on the device, none of them more than its bound. There
+    a row of length 0 is padding.
     """
 
-    query_start: np.ndarray  # [num_rows + 1] int64, starts with 0
-    seq_lens: np.ndarray  # [num_rows] int64, this step's tokens included
-    block_tables: np.ndarray  # [num_rows, max blocks of the batch] int64, 0 where unused
+    query_start: np.ndarray  # [num_rows + 1] int32, starts with 0
+    seq_lens: np.ndarray  # [num_rows] int32, this step's tokens included
+    slots: np.ndarray  # [num_rows] int32, each row's line of the tables
+    tables: np.ndarray  # [lines, width] int32, block ids; anything where unused
+    device: DeviceGeometry
+
+    @classmethod
+    def of(
+        cls,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        block_tables: np.ndarray,
+        device: torch.device,
+    ) -> BatchGeometry:
+        """From host arrays alone, with ``block_tables[i]`` the blocks of row i."""
+        slots = np.arange(len(seq_lens), dtype=np.int32)
+        query_start, seq_lens = query_start.astype(np.int32), seq_lens.astype(np.int32)
+        tables = block_tables.astype(np.int32)
+        on_device = (torch.from_numpy(x).to(device) for x in (query_start, seq_lens, slots, tables))
+        return cls(query_start, seq_lens, slots, tables, DeviceGeometry(*on_device))
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences in the batch."""
+        return self.seq_lens.size
+
+    def block_tables(self, block_size: int) -> np.ndarray:
+        """Each row's blocks, as wide as the longest needs: [num_rows, blocks] int64."""
+        width = -(-int(self.seq_lens.max()) // block_size)
+        return self.tables[self.slots, :width].astype(np.int64)
 
 
 class AttentionBackend(Protocol):

@@ -8,9 +8,12 @@ import torch
 
 
 class StepRows(NamedTuple):
-    """The rows of a step; slices of one packed transfer, all int32."""
+    """The rows of a step; slices of one packed transfer, all int32.
 
-    slots: torch.Tensor  # [rows], each row's place in the persistent tensors
+    A padding row of a captured batch has one token and starts at -1.
+    """
+
+    slots: torch.Tensor  # [rows], each row's line in the persistent tensors
     query_start: torch.Tensor  # [rows + 1], first token of each row in the batch
     starts: torch.Tensor  # [rows], position of each row's first token
     token_ids: torch.Tensor  # [tokens]; -1: the row's newest token, which lies on the device
@@ -21,6 +24,5 @@ class StepInputs(NamedTuple):
 
     input_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
-    slot_mapping: torch.Tensor  # [tokens] int64, block * block_size + offset
-    seq_lens: torch.Tensor  # [rows] int32, this step's tokens included
-    block_tables: torch.Tensor  # [rows, width] int32, 0 where unused
+    slot_mapping: torch.Tensor  # [tokens] int64, block * block_size + offset; -1 for padding
+    seq_lens: torch.Tensor  # [rows] int32, this step's tokens included; 0 for padding

@@ -1,4 +1,4 @@
-"""Chooses the attention backend, once, at start. Importing this does not import torch."""
+"""Chooses the kernels, once, at start. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernels.attention import AttentionBackend, AttentionSpec
+    from kernels.attention import AttentionSpec
+    from kernels.operations import Kernels
 
 
-class NoBackendError(ValueError):
-    """No attention backend serves the model; the message says why, one reason a backend."""
+class NoKernelsError(ValueError):
+    """No kernels serve the model; the message says why, one reason a kind."""
 
 
-def _reference(_: AttentionSpec) -> AttentionBackend:
+def _reference(_: AttentionSpec) -> Kernels:
+    from kernels.operations import Kernels
+    from kernels.reference import operations
     from kernels.reference.attention import ReferenceAttention
 
-    return ReferenceAttention()
+    return Kernels(ReferenceAttention(), operations)
 
 
-def _triton(spec: AttentionSpec) -> AttentionBackend | str:
+def _triton(spec: AttentionSpec) -> Kernels | str:
     # Found out without the import, which a start on a CPU need not pay for.
     if spec.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on a CPU, slowly)"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed (pip install 'quire[gpu]')"
+    from kernels.operations import Kernels
+    from kernels.triton import operations
     from kernels.triton.backend import TritonAttention
 
-    return TritonAttention()
+    return Kernels(TritonAttention(), operations)
 
 
-# ``auto`` takes the first that does not refuse. The kernels come second until they have run on a
-# GPU (`make gpu-check`): so far they are held by the interpreter and by compiling them.
-# A maker returns the reason where its backend cannot even be made.
-_BACKENDS: dict[str, Callable[[AttentionSpec], AttentionBackend | str]] = {
+# ``auto`` takes the first that does not refuse. The Triton kernels come second until they have run
+# on a GPU (`make gpu-check`): so far they are held by the interpreter and by compiling them.
+# A maker returns the reason where its kernels cannot even be made.
+_MAKERS: dict[str, Callable[[AttentionSpec], Kernels | str]] = {
     "reference": _reference,
     "triton": _triton,
 }
 
-ATTENTION_BACKENDS = ("auto", *_BACKENDS)
+ATTENTION_BACKENDS = ("auto", *_MAKERS)
 
 
-def select_attention(
-    name: str, spec: AttentionSpec
-) -> tuple[AttentionBackend, list[tuple[str, str]]]:
-    """The backend for a model, and what was passed over: (name, reason) in order of preference.
+def select_kernels(name: str, spec: AttentionSpec) -> tuple[Kernels, list[tuple[str, str]]]:
+    """The kernels for a model, and what was passed over: (name, reason) in order of preference.
 
     Args:
-        name: one of ``ATTENTION_BACKENDS``.
-        spec: what the model asks for.
+        name: one of ``ATTENTION_BACKENDS``; the other kernels are of the attention's kind.
+        spec: what the model asks of its attention.
 
     Raises:
-        NoBackendError: the name is unknown, or every candidate refuses.
+        NoKernelsError: the name is unknown, or every candidate refuses.
     """
     if name not in ATTENTION_BACKENDS:
         known = ", ".join(ATTENTION_BACKENDS)
-        raise NoBackendError(f"unknown attention backend {name!r} (known: {known})")
+        raise NoKernelsError(f"unknown attention backend {name!r} (known: {known})")
     refusals: list[tuple[str, str]] = []
-    for candidate in _BACKENDS if name == "auto" else (name,):
-        backend = _BACKENDS[candidate](spec)
-        if isinstance(backend, str):
-            refusals.append((candidate, backend))
-            continue
-        reason = backend.refuse(spec)
-        if reason is None:
-            return backend, refusals
-        refusals.append((candidate, reason))
+    for candidate in _MAKERS if name == "auto" else (name,):
+        kernels = _MAKERS[candidate](spec)
+        reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)
+        if not isinstance(kernels, str) and reason is None:
+            return kernels, refusals
+        refusals.append((candidate, str(reason)))
     reasons = "; ".join(f"{candidate}: {reason}" for candidate, reason in refusals)
-    raise NoBackendError(f"no attention backend can serve this model ({reasons})")
+    raise NoKernelsError(f"no attention backend can serve this model ({reasons})")

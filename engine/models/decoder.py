@@ -1,7 +1,8 @@
 """The decoder: one for all families, made from a spec and its weights.
 
-    embedding ─► [ norm ─ attention ─ + ─ norm ─ gated MLP ─ + ] x layers ─► norm ─► logits
+    embedding ─► norm ─► [ attention ─ + ─ norm ─ gated MLP ─ + ─ norm ] x layers ─► logits
 
+The sum and the norm behind it are one operation, so a layer ends with the norm of the next one.
 Nothing of a step is kept here: what a forward pass needs comes in its arguments.
 """
 
@@ -18,9 +19,8 @@ from engine.models.linear import Linear, LinearMethod
 from engine.models.loader import Weights
 from engine.models.rope import inverse_frequencies
 from engine.models.spec import DecoderSpec
-from kernels.attention import AttentionBackend, LayerAttention, LayerCache
-from kernels.reference.kv_store import store_kv
-from kernels.reference.layers import rms_norm, rope, rope_tables, silu_mul
+from kernels.attention import LayerAttention, LayerCache
+from kernels.operations import Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,8 @@ class StepState:
     """What the layers of one step share."""
 
     attention: Any  # the backend's plan
-    cache_rows: torch.Tensor  # where this step's keys and values go (kernels.reference.kv_store)
-    cos: torch.Tensor
-    sin: torch.Tensor
+    slot_mapping: torch.Tensor  # [num_tokens] int64: where each token's keys and values go
+    rotation: tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the tokens' positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ class _Layer:
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+    next_norm: torch.Tensor  # of the layer behind this one; after the last, the model's own
 
 
 class Decoder:
@@ -53,7 +53,7 @@ class Decoder:
         spec: what it is.
         weights: its parameters (``engine.models.weights``), all on one device.
         method: how its linear layers are held.
-        backend: how attention is computed.
+        kernels: what computes attention and all that is no matrix product.
         max_model_len: longest context served, in tokens.
     """
 
@@ -62,13 +62,12 @@ class Decoder:
         spec: DecoderSpec,
         weights: Weights,
         method: LinearMethod,
-        backend: AttentionBackend,
+        kernels: Kernels,
         max_model_len: int,
     ) -> None:
         self.spec = spec
-        self._backend = backend
+        self._attention, self._operations = kernels
         self._embedding = weights["embedding"]
-        self._norm = weights["norm"]
         self._head = method.make(weights.get("head", self._embedding), None)
         self._layers = [_make_layer(spec, weights, method, i) for i in range(spec.num_layers)]
         frequencies, self._rope_scale = inverse_frequencies(
@@ -76,9 +75,9 @@ class Decoder:
         )
         self._frequencies = frequencies.to(self._embedding.device)
 
-    def rope_tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of a step's positions, for its ``StepState``."""
-        return rope_tables(positions, self._frequencies, self._rope_scale)
+        return self._operations.rope_tables(positions, self._frequencies, self._rope_scale)
 
     def forward(
         self,
@@ -96,43 +95,42 @@ class Decoder:
             wanted: [num_wanted] int64, the tokens whose result is read; None for all of them.
 
         Returns:
-            [num_wanted or num_tokens, hidden_size], before the final norm.
+            [num_wanted or num_tokens, hidden_size], ready for ``logits``.
         """
-        hidden = functional.embedding(input_ids, self._embedding)
-        eps = self.spec.norm_eps
+        do, eps = self._operations, self.spec.norm_eps
+        residual = functional.embedding(input_ids, self._embedding)
+        normed = do.rms_norm(residual, self._layers[0].attention_norm, eps)
         last = self._layers[-1]
         for layer, cache in zip(self._layers, caches, strict=True):
-            normed = rms_norm(hidden, layer.attention_norm, eps)
             attended = self._attend(layer, normed, state, cache)
             if layer is last and wanted is not None:
                 # Once the last keys and values are stored, no token needs the others' results.
-                hidden, attended = hidden.index_select(0, wanted), attended.index_select(0, wanted)
-            hidden = hidden + layer.output(attended)
-            normed = rms_norm(hidden, layer.mlp_norm, eps)
-            hidden = hidden + layer.down(silu_mul(layer.gate_up(normed)))
-        return hidden
+                residual = residual.index_select(0, wanted)
+                attended = attended.index_select(0, wanted)
+            normed = do.add_rms_norm(layer.output(attended), residual, layer.mlp_norm, eps)
+            inner = do.silu_mul(layer.gate_up(normed))
+            normed = do.add_rms_norm(layer.down(inner), residual, layer.next_norm, eps)
+        return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of the next token: [rows, hidden_size] -> [rows, vocab_size] float32."""
-        return self._head(rms_norm(hidden, self._norm, self.spec.norm_eps)).float()
+        return self._head(hidden).float()
 
     def _attend(
         self, layer: _Layer, normed: torch.Tensor, state: StepState, cache: LayerCache
     ) -> torch.Tensor:
         """Store keys and values; [num_tokens, hidden_size] -> [num_tokens, query_size]."""
         spec = self.spec
-        heads = spec.num_heads + spec.num_kv_heads
-        fused = layer.qkv(normed).view(-1, heads + spec.num_kv_heads, spec.head_dim)
-        # Queries and keys lie side by side and are turned together.
-        query_key, values = fused[:, :heads], fused[:, heads:]
-        if layer.qk_norm is not None:
-            query_key = rms_norm(query_key, layer.qk_norm, spec.norm_eps)
-        if layer.has_rope:
-            query_key = rope(query_key, state.cos, state.sin)
-        store_kv(query_key[:, spec.num_heads :], values, cache, state.cache_rows)
-        query = query_key[:, : spec.num_heads]
-        attended = self._backend.forward(state.attention, layer.attention, query, cache)
-        return attended.reshape(-1, spec.query_size)
+        query = self._operations.norm_rope_store(
+            layer.qkv(normed).view(-1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim),
+            layer.qk_norm,
+            spec.norm_eps,
+            state.rotation if layer.has_rope else None,
+            cache,
+            state.slot_mapping,
+        )
+        attended = self._attention.forward(state.attention, layer.attention, query, cache)
+        return attended.view(-1, spec.query_size)
 
 
 def _make_layer(spec: DecoderSpec, weights: Weights, method: LinearMethod, i: int) -> _Layer:
@@ -156,4 +154,5 @@ def _make_layer(spec: DecoderSpec, weights: Weights, method: LinearMethod, i: in
         mlp_norm=weights[f"{i}.mlp_norm"],
         gate_up=linear("gate_up"),
         down=linear("down"),
+        next_norm=weights["norm" if i + 1 == spec.num_layers else f"{i + 1}.attention_norm"],
     )

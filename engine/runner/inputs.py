@@ -48,16 +48,13 @@ def build_input(
         chain.from_iterable(row.token_ids for row in rows), np.int64, num_tokens
     )
     positions = np.arange(num_tokens) + np.repeat(starts - query_start[:-1], lengths)
-    num_blocks = -(-int(seq_lens.max()) // block_size)
-    block_tables = table.block_tables[slots, :num_blocks]
-    row_of_token = np.repeat(np.arange(len(rows)), lengths)
-    blocks = block_tables[row_of_token, positions // block_size]
+    blocks = table.block_tables[np.repeat(slots, lengths), positions // block_size].astype(np.int64)
     sampling_rows = np.flatnonzero([row.samples for row in rows])
     return ForwardInput(
         input_ids=torch.from_numpy(input_ids).to(device),
         positions=torch.from_numpy(positions).to(device),
         slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size).to(device),
-        geometry=BatchGeometry(query_start, seq_lens, block_tables),
+        geometry=BatchGeometry.of(query_start, seq_lens, table.block_tables[slots], device),
         slots=slots,
         sampling_rows=sampling_rows,
         sampling_tokens=torch.from_numpy(query_start[1:][sampling_rows] - 1).to(device),

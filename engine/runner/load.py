@@ -16,8 +16,8 @@ from engine.models.linear import DenseMethod
 from engine.models.loader import Weights, dummy_weights, load_weights, weights_bytes
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
-from engine.runner.attention import choose_attention
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
+from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.rows import RowTable
 from engine.types import EngineInfo, MemoryPlan
@@ -35,7 +35,7 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     attention = _attention_spec(spec, config.cache.block_size, dtype, device)
-    backend = choose_attention(config.attention_backend, attention)
+    kernels = choose_kernels(config.attention_backend, attention)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
     weights = _load(config, spec, headers, dtype, device, on_progress)
     memory = plan_memory(
@@ -48,8 +48,8 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         weights_bytes=weights_bytes(spec, dtype),
     )
     cache = KVCache(spec, memory.num_blocks, memory.block_size, dtype, device)
-    info = _info(config, model, headers, weights, attention, backend.name, memory, started_s)
-    decoder = Decoder(spec, weights, DenseMethod(), backend, memory.max_model_len)
+    info = _info(config, model, headers, weights, attention, kernels.name, memory, started_s)
+    decoder = Decoder(spec, weights, DenseMethod(), kernels, memory.max_model_len)
     rows = RowTable(
         max_num_rows=config.scheduler.max_num_seqs,
         max_num_blocks=min(memory.num_blocks, -(-memory.max_model_len // memory.block_size)),
@@ -58,7 +58,7 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         device=device,
     )
     logger.info(memory.describe())
-    return ModelRunner(info, decoder, cache, backend, attention, rows)
+    return ModelRunner(info, decoder, cache, kernels, attention, rows)
 
 
 def _load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from engine.errors import EngineDead, Failure, OutOfMemory
@@ -14,8 +15,8 @@ from engine.runner.rows import RowTable
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.sampler import SampledRows, Sampler
 from engine.types import EngineInfo, ScheduledRow, StepPlan, StepResult, TokenLogprobs
-from kernels.attention import AttentionBackend, AttentionSpec
-from kernels.reference.kv_store import cache_rows
+from kernels.attention import AttentionSpec
+from kernels.operations import Kernels
 
 # Prompt positions whose logits are made at once: a long chunk's would take gigabytes.
 _PROMPT_LOGPROB_ROWS = 128
@@ -33,14 +34,14 @@ class ModelRunner:
         info: EngineInfo,
         model: Decoder,
         cache: KVCache,
-        backend: AttentionBackend,
+        kernels: Kernels,
         attention_spec: AttentionSpec,
         rows: RowTable,
     ) -> None:
         self._info = info
         self._model = model
         self._cache = cache
-        self._backend = backend
+        self._kernels = kernels
         self._attention_spec = attention_spec
         self._rows = rows
         self._sampler = Sampler(rows.columns, rows.counts)
@@ -93,12 +94,10 @@ class ModelRunner:
 
     def _forward(self, batch: ForwardInput, wanted: torch.Tensor | None) -> torch.Tensor:
         spec = self._attention_spec
-        cos, sin = self._model.rope_tables(batch.positions)
         state = StepState(
-            attention=self._backend.plan(batch.geometry, spec),
-            cache_rows=cache_rows(batch.slot_mapping, spec.num_kv_heads, spec.block_size),
-            cos=cos,
-            sin=sin,
+            attention=self._kernels.attention.plan(batch.geometry, spec),
+            slot_mapping=batch.slot_mapping,
+            rotation=self._model.rotation(batch.positions),
         )
         return self._model.forward(batch.input_ids, state, self._cache.layers, wanted)
 
@@ -106,7 +105,8 @@ class ModelRunner:
         """Tokens of the rows that sample, from their last positions' [rows, hidden_size]."""
         rows = batch.sampling_rows
         logits = self._model.logits(hidden)
-        return self._sampler.sample(logits, batch.slots[rows], batch.geometry.seq_lens[rows])
+        positions = batch.geometry.seq_lens[rows].astype(np.int64)
+        return self._sampler.sample(logits, batch.slots[rows], positions)
 
     def _prompt_logprobs(
         self, rows: tuple[ScheduledRow, ...], batch: ForwardInput, hidden: torch.Tensor

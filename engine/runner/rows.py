@@ -33,7 +33,7 @@ class RowTable:
         eos_token_ids: tuple[int, ...],
         device: torch.device,
     ) -> None:
-        self.block_tables = np.zeros((max_num_rows, max_num_blocks), np.int64)
+        self.block_tables = np.zeros((max_num_rows, max_num_blocks), np.int32)
         self.requests: dict[int, Request] = {}  # by slot
         self.judged: set[int] = set()  # slots that ask for their prompt's log-probabilities
         self.columns = SamplingColumns(max_num_rows, eos_token_ids)
@@ -114,7 +114,7 @@ class RowTable:
         """Twice as many slots."""
         old = len(self._num_blocks)
         capacity = 2 * old
-        tables = np.zeros((capacity, self.block_tables.shape[1]), np.int64)
+        tables = np.zeros((capacity, self.block_tables.shape[1]), np.int32)
         tables[:old] = self.block_tables
         self.block_tables = tables
         self.columns.grow(capacity)

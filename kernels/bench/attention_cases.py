@@ -28,8 +28,8 @@ def attention_case(
     seq_len = past + queries
     blocks = -(-seq_len // block_size)
     places = np.random.default_rng(0).permutation(rows * blocks).reshape(rows, blocks)
-    geometry = BatchGeometry(
-        np.arange(rows + 1) * queries, np.full(rows, seq_len), places.astype(np.int64)
+    geometry = BatchGeometry.of(
+        np.arange(rows + 1) * queries, np.full(rows, seq_len), places, device
     )
     spec = AttentionSpec(heads, kv_heads, head_dim, block_size, dtype, device)
     layer = LayerAttention(head_dim**-0.5)

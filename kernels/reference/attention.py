@@ -9,6 +9,7 @@ a chunk, and the padding of a bucket is masked.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -77,13 +78,18 @@ class ReferenceAttention:
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> ReferenceState:
         """Index tensors and masks of the step, one set for each distinct window."""
-        query_lens = np.diff(geometry.query_start)
+        batch = _Batch(
+            geometry.query_start.astype(np.int64),
+            geometry.seq_lens.astype(np.int64),
+            geometry.block_tables(spec.block_size),
+        )
+        query_lens = np.diff(batch.query_start)
         decode = np.flatnonzero(query_lens == 1)
         chunks = np.flatnonzero(query_lens != 1)
         plans = {
             window: _WindowPlan(
-                _plan_buckets(geometry, spec, decode, window),
-                tuple(_plan_chunk(geometry, spec, int(row), window) for row in chunks),
+                _plan_buckets(batch, spec, decode, window),
+                tuple(_plan_chunk(batch, spec, int(row), window) for row in chunks),
             )
             for window in spec.windows
         }
@@ -204,15 +210,23 @@ def _gather(
 # ------------------------------------------------------------------------------- planning
 
 
+class _Batch(NamedTuple):
+    """The host's side of a geometry."""
+
+    query_start: np.ndarray  # [rows + 1] int64
+    seq_lens: np.ndarray  # [rows] int64
+    block_tables: np.ndarray  # [rows, blocks] int64
+
+
 def _plan_buckets(
-    geometry: BatchGeometry, spec: AttentionSpec, rows: np.ndarray, window: int | None
+    batch: _Batch, spec: AttentionSpec, rows: np.ndarray, window: int | None
 ) -> tuple[_Bucket, ...]:
     """Cut the decode rows, longest first, wherever a bucket would waste too many slots."""
     if rows.size == 0:
         return ()
-    first_block, num_blocks = _blocks_seen(geometry.seq_lens[rows], 1, window, spec.block_size)
+    first_block, num_blocks = _blocks_seen(batch.seq_lens[rows], 1, window, spec.block_size)
     order = np.argsort(-num_blocks, kind="stable")
-    all_rows = rows.size == geometry.seq_lens.size
+    all_rows = rows.size == batch.seq_lens.size
     buckets: list[_Bucket] = []
     begin = 0
     while begin < order.size:
@@ -225,7 +239,7 @@ def _plan_buckets(
         if whole:
             chosen = np.sort(chosen)  # the batch as it lies: no gather of queries
         bucket = _make_bucket(
-            geometry, spec, rows[chosen], first_block[chosen], int(longest), window, whole
+            batch, spec, rows[chosen], first_block[chosen], int(longest), window, whole
         )
         buckets.append(bucket)
         begin = end
@@ -238,7 +252,7 @@ def _bucket_slots(spec: AttentionSpec) -> int:
 
 
 def _make_bucket(
-    geometry: BatchGeometry,
+    batch: _Batch,
     spec: AttentionSpec,
     rows: np.ndarray,
     first_block: np.ndarray,
@@ -249,13 +263,13 @@ def _make_bucket(
     size, device = spec.block_size, spec.device
     # Past a row's end the table holds 0, and the columns run on to the table's last: any block.
     columns = first_block[:, None] + np.arange(num_blocks)
-    columns = np.minimum(columns, geometry.block_tables.shape[1] - 1)
-    blocks = np.take_along_axis(geometry.block_tables[rows], columns, axis=1)
+    columns = np.minimum(columns, batch.block_tables.shape[1] - 1)
+    blocks = np.take_along_axis(batch.block_tables[rows], columns, axis=1)
     positions = first_block[:, None] * size + np.arange(num_blocks * size)  # [rows, L]
-    seq_lens = geometry.seq_lens[rows][:, None]
+    seq_lens = batch.seq_lens[rows][:, None]
     past_end = positions >= seq_lens
     masked = past_end if window is None else past_end | (positions < seq_lens - window)
-    tokens = None if whole else torch.from_numpy(geometry.query_start[rows]).to(device)
+    tokens = None if whole else torch.from_numpy(batch.query_start[rows]).to(device)
     return _Bucket(
         tokens=tokens,
         block_rows=_head_rows(blocks, spec.num_kv_heads).to(device),
@@ -274,15 +288,13 @@ def _empty_slots(past_end: np.ndarray, kv_heads: int, device: torch.device) -> t
     return torch.from_numpy(empty.ravel()).to(device)
 
 
-def _plan_chunk(
-    geometry: BatchGeometry, spec: AttentionSpec, row: int, window: int | None
-) -> _Chunk:
-    begin, end = (int(at) for at in geometry.query_start[row : row + 2])
-    queries, seq_len = end - begin, int(geometry.seq_lens[row])
-    lengths = geometry.seq_lens[row : row + 1]
+def _plan_chunk(batch: _Batch, spec: AttentionSpec, row: int, window: int | None) -> _Chunk:
+    begin, end = (int(at) for at in batch.query_start[row : row + 2])
+    queries, seq_len = end - begin, int(batch.seq_lens[row])
+    lengths = batch.seq_lens[row : row + 1]
     first_block, num_blocks = _blocks_seen(lengths, queries, window, spec.block_size)
     skipped = int(first_block[0])
-    blocks = geometry.block_tables[row : row + 1, skipped : skipped + int(num_blocks[0])]
+    blocks = batch.block_tables[row : row + 1, skipped : skipped + int(num_blocks[0])]
     start = seq_len - queries
     first = 0 if window is None else max(0, start - window + 1)
     keys = np.arange(first, seq_len)

@@ -25,18 +25,14 @@ def build_inputs(
     """
     lengths = rows.query_start.diff().long()
     row_of = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths)
-    slots = rows.slots.long()
-    within = torch.arange(row_of.numel(), device=lengths.device) - rows.query_start[:-1][row_of]
+    slots = rows.slots.long()[row_of]
+    within = torch.arange(row_of.numel(), device=lengths.device) - rows.query_start[row_of]
     positions = rows.starts[row_of] + within
     fed = rows.token_ids.long()
-    blocks = tables[slots[row_of], positions // block_size].long()
-    seq_lens = (rows.starts + lengths).to(torch.int32)
-    columns = torch.arange(tables.shape[1], device=tables.device)
-    is_used = columns < -(-seq_lens // block_size).unsqueeze(1)
+    blocks = tables[slots, positions.clamp(min=0) // block_size].long()
     return StepInputs(
-        input_ids=torch.where(fed < 0, newest[slots[row_of]], fed),
+        input_ids=torch.where(fed < 0, newest[slots], fed),
         positions=positions,
-        slot_mapping=blocks * block_size + positions % block_size,
-        seq_lens=seq_lens,
-        block_tables=torch.where(is_used, tables[slots], 0),
+        slot_mapping=torch.where(positions < 0, -1, blocks * block_size + positions % block_size),
+        seq_lens=(rows.starts + lengths).to(torch.int32),
     )

@@ -55,7 +55,7 @@ class TritonAttention:
                 geometry.query_start[order, None],
                 lengths[order, None],
                 geometry.seq_lens[order, None],
-                geometry.block_tables[order],
+                geometry.block_tables(spec.block_size)[order],
             ),
             axis=1,
         )

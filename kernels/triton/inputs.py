@@ -30,15 +30,13 @@ def build_inputs(
     positions = torch.empty_like(input_ids)
     slot_mapping = torch.empty_like(input_ids)
     seq_lens = torch.empty(num_rows, dtype=torch.int32, device=device)
-    block_tables = torch.empty((num_rows, width), dtype=torch.int32, device=device)
     launch(
         _build_inputs_kernel,
-        (num_rows, max(-(-max_query // _TILE), -(-width // _TILE))),
+        (num_rows, -(-max_query // _TILE)),
         input_ids,
         positions,
         slot_mapping,
         seq_lens,
-        block_tables,
         *rows,
         newest,
         tables,
@@ -47,7 +45,7 @@ def build_inputs(
         TILE=_TILE,
         num_warps=2,
     )
-    return StepInputs(input_ids, positions, slot_mapping, seq_lens, block_tables)
+    return StepInputs(input_ids, positions, slot_mapping, seq_lens)
 
 
 # Slices of one buffer begin anywhere; compiling anew for each alignment would cost a stall.
@@ -57,7 +55,6 @@ def _build_inputs_kernel(
     positions,
     slot_mapping,
     seq_lens,
-    block_tables,
     slots,
     query_start,
     starts,
@@ -68,7 +65,7 @@ def _build_inputs_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A tile of one row's tokens, and the same tile of its block table."""
+    """A tile of one row's tokens."""
     row, tile = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
@@ -85,10 +82,7 @@ def _build_inputs_kernel(
     tl.store(input_ids + at, tl.where(fed < 0, chosen, fed.to(tl.int64)), mask=is_token)
     position = start + within
     tl.store(positions + at, position.to(tl.int64), mask=is_token)
-    block = tl.load(tables + slot * width + position // BLOCK_SIZE, mask=is_token, other=0)
+    is_placed = is_token & (position >= 0)
+    block = tl.load(tables + slot * width + position // BLOCK_SIZE, mask=is_placed, other=0)
     place = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-    tl.store(slot_mapping + at, place, mask=is_token)
-
-    is_used = within < tl.cdiv(seq_len, BLOCK_SIZE)
-    entry = tl.load(tables + slot * width + within, mask=is_used & (within < width), other=0)
-    tl.store(block_tables + row.to(tl.int64) * width + within, entry, mask=within < width)
+    tl.store(slot_mapping + at, tl.where(position >= 0, place, -1), mask=is_token)

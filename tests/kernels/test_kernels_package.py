@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 
+import pytest
+import torch
+
 import kernels
 from kernels.attention import AttentionSpec
-from kernels.select import ATTENTION_BACKENDS, NoBackendError, select_attention
+from kernels.select import ATTENTION_BACKENDS, NoKernelsError, select_kernels
 
 
 def test_transformers_imports_beside_our_package():
@@ -16,16 +19,13 @@ def test_transformers_imports_beside_our_package():
 
 
 def test_backends_are_named_and_losers_give_reasons():
-    import pytest
-    import torch
-
     spec = AttentionSpec(4, 2, 8, 16, torch.float32, torch.device("cpu"))
     assert ATTENTION_BACKENDS == ("auto", "reference", "triton")
     for name in ("auto", "reference"):
-        backend, _ = select_attention(name, spec)
-        assert backend.name == "reference"
-    with pytest.raises(NoBackendError, match="known: auto, reference, triton"):
-        select_attention("flash", spec)
+        chosen, _ = select_kernels(name, spec)
+        assert chosen.name == "reference"
+    with pytest.raises(NoKernelsError, match="known: auto, reference, triton"):
+        select_kernels("flash", spec)
     odd = AttentionSpec(5, 2, 8, 16, torch.float32, torch.device("cpu"))
-    with pytest.raises(NoBackendError, match="reference: 5 heads"):
-        select_attention("auto", odd)
+    with pytest.raises(NoKernelsError, match="reference: 5 heads"):
+        select_kernels("auto", odd)

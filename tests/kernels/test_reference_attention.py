@@ -68,7 +68,7 @@ def _check(rows, *, kv_heads, group, head_dim, block_size, window, softcap, dtyp
         queries.append(noise(new, kv_heads * group, head_dim))
     query_start = np.cumsum([0, *(new for _, new in rows)])
     backend = ReferenceAttention()
-    state = backend.plan(BatchGeometry(query_start, lens, tables), spec)
+    state = backend.plan(BatchGeometry.of(query_start, lens, tables, CPU), spec)
     output = backend.forward(state, layer, torch.cat(queries), cache)
     assert output.dtype == dtype
     expected = torch.cat(

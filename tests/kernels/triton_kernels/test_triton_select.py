@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.attention import AttentionSpec
-from kernels.select import NoBackendError, select_attention
+from kernels.select import NoKernelsError, select_kernels
 
 SPEC = AttentionSpec(4, 2, 64, 16, torch.float32, torch.device("cpu"))
 
@@ -18,5 +18,5 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_asked_for_by_name_it_is_an_error() -> None:
-    with pytest.raises(NoBackendError, match="no CUDA device"):
-        select_attention("triton", SPEC)
+    with pytest.raises(NoKernelsError, match="no CUDA device"):
+        select_kernels("triton", SPEC)

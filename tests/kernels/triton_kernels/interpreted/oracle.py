@@ -68,7 +68,7 @@ def make_problem(
             softcap,
         ),
         layer=LayerAttention(scale, window, softcap),
-        geometry=BatchGeometry(starts, seq_lens, tables),
+        geometry=BatchGeometry.of(starts, seq_lens, tables, torch.device("cpu")),
         query=fused.to(dtype)[:, :num_heads],
         cache=cache,
     )
@@ -82,7 +82,7 @@ def attend(problem: Problem, sinks: torch.Tensor | None = None) -> torch.Tensor:
     for row, seq_len in enumerate(geometry.seq_lens.tolist()):
         begin, end = geometry.query_start[row : row + 2].tolist()
         slots = np.arange(seq_len)
-        blocks = geometry.block_tables[row][slots // spec.block_size]
+        blocks = geometry.tables[row][slots // spec.block_size]
         at = (torch.from_numpy(blocks), slice(None), torch.from_numpy(slots % spec.block_size))
         keys, values = (stored[at].double() for stored in problem.cache)  # [L, kv heads, dim]
         keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))

@@ -10,12 +10,14 @@ import torch
 
 from kernels.attention import BatchGeometry
 from kernels.reference.attention import ReferenceAttention
-from kernels.select import select_attention
+from kernels.select import select_kernels
 from kernels.triton.backend import TritonAttention
 from kernels.triton.decode import decode_attention
 from kernels.triton.decode_plan import SPLIT_SIZE, plan_decode
 from kernels.triton.prefill import prefill_attention
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
+
+CPU = torch.device("cpu")
 
 
 def run(problem: Problem) -> torch.Tensor:
@@ -112,8 +114,8 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
     crowd = run(problem)
     geometry = problem.geometry
     for row in range(3):
-        alone = BatchGeometry(
-            np.array([0, 1]), geometry.seq_lens[[row]], geometry.block_tables[[row]]
+        alone = BatchGeometry.of(
+            np.array([0, 1]), geometry.seq_lens[[row]], geometry.tables[[row]], CPU
         )
         single = replace(problem, geometry=alone, query=problem.query[row : row + 1])
         assert torch.equal(run(single)[0], crowd[row])
@@ -121,7 +123,7 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
     halves = []
     for begin, end in ((3, 3 + cut), (3 + cut, 153)):
         lens = geometry.seq_lens[[3]] - (153 - end)
-        part = BatchGeometry(np.array([0, end - begin]), lens, geometry.block_tables[[3]])
+        part = BatchGeometry.of(np.array([0, end - begin]), lens, geometry.tables[[3]], CPU)
         halves.append(run(replace(problem, geometry=part, query=problem.query[begin:end])))
     assert torch.equal(torch.cat(halves), crowd[3:])
 
@@ -129,7 +131,7 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
 def test_padding_rows_of_a_captured_batch_are_zero() -> None:
     """A plan with more capacity than splits and rows without slots, as a graph has it."""
     problem = make_problem([1, 1], [30, 600])
-    tables = torch.from_numpy(problem.geometry.block_tables).to(torch.int32)
+    tables = problem.geometry.device.tables
     plan = plan_decode(
         torch.tensor([0, 1, 2], dtype=torch.int32),
         torch.tensor([31, 601, 0], dtype=torch.int32),
@@ -152,5 +154,5 @@ def test_refusals() -> None:
     assert "512" in (backend.refuse(replace(spec, head_dim=512)) or "")
     assert "evenly" in (backend.refuse(replace(spec, num_heads=3)) or "")
     assert "CPU" in (backend.refuse(replace(spec, device=torch.device("cuda"))) or "")
-    chosen, refusals = select_attention("triton", spec)
+    chosen, refusals = select_kernels("triton", spec)
     assert (chosen.name, refusals) == ("triton", [])

@@ -15,13 +15,13 @@ from kernels.triton.moe import fused_moe
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_inputs_equal_the_twins(block_size: int) -> None:
     random = torch.Generator().manual_seed(block_size)
-    lengths = torch.tensor([1, 300, 1, 7], dtype=torch.int32)  # one is longer than a tile
+    lengths = torch.tensor([1, 300, 1, 7, 1], dtype=torch.int32)  # one is longer than a tile
     fed = torch.randint(0, 1000, (int(lengths.sum()),), generator=random, dtype=torch.int32)
     fed[[0, 301]] = -1
     rows = StepRows(
-        slots=torch.tensor([5, 0, 3, 2], dtype=torch.int32),
+        slots=torch.tensor([5, 0, 3, 2, 4], dtype=torch.int32),
         query_start=torch.cat((torch.zeros(1), lengths.cumsum(0))).to(torch.int32),
-        starts=torch.tensor([77, 0, 15, 16], dtype=torch.int32),
+        starts=torch.tensor([77, 0, 15, 16, -1], dtype=torch.int32),  # the last is padding
         token_ids=fed,
     )
     newest = torch.randint(0, 1000, (6,), generator=random)

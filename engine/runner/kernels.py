@@ -1,0 +1,28 @@
+"""The kernels of a runner: chosen once, with the reasons told."""
+
+from __future__ import annotations
+
+import logging
+
+from engine.errors import ModelLoadError
+from kernels.attention import AttentionSpec
+from kernels.operations import Kernels
+from kernels.select import NoKernelsError, select_kernels
+
+logger = logging.getLogger(__name__)
+
+
+def choose_kernels(name: str, spec: AttentionSpec) -> Kernels:
+    """The kernels called ``name``, or for ``auto`` the first kind that serves the model.
+
+    Raises:
+        ModelLoadError: there is none; says why for each.
+    """
+    try:
+        kernels, refusals = select_kernels(name, spec)
+    except NoKernelsError as error:
+        raise ModelLoadError(str(error)) from None
+    for loser, reason in refusals:
+        logger.info("attention backend %s: not used, %s", loser, reason)
+    logger.info("attention backend: %s", kernels.name)
+    return kernels

@@ -1,0 +1,96 @@
+"""What a decoder step computes besides attention and matrix products: one protocol, many twins.
+
+Each kind of kernels has a module ``operations`` that satisfies :class:`Operations`:
+``kernels.reference.operations`` is the truth, and the docstrings of its functions are the contract.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from kernels.attention import AttentionBackend, LayerCache
+from kernels.inputs import StepInputs, StepRows
+from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+
+
+class Operations(Protocol):
+    """The tensor functions of a step; all on one device, none of them waits for it."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor:
+        """See ``kernels.reference.layers``."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, /
+    ) -> torch.Tensor:
+        """See ``kernels.reference.fused``."""
+        ...
+
+    def rope_tables(
+        self, positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float, /
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``kernels.reference.layers``."""
+        ...
+
+    def norm_rope_store(
+        self,
+        fused: torch.Tensor,
+        norm_weight: torch.Tensor | None,
+        eps: float,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        cache: LayerCache,
+        slot_mapping: torch.Tensor,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.fused``."""
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor, /) -> torch.Tensor:
+        """See ``kernels.reference.layers``."""
+        ...
+
+    def build_inputs(
+        self,
+        rows: StepRows,
+        newest: torch.Tensor,
+        tables: torch.Tensor,
+        block_size: int,
+        max_query: int,
+        /,
+    ) -> StepInputs:
+        """See ``kernels.reference.inputs``."""
+        ...
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        table: SamplingTable,
+        counts: TokenCounts | None = None,
+        bias: LogitBias | None = None,
+        masks: torch.Tensor | None = None,
+        /,
+    ) -> Sampled:
+        """See ``kernels.reference.sampling_step``."""
+        ...
+
+    def copy_blocks(
+        self, cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor, /
+    ) -> None:
+        """See ``kernels.reference.kv_store``."""
+        ...
+
+
+class Kernels(NamedTuple):
+    """The kernels of one kind, chosen at start (``kernels/select.py``)."""
+
+    attention: AttentionBackend
+    operations: Operations
+
+    @property
+    def name(self) -> str:
+        """``reference``, ``triton`` or ``cpu``."""
+        return self.attention.name

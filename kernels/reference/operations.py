@@ -1,0 +1,18 @@
+"""The reference kernels as one set (``kernels.operations.Operations``)."""
+
+from kernels.reference.fused import add_rms_norm, norm_rope_store
+from kernels.reference.inputs import build_inputs
+from kernels.reference.kv_store import copy_blocks
+from kernels.reference.layers import rms_norm, rope_tables, silu_mul
+from kernels.reference.sampling_step import sample
+
+__all__ = [
+    "add_rms_norm",
+    "build_inputs",
+    "copy_blocks",
+    "norm_rope_store",
+    "rms_norm",
+    "rope_tables",
+    "sample",
+    "silu_mul",
+]

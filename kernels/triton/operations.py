@@ -1,0 +1,18 @@
+"""The triton kernels as one set (``kernels.operations.Operations``)."""
+
+from kernels.reference.layers import rope_tables
+from kernels.triton.inputs import build_inputs
+from kernels.triton.kv_store import copy_blocks, norm_rope_store
+from kernels.triton.layers import add_rms_norm, rms_norm, silu_mul
+from kernels.triton.sampling import sample
+
+__all__ = [
+    "add_rms_norm",
+    "build_inputs",
+    "copy_blocks",
+    "norm_rope_store",
+    "rms_norm",
+    "rope_tables",
+    "sample",
+    "silu_mul",
+]
