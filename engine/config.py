@@ -8,7 +8,7 @@ import msgspec
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-LoadFormat = Literal["auto", "safetensors", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "dummy", "stub"]
 Policy = Literal["fcfs", "priority", "sjf"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -47,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str = "auto"
     num_threads: int | None = None  # CPU threads of the tensor library; None: one a core
     seed: int = 0  # of dummy weights
+    stub_step_ms: float = 0.0  # milliseconds that a step takes under load_format "stub"
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     log_level: LogLevel = "info"  # of the engine's own process, where it has one

@@ -77,7 +77,7 @@ class LLM:
             chat_template: a template's source or file, instead of the model's own.
             dtype: number format of weights and KV cache; auto takes the checkpoint's.
             device: auto takes a GPU when there is one.
-            load_format: "dummy" makes random weights from config.json alone.
+            load_format: "dummy" makes random weights from config.json alone, "stub" has no model.
             max_model_len: longest context in tokens, prompt and output together.
             attention_backend: auto takes the fastest that can serve the model.
             num_threads: CPU threads; one a core when left out.

@@ -28,25 +28,37 @@ def describe_machine() -> dict[str, Any]:
 
 def tree_cpu_s(pid: int) -> float | None:
     """CPU seconds that a process and its living descendants have used; None where unknown."""
-    tick = os.sysconf("SC_CLK_TCK")
+    tree = process_tree(pid)
+    return sum(map(cpu_s, tree)) if tree else None
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and its living descendants; empty where it is gone or cannot be told."""
     children: dict[int, list[int]] = {}
-    spent: dict[int, float] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended since it was listed
-        child, parent = int(entry.name), int(fields[1])
-        children.setdefault(parent, []).append(child)
-        spent[child] = (int(fields[11]) + int(fields[12])) / tick
-    if pid not in spent:
+        fields = _stat(int(entry.name))
+        if fields is not None:
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    tree = [pid] if _stat(pid) is not None else []
+    for member in tree:
+        tree += children.get(member, ())
+    return tree
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that one process has used, of which a tick is 10 ms; 0 once it has ended."""
+    fields = _stat(pid)
+    if fields is None:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third (state) on; None where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
         return None
-    total, pending = 0.0, [pid]
-    while pending:
-        current = pending.pop()
-        total += spent.get(current, 0.0)
-        pending += children.get(current, ())
-    return total
 
 
 def _cpu_model() -> str:

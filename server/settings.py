@@ -126,7 +126,10 @@ class Settings(BaseSettings):
     )
     device: Device = _setting("auto", _MODEL, "Where to run; auto takes a GPU when there is one.")
     load_format: LoadFormat = _setting(
-        "auto", _MODEL, "dummy makes random weights from config.json alone, for measuring."
+        "auto",
+        _MODEL,
+        "For measuring: dummy makes random weights from config.json alone; stub has no model at "
+        "all, and its tokens cost nothing.",
     )
     max_model_len: ScaledInt | None = _setting(
         None,
@@ -142,6 +145,9 @@ class Settings(BaseSettings):
         None, _MODEL, "CPU threads of the engine; one for each core when left out.", ge=1
     )
     seed: int = _setting(0, _MODEL, "Seed of dummy weights.", ge=0)
+    stub_step_ms: float = _setting(
+        0.0, _MODEL, "Milliseconds that a step takes under --load-format stub.", ge=0, le=10_000
+    )
 
     # Server
     host: str = _setting(
@@ -295,6 +301,7 @@ class Settings(BaseSettings):
             attention_backend=self.attention_backend,
             num_threads=self.num_threads,
             seed=self.seed,
+            stub_step_ms=self.stub_step_ms,
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine.client import LoadProgress
     from engine.config import EngineConfig
-    from engine.runner.model_runner import ModelRunner
+    from engine.runner.protocol import Runner
 
 
-def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> ModelRunner:
+def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
     """Load the model that ``config`` names, with its KV cache, ready to run plans.
 
     Raises:
         ModelLoadError: the model cannot be served as asked; one line that says why.
     """
+    if config.load_format == "stub":
+        from engine.runner.stub_runner import load_stub_runner
+
+        return load_stub_runner(config, on_progress)
     from engine.runner.load import load_runner
 
     return load_runner(config, on_progress)

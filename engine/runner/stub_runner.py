@@ -1,0 +1,114 @@
+"""A runner without a model: it emits chosen tokens and computes nothing (``--load-format stub``).
+
+What a server built on it spends is spent by everything around the model: HTTP, tokenizer,
+boundary, scheduler, detokeniser, SSE. A step may be told to take its time, asleep, so that tokens
+come as those of a real model and are not merged on the way. Of the directory of the model only
+the config is read, and the tokenizer by the API. The token at a position is a function of (seed,
+position), as a real one is, so streams resume and repeat as usual; end-of-text tokens never
+come, and no log-probabilities are told.
+"""
+
+from __future__ import annotations
+
+import time
+
+from engine.client import LoadProgress
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.models.checkpoint import fingerprint, read_config
+from engine.models.spec import DecoderSpec
+from engine.types import EngineInfo, MemoryPlan, StepPlan, StepResult
+
+_MAX_BLOCKS = 2**16  # the pool's books take memory, though the blocks do not
+_STRIDE = 7919  # a prime, so that neighbouring positions get unrelated words
+
+
+class StubRunner:
+    """Obeys plans at the cost of a dictionary look-up a row.
+
+    Args:
+        info: what is pretended to be loaded.
+        step_s: seconds that a step takes, asleep.
+    """
+
+    def __init__(self, info: EngineInfo, step_s: float = 0.0) -> None:
+        self._info = info
+        self._step_s = step_s
+        never = set(info.eos_token_ids)
+        self._vocabulary = [id_ for id_ in range(info.vocab_size) if id_ not in never]
+        self._seeds: dict[str, int] = {}
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded: sizes, and no weights."""
+        return self._info
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step. Never raises."""
+        for row_id in plan.removed:
+            self._seeds.pop(row_id, None)
+        for added in plan.added:
+            self._seeds[added.request.id] = added.request.sampling.seed or 0
+        if self._step_s:
+            time.sleep(self._step_s)
+        seeds, vocabulary = self._seeds, self._vocabulary
+        size = len(vocabulary)
+        ids: list[str] = []
+        tokens: list[tuple[int, ...]] = []
+        for row in plan.rows:
+            if row.samples:
+                position = row.start + len(row.token_ids)
+                ids.append(row.id)
+                tokens.append((vocabulary[(seeds[row.id] + position * _STRIDE) % size],))
+        return StepResult(tuple(ids), tuple(tokens), (None,) * len(ids))
+
+
+def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> StubRunner:
+    """A runner with the vocabulary and the context of the model that ``config`` names.
+
+    Raises:
+        ModelLoadError: the directory or its config.json is missing, damaged or not supported.
+    """
+    started_s = time.monotonic()
+    model = read_config(config.model)
+    memory = _plan(model.spec, config)
+    info = EngineInfo(
+        model=config.model,
+        architecture=model.spec.architecture,
+        num_parameters=0,
+        dtype="none",
+        device="none",
+        attention_backend="none",
+        vocab_size=model.spec.vocab_size,
+        max_model_len=memory.max_model_len,
+        eos_token_ids=model.spec.eos_token_ids,
+        memory=memory,
+        fingerprint=fingerprint(model, [], "stub"),
+        load_s=time.monotonic() - started_s,
+    )
+    if on_progress is not None:
+        on_progress(1.0, "no weights")
+    return StubRunner(info, config.stub_step_ms / 1e3)
+
+
+def _plan(spec: DecoderSpec, config: EngineConfig) -> MemoryPlan:
+    """Blocks for every sequence at full length, within reason; there are no bytes behind them."""
+    longest = config.max_model_len or spec.default_context
+    if longest > spec.longest_context:
+        raise ModelLoadError(
+            f"max_model_len {longest} is out of range: this model's context is "
+            f"{spec.longest_context}"
+        )
+    block_size = config.cache.block_size
+    num_blocks = config.cache.num_blocks or min(
+        -(-longest // block_size) * config.scheduler.max_num_seqs, _MAX_BLOCKS
+    )
+    return MemoryPlan(
+        weights_bytes=0,
+        kv_cache_bytes=0,
+        free_bytes=0,
+        bytes_per_token=0,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=min(longest, num_blocks * block_size),
+    )

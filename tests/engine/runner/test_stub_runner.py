@@ -1,0 +1,56 @@
+"""The stub of a model: tokens that cost nothing, but come by the rules of real ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config import EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.errors import ModelLoadError
+from engine.paths import default_model_dir
+from engine.requests import fan_out
+from engine.types import Request, SamplingParams
+
+
+def make_core(**changes: object) -> EngineCore:
+    config = EngineConfig(model=str(default_model_dir()), load_format="stub", **changes)
+    return EngineCore.load(config)
+
+
+def run(core: EngineCore, requests: list[Request]) -> dict[str, list[int]]:
+    texts: dict[str, list[int]] = {request.id: [] for request in requests}
+    for request in requests:
+        core.add(request)
+    while core.has_work:
+        output = core.step()
+        for id_, tokens in zip(output.ids, output.token_ids, strict=True):
+            texts[id_] += tokens
+    return texts
+
+
+def test_tokens_are_a_function_of_seed_and_position():
+    sampling = SamplingParams(max_tokens=30, n=3, seed=4)
+    requests = fan_out("a", tuple(range(300, 340)), sampling)
+    core = make_core()
+    together = run(core, requests)
+    assert all(len(tokens) == 30 for tokens in together.values())
+    assert len({tuple(tokens) for tokens in together.values()}) == 3  # seeds differ
+    assert all(0 <= id_ < core.info.vocab_size for tokens in together.values() for id_ in tokens)
+    assert not {id_ for tokens in together.values() for id_ in tokens} & {*core.info.eos_token_ids}
+    # In small steps and after a resumption they are the same.
+    small = make_core(scheduler=SchedulerConfig(max_num_batched_tokens=8))
+    assert run(small, [requests[0]])["a"] == together["a"]
+    resumed = Request(
+        id="r",
+        prompt_token_ids=requests[1].prompt_token_ids,
+        sampling=requests[1].sampling,
+        resumed_token_ids=tuple(together["a/1"][:11]),
+    )
+    assert run(core, [resumed])["r"] == together["a/1"][11:]
+
+
+def test_sizes_come_from_the_config():
+    with pytest.raises(ModelLoadError, match="out of range"):
+        make_core(max_model_len=10**9)
+    core = make_core(max_model_len=100)
+    assert (core.info.max_model_len, core.info.num_parameters) == (100, 0)
