@@ -1,0 +1,23 @@
+// Linear layers with bfloat16 weights.
+#include "dense.h"
+
+using namespace quire;
+
+extern "C" {
+
+// y[rows][outputs] = x[rows][inputs] * weight^T + bias; inputs is a multiple of 32.
+void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed, const float* bias,
+                 bf16* y, int64_t outputs, bool amx) {
+  for_panels(rows, outputs, inputs * 2, [&](int64_t begin, int64_t end, int64_t panel) {
+    dense_panel(x, begin, end, inputs, packed + panel * PANEL * inputs, bias, y, outputs, panel,
+                amx);
+  });
+}
+
+// `columns` is the weight's own number of inputs, at most `inputs`.
+void quire_dense_pack(const bf16* weight, int64_t outputs, int64_t columns, int64_t inputs,
+                      bf16* packed) {
+  pack_panels<2>(weight, outputs, columns, inputs, packed);
+}
+
+}  // extern "C"

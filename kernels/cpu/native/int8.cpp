@@ -1,0 +1,120 @@
+// Linear layers with int8 weights and activations that are rounded to eight bits row by row:
+//
+//     x[k] ~ step * (code[k] - zero)    codes 0 to 255 span the row's values, zero among them
+//     y[n] = step * scale[n] * (sum(code * weight[n]) - zero * sum(weight[n])) + bias[n]
+#include <limits>
+
+#include "amx.h"
+
+using namespace quire;
+
+namespace {
+
+struct Row {
+  float step;
+  int32_t zero;
+};
+
+// 16 values from bfloat16.
+inline __m512 widen(const bf16* x) {
+  const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+
+// Rounds a row to codes; `inputs` is a multiple of 16. A row that is not finite has such a step, so
+// that its results are not finite either.
+Row quantise(const bf16* x, int64_t inputs, uint8_t* codes) {
+  __m512 least = _mm512_setzero_ps(), most = least;  // zero has a code of its own
+  __m512 taint = least;  // the sum of 0 * value, not a number where a value is not finite
+  for (int64_t k = 0; k < inputs; k += 16) {
+    const __m512 values = widen(x + k);
+    least = _mm512_min_ps(least, values);
+    most = _mm512_max_ps(most, values);
+    taint = _mm512_fmadd_ps(_mm512_setzero_ps(), values, taint);
+  }
+  if (_mm512_cmp_ps_mask(taint, taint, _CMP_UNORD_Q)) {
+    std::fill_n(codes, inputs, uint8_t{0});
+    return {std::numeric_limits<float>::quiet_NaN(), 0};
+  }
+  const float low = _mm512_reduce_min_ps(least), high = _mm512_reduce_max_ps(most);
+  const float step = high > low ? (high - low) / 255.0f : 1.0f;
+  const int32_t zero = static_cast<int32_t>(-low / step + 0.5f);
+  const __m512 inverse = _mm512_set1_ps(1.0f / step);
+  const __m512i shift = _mm512_set1_epi32(zero);
+  for (int64_t k = 0; k < inputs; k += 16) {
+    const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(widen(x + k), inverse));
+    const __m512i whole = _mm512_max_epi32(_mm512_add_epi32(steps, shift), _mm512_setzero_si512());
+    const __m128i bytes = _mm512_cvtusepi32_epi8(whole);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), bytes);
+  }
+  return {step, zero};
+}
+
+// sums[rows][32] = codes[rows][inputs] * panel, by vectors; 1 to 12 rows.
+template <int ROWS>
+inline void int8_tile(const uint8_t* codes, int64_t inputs, const int8_t* panel, int32_t* sums) {
+  __m512i totals[ROWS][2];
+  for (auto& row : totals) row[0] = row[1] = _mm512_setzero_si512();
+  for (int64_t k = 0; k < inputs; k += 4, panel += 4 * PANEL) {
+    const __m512i left = _mm512_loadu_si512(panel), right = _mm512_loadu_si512(panel + 64);
+    for (int r = 0; r < ROWS; ++r) {
+      int32_t four;
+      __builtin_memcpy(&four, codes + r * inputs + k, sizeof four);
+      const __m512i all = _mm512_set1_epi32(four);
+      totals[r][0] = _mm512_dpbusd_epi32(totals[r][0], all, left);
+      totals[r][1] = _mm512_dpbusd_epi32(totals[r][1], all, right);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int half = 0; half < 2; ++half)
+      _mm512_store_si512(sums + r * PANEL + 16 * half, totals[r][half]);
+}
+
+}  // namespace
+
+extern "C" {
+
+// y = x * weight^T + bias; inputs is a multiple of 64. `totals` is the sum of each output's codes.
+void quire_int8(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packed,
+                const float* scales, const int32_t* totals, const float* bias, bf16* y,
+                int64_t outputs, bool amx) {
+  const Scratch<uint8_t> codes(rows * inputs);
+  const Scratch<Row> told(rows);
+#pragma omp parallel for if (rows > 4)
+  for (int64_t r = 0; r < rows; ++r)
+    told.get()[r] = quantise(x + r * inputs, inputs, codes.get() + r * inputs);
+
+  for_panels(rows, outputs, inputs, [&](int64_t begin, int64_t end, int64_t panel) {
+    alignas(64) int32_t sums[MATRIX_ROWS * PANEL];
+    const int8_t* weight = packed + panel * PANEL * inputs;
+    for_tiles(begin, end, amx ? MATRIX_ROWS : VECTOR_ROWS, [&](int64_t row, int64_t count) {
+      const uint8_t* code = codes.get() + row * inputs;
+      if (amx)
+        amx_block<StepInt8>(code, inputs, count, weight, sums);
+      else
+        with_rows<VECTOR_ROWS>(count,
+                               [&]<int ROWS>() { int8_tile<ROWS>(code, inputs, weight, sums); });
+      for (int64_t first = panel * PANEL, half = 0; half < 2; ++half, first += 16) {
+        const __mmask16 mask = lanes(outputs, first);
+        const __m512 scale = _mm512_maskz_loadu_ps(mask, scales + first);
+        const __m512i total = _mm512_maskz_loadu_epi32(mask, totals + first);
+        for (int64_t r = 0; r < count; ++r) {
+          const Row& of = told.get()[row + r];
+          const __m512i excess = _mm512_mullo_epi32(total, _mm512_set1_epi32(of.zero));
+          const __m512i sum = _mm512_load_si512(sums + r * PANEL + 16 * half);
+          const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, excess));
+          const __m512 step = _mm512_mul_ps(scale, _mm512_set1_ps(of.step));
+          store(_mm512_mul_ps(exact, step), bias, y + (row + r) * outputs, outputs, first);
+        }
+      }
+    });
+  });
+}
+
+// `columns` is the weight's own number of inputs, at most `inputs`.
+void quire_int8_pack(const int8_t* weight, int64_t outputs, int64_t columns, int64_t inputs,
+                     int8_t* packed) {
+  pack_panels<4>(weight, outputs, columns, inputs, packed);
+}
+
+}  // extern "C"

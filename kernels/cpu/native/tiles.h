@@ -1,0 +1,113 @@
+// What the linear kernels share: the panel layout, the walk over tiles, and the way results leave.
+//
+// A weight [outputs, inputs] is cut into panels of 32 outputs. Inside a panel the inputs run
+// slowest, so one thread reads one unbroken stream whatever the number of rows is:
+//
+//     dense  [outputs / 32][inputs / 2][32][2]   bfloat16   (what vdpbf16ps and tdpbf16ps multiply)
+//     int8   [outputs / 32][inputs / 4][32][4]   int8       (what vpdpbusd and tdpbusd multiply)
+//     int4   [outputs / 32][inputs / 8][32]      uint32     (eight codes in a word; see int4.cpp)
+//
+// Outputs and inputs that are missing at the end of a weight are zeros. Rows of activations are
+// contiguous and padded to `inputs` by the caller.
+#pragma once
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+namespace quire {
+
+using bf16 = uint16_t;
+
+constexpr int64_t PANEL = 32;        // outputs of a panel: two vectors of 16 floats
+constexpr int64_t VECTOR_ROWS = 12;  // rows of a vector tile: 24 sums, 2 weights, 1 activation
+constexpr int64_t MATRIX_ROWS = 32;  // rows of an AMX tile block: two tiles of 16
+constexpr int64_t CACHED_BYTES = 1 << 20;  // activations that stay in a core's second-level cache
+
+bool has_amx();  // the processor has AMX, and the kernel lets this process use it
+
+// Calls body(begin, end, panel) for blocks of rows by panels, each thread on its own run of panels.
+// The `row_bytes` of a block's rows fit the cache, so that a panel is read from memory once for
+// many rows, and the rows once for many panels.
+template <class Body>
+void for_panels(int64_t rows, int64_t outputs, int64_t row_bytes, Body body) {
+  const int64_t panels = (outputs + PANEL - 1) / PANEL;
+  const int64_t block = std::max<int64_t>(3, CACHED_BYTES / row_bytes / 32) * 32;
+#pragma omp parallel
+  {
+    const int64_t team = omp_get_num_threads(), self = omp_get_thread_num();
+    const int64_t first = panels * self / team, last = panels * (self + 1) / team;
+    for (int64_t begin = 0; begin < rows; begin += block)
+      for (int64_t panel = first; panel < last; ++panel)
+        body(begin, std::min(rows, begin + block), panel);
+  }
+}
+
+// Calls body(row, count) for tiles of nearly equal height: 13 rows are 7 + 6, not 12 + 1.
+template <class Body>
+inline void for_tiles(int64_t begin, int64_t end, int64_t max_rows, Body body) {
+  const int64_t tiles = (end - begin + max_rows - 1) / max_rows;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t row = begin + (end - begin) * i / tiles;
+    body(row, begin + (end - begin) * (i + 1) / tiles - row);
+  }
+}
+
+// Memory for one call, not initialised, on the boundary of a cache line.
+template <class T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t count)
+      : data_(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64))) {}
+  ~Scratch() { std::free(data_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  T* get() const { return data_; }
+
+ private:
+  T* data_;
+};
+
+// [outputs][columns] -> [outputs / 32][inputs / GROUP][32][GROUP], zeros where there is no weight.
+template <int64_t GROUP, class T>
+void pack_panels(const T* weight, int64_t outputs, int64_t columns, int64_t inputs, T* packed) {
+  const int64_t panels = (outputs + PANEL - 1) / PANEL;
+#pragma omp parallel for
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    T* out = packed + panel * PANEL * inputs;
+    for (int64_t k = 0; k < inputs; k += GROUP)
+      for (int64_t n = panel * PANEL; n < (panel + 1) * PANEL; ++n)
+        for (int64_t i = k; i < k + GROUP; ++i)
+          *out++ = n < outputs && i < columns ? weight[n * columns + i] : T{0};
+  }
+}
+
+// The lanes of a panel's half that are outputs: the last panel may be narrower.
+inline __mmask16 lanes(int64_t outputs, int64_t first) {
+  const int64_t left = std::clamp<int64_t>(outputs - first, 0, 16);
+  return static_cast<__mmask16>((1u << left) - 1);
+}
+
+// Rounds 16 sums to bfloat16 and writes those that are outputs, the bias (or null) added.
+inline void store(__m512 sums, const float* bias, bf16* y, int64_t outputs, int64_t first) {
+  const __mmask16 mask = lanes(outputs, first);
+  if (bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, bias + first));
+  const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sums));
+  _mm256_mask_storeu_epi16(y + first, mask, rounded);
+}
+
+// Calls body<rows>() for a number of rows that is known when the program runs, 1 to MAX.
+template <int MAX, class Body>
+inline void with_rows(int64_t rows, Body&& body) {
+  if constexpr (MAX > 0) {
+    if (rows == MAX)
+      body.template operator()<MAX>();
+    else
+      with_rows<MAX - 1>(rows, body);
+  }
+}
+
+}  // namespace quire

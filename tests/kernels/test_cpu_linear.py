@@ -1,0 +1,197 @@
+"""The native linear layers against float64, at every number of rows that takes another path."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu import linear
+from kernels.cpu.native import build
+from kernels.reference.quantised import (
+    dequantise_int4,
+    dequantise_int8,
+    linear_int4,
+    linear_int8,
+    quantise_int4,
+    quantise_int8,
+)
+
+native = pytest.mark.skipif(
+    not linear.is_available(), reason="no AVX-512 BF16 and VNNI, or no C++ compiler"
+)
+# One row, the last row of a tile and the first beyond it, more than one block of cached rows.
+_ROWS = (1, 2, 3, 5, 12, 13, 16, 17, 32, 33, 70)
+_SHAPES = ((1, 32), (50, 64), (97, 31), (896, 100), (33, 4864))  # outputs, inputs
+
+
+@pytest.fixture(params=[False, True], ids=["vectors", "amx"])
+def layer_kind(request, monkeypatch):
+    """Both ways through the kernels where the processor has both."""
+    library, has_amx = linear._library()
+    if request.param and not has_amx:
+        pytest.skip("no AMX")
+    monkeypatch.setattr(linear, "_library", lambda: (library, request.param))
+
+
+def _problem(rows: int, outputs: int, inputs: int, seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
+    x = (torch.randn(rows, inputs, generator=generator) + 0.5).bfloat16()
+    return x, weight, torch.randn(outputs, generator=generator)
+
+
+def _error(
+    actual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> float:
+    expected = x.double() @ weight.double().T + bias.double()
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+def _to_eight_bits(x: torch.Tensor) -> torch.Tensor:
+    """Rows rounded to 256 steps between their least and their largest value, zero among them."""
+    low, high = x.double().aminmax(dim=1, keepdim=True)
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    step = (high - low) / 255
+    zero = (-low / step).round()
+    return (((x.double() / step).round() + zero).clamp(0, 255) - zero) * step
+
+
+@native
+@pytest.mark.usefixtures("layer_kind")
+@pytest.mark.parametrize("shape", _SHAPES, ids=str)
+@pytest.mark.parametrize("rows", _ROWS)
+def test_products_are_those_of_the_weights_that_are_held(rows, shape):
+    x, weight, bias = _problem(rows, *shape, seed=rows)
+    assert _error(linear.PanelDense(weight, bias)(x), x, weight, bias) < 5e-3
+    rounded = dequantise_int8(quantise_int8(weight), torch.float64)
+    assert _error(linear.PanelInt8(weight, bias)(x), _to_eight_bits(x), rounded, bias) < 5e-3
+    padding = (0, -shape[1] % linear.INT4_GROUP)
+    padded = torch.nn.functional.pad(weight, padding)
+    codes = quantise_int4(padded, linear.INT4_GROUP)
+    rounded = dequantise_int4(codes, torch.float64)[:, : shape[1]]
+    assert _error(linear.PanelInt4(weight, bias)(x), x, rounded, bias) < 6e-3
+
+
+@native
+@pytest.mark.usefixtures("layer_kind")
+def test_many_rows_and_no_rows():
+    x, weight, _ = _problem(1500, 40, 2048, seed=0)  # more rows than a block holds
+    for make in (linear.PanelDense, linear.PanelInt8, linear.PanelInt4):
+        layer = make(weight, None)
+        assert _error(layer(x), x, weight, torch.zeros(40)) < 0.12
+        assert layer(x[:0]).shape == (0, 40)
+
+
+@native
+@pytest.mark.usefixtures("layer_kind")
+@pytest.mark.parametrize("make", [linear.PanelDense, linear.PanelInt8])
+def test_a_row_has_the_same_bits_alone_and_in_a_crowd(make):
+    x, weight, bias = _problem(70, 100, 96, seed=1)
+    layer = make(weight, bias)
+    crowd = layer(x)
+    for row in (0, 11, 12, 40, 69):
+        assert torch.equal(layer(x[row : row + 1])[0], crowd[row])
+
+
+@native
+@pytest.mark.parametrize("make", [linear.PanelDense, linear.PanelInt8, linear.PanelInt4])
+def test_a_broken_row_does_not_touch_the_others(make):
+    x, weight, bias = _problem(20, 64, 64, seed=2)
+    layer = make(weight, bias)
+    clean = layer(x)
+    x[7, 3] = float("nan")
+    broken = layer(x)
+    others = [row for row in range(20) if row != 7]
+    assert torch.equal(broken[others], clean[others])
+    assert not broken[7].isfinite().any()
+
+
+@native
+@pytest.mark.parametrize("make", [linear.PanelDense, linear.PanelInt8])
+def test_rows_of_a_weight_come_back_as_embeddings(make):
+    _, weight, _ = _problem(1, 97, 50, seed=3)
+    ids = torch.tensor([96, 0, 31, 32, 31])
+    found = make(weight, None).rows(ids)
+    assert found.shape == (5, 50)
+    torch.testing.assert_close(found, weight[ids], rtol=0.01, atol=0.02)
+    if make is linear.PanelDense:
+        assert torch.equal(found, weight[ids])
+
+
+@native
+def test_any_float_dtype_goes_in_and_comes_out():
+    x, weight, bias = _problem(3, 64, 64, seed=4)
+    layer = linear.PanelDense(weight.float(), bias.bfloat16())
+    assert layer(x.float()).dtype == torch.float32
+    # Columns of a wider tensor: what attention and fused projections hand on.
+    wide = torch.cat((x, x), dim=1)
+    assert torch.equal(layer(wide[:, 64:]), layer(x))
+
+
+@native
+def test_memory_is_that_of_the_rounded_weights():
+    weight = torch.randn(1024, 1024).bfloat16()
+    plain = weight.nbytes
+    assert linear.PanelDense(weight, None).num_bytes == plain
+    assert linear.PanelInt8(weight, None).num_bytes <= plain * 0.51
+    assert linear.PanelInt4(weight, None).num_bytes <= plain * 0.29
+
+
+@native
+def test_one_team_of_threads_serves_torch_and_these():
+    maps = Path("/proc/self/maps").read_text()
+    assert len(set(re.findall(r"\S*libgomp\S*", maps))) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_moves_a_weight_by_half_a_step_at_most(dtype):
+    weight = torch.randn(30, 128, generator=torch.Generator().manual_seed(5)).to(dtype)
+    codes = quantise_int8(weight)
+    moved = (dequantise_int8(codes, torch.float64) - weight.double()).abs()
+    assert (moved <= codes.scales.double()[:, None] * 0.501).all()
+    grouped = quantise_int4(weight, 32)
+    moved = (dequantise_int4(grouped, torch.float64) - weight.double()).abs().view(30, 4, 32)
+    # The level opposite to the largest value is 7, not 8: there the error reaches a whole step.
+    assert (moved <= grouped.scales.double().abs()[:, :, None] * 1.01).all()
+    assert (moved <= grouped.scales.double().abs()[:, :, None] * 0.51).double().mean() > 0.97
+
+
+def test_weights_of_zeros_stay_zeros():
+    zeros = torch.zeros(4, 64)
+    assert not dequantise_int8(quantise_int8(zeros), torch.float32).any()
+    assert not dequantise_int4(quantise_int4(zeros, 32), torch.float32).any()
+    x = torch.randn(2, 64)
+    assert not linear_int8(x, quantise_int8(zeros), None).any()
+    assert not linear_int4(x, quantise_int4(zeros, 32), None).any()
+
+
+def test_without_a_compiler_there_is_no_library_and_the_log_says_so(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(build, "_missing", list)
+    monkeypatch.setattr(build, "_HERE", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level("INFO"):
+        assert build.load.__wrapped__() is None
+    assert "no C++ compiler" in caplog.text
+
+
+def test_a_compiler_that_fails_is_told_in_one_line(monkeypatch, tmp_path):
+    (tmp_path / "broken.cpp").write_text("int f( {\n")
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'broken.cpp:1: error: expected' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build, "_HERE", tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(build.BuildError, match="error: expected") as raised:
+        build.compile_into(tmp_path / "cache")
+    assert "\n" not in str(raised.value)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_processor_without_the_instructions_is_refused(monkeypatch):
+    monkeypatch.setattr(build, "_missing", lambda: ["avx512_bf16"])
+    with pytest.raises(build.BuildError, match="lacks avx512_bf16"):
+        build.library()
