@@ -8,7 +8,7 @@ A backend is chosen once, at start (``kernels/select.py``). The state of a step 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ class AttentionSpec:
     device: torch.device
     windows: tuple[int | None, ...] = (None,)  # the distinct windows of the layers, in tokens
     softcap: float | None = None
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,14 @@ class LayerAttention:
     """One layer's attention: ``softmax(softcap(q k^T * scale) + mask) v``.
 
     The mask is causal; a query at position p sees the ``window`` positions (p - window, p].
+    A sink is one more score in each softmax, which has no value: it takes weight and adds nothing.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None  # c * tanh(x / c), as in Gemma 2
+    # [num_heads] float32, as in GPT-OSS
+    sinks: torch.Tensor | None = field(default=None, compare=False)
 
 
 class LayerCache(NamedTuple):

@@ -150,7 +150,9 @@ def _decode(
         scores = torch.tanh(scores / layer.softcap) * layer.softcap
     if bucket.masked is not None:
         scores.view(num_rows, kv_heads, group, -1).masked_fill_(bucket.masked, float("-inf"))
-    output = torch.bmm(torch.softmax(scores, dim=-1), values)
+    sinks = None if layer.sinks is None else layer.sinks.view(1, kv_heads, group, 1)
+    weights = _softmax(scores.view(num_rows, kv_heads, group, -1), sinks)
+    output = torch.bmm(weights.view(scores.shape), values)
     return output.view(num_rows, num_heads, head_dim).to(query.dtype)
 
 
@@ -168,7 +170,7 @@ def _attend_chunk(
     keys = keys.view(kv_heads, -1, head_dim)[:, used]
     values = values.view(kv_heads, -1, head_dim)[:, used]
     heads = query.float().transpose(0, 1)  # [heads, n, head_dim]
-    if layer.softcap is None:
+    if layer.softcap is None and layer.sinks is None:
         output = functional.scaled_dot_product_attention(
             heads.unsqueeze(0),
             keys.unsqueeze(0),
@@ -181,13 +183,23 @@ def _attend_chunk(
     else:
         grouped = heads.reshape(kv_heads, -1, *heads.shape[1:])
         scores = (grouped * layer.scale) @ keys.unsqueeze(1).transpose(2, 3)
-        scores = torch.tanh(scores / layer.softcap) * layer.softcap
+        if layer.softcap is not None:
+            scores = torch.tanh(scores / layer.softcap) * layer.softcap
         seen = chunk.mask
         if seen is None:
             seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril_()
         scores.masked_fill_(~seen, float("-inf"))
-        output = (torch.softmax(scores, dim=-1) @ values.unsqueeze(1)).reshape(heads.shape)
+        sinks = None if layer.sinks is None else layer.sinks.view(kv_heads, -1, 1, 1)
+        output = (_softmax(scores, sinks) @ values.unsqueeze(1)).reshape(heads.shape)
     return output.transpose(0, 1).to(query.dtype)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Over the last dimension; a sink is one more score there, whose weight is dropped."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    with_sink = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    return torch.softmax(with_sink, dim=-1)[..., :-1]
 
 
 def _gather(

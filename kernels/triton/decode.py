@@ -1,10 +1,10 @@
 """Paged attention of single queries: split over the keys, heads of a group packed together.
 
-    seq_lens ─► decode_plan ─► which part of which row each work item is
-                                     │
+    seq_lens ─► plan ─► which part of which row each work item is
+                              │
     query, cache ─► split kernel: one item = one KV head x one run of SPLIT_SIZE slots
-                                     │  output, where a row has one run; else partial results
-                               merge kernel ─► output
+                              │  output, where a row has one run; else partial results
+                        merge kernel ─► output
 
 PagedAttention (Kwon et al. 2023) with the split of Flash-Decoding (Dao et al. 2023) and the
 online softmax of FlashAttention-2 (Dao 2023). The heads that share a KV head are the rows of
@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.decode_plan import SPLIT_SIZE, DecodePlan, first_split_of
 from kernels.triton.launch import launch, persistent_programs, power_of_2
+from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, first_split_of
 from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets, tanh
 
 _TILE = 64
@@ -28,28 +28,27 @@ _MIN_DOT_ROWS = 16  # the smallest matrix product of the tensor cores
 
 
 def decode_attention(
-    plan: DecodePlan,
+    plan: AttentionPlan,
     layer: LayerAttention,
     query: torch.Tensor,
     cache: LayerCache,
     output: torch.Tensor,
-    sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attend, and write the rows of the plan into ``output``.
+    """Attend for the rows with a single query, and write them into ``output``.
 
     Args:
-        plan: made for ``layer.window``.
-        layer: scale, window and cap.
+        plan: with splits for ``layer.window``.
+        layer: scale, window, cap and sinks.
         query: [num_tokens, num_heads, head_dim], heads contiguous.
         cache: the layer's blocks.
-        output: [num_tokens, num_heads, head_dim] contiguous; other rows stay as they are.
-        sinks: [num_heads] float32, a logit of each head that takes its share of the softmax
-            and adds nothing (GPT-OSS), or None.
+        output: [num_tokens, num_heads, head_dim] contiguous; a row of length 0 is 0, and rows
+            with several queries stay as they are.
     """
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
     group = num_heads // num_kv_heads
-    num_rows, capacity = plan.seq_lens.shape[0], plan.split_rows.shape[0]
+    splits, (query_start, seq_lens, lines, tables) = plan.splits[layer.window], plan.geometry
+    num_rows, capacity = seq_lens.shape[0], splits.capacity
     partial = torch.empty((capacity, num_heads, head_dim), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
     dim = power_of_2(head_dim)
@@ -62,15 +61,16 @@ def decode_attention(
         query,
         cache.keys,
         cache.values,
-        plan.query_rows,
-        plan.seq_lens,
-        plan.block_tables,
-        plan.split_starts,
-        plan.split_rows,
-        sinks,
+        query_start,
+        seq_lens,
+        lines,
+        tables,
+        splits.starts,
+        splits.rows,
+        layer.sinks,
         num_rows,
         query.stride(0),
-        plan.block_tables.stride(0),
+        tables.stride(0),
         layer.scale * LOG2_E.value,
         (layer.softcap or 0.0) * LOG2_E.value,
         layer.scale / (layer.softcap or 1.0),
@@ -87,28 +87,29 @@ def decode_attention(
         num_warps=4,
         num_stages=5 if dim <= 128 else 4,  # half of them for the numbers of the blocks
     )
-    launch(
-        _merge_kernel,
-        (num_rows, num_heads),
-        output,
-        partial,
-        partial_lse,
-        plan.query_rows,
-        plan.split_starts,
-        sinks,
-        HEAD_DIM=head_dim,
-        DIM=dim,
-        TILE=_MERGE_TILE,
-        num_warps=4,
-    )
+    if plan.merges:
+        launch(
+            _merge_kernel,
+            (num_rows, num_heads),
+            output,
+            partial,
+            partial_lse,
+            query_start,
+            splits.starts,
+            layer.sinks,
+            HEAD_DIM=head_dim,
+            DIM=dim,
+            TILE=_MERGE_TILE,
+            num_warps=4,
+        )
 
 
 @triton.jit(
     do_not_specialize=["num_rows", "table_stride"],
     do_not_specialize_on_alignment=[
-        "query_rows",
+        "query_start",
         "seq_lens",
-        "block_tables",
+        "lines",
         "split_starts",
         "split_rows",
     ],
@@ -120,9 +121,10 @@ def _split_kernel(
     query,
     keys,
     values,
-    query_rows,
+    query_start,
     seq_lens,
-    block_tables,
+    lines,  # of the tables
+    tables,
     split_starts,
     split_rows,
     sinks,
@@ -156,9 +158,10 @@ def _split_kernel(
         seq_len = tl.load(seq_lens + row)
         first_split = tl.load(split_starts + row)
         num_splits = tl.load(split_starts + row + 1) - first_split
-        run = split - first_split + first_split_of(seq_len, SPLIT_SIZE, WINDOW)
+        run = split - first_split + first_split_of(seq_len, WINDOW, SPLIT_SIZE)
         heads = kv_head * GROUP + group
-        token = tl.load(query_rows + row).to(tl.int64)
+        token = tl.load(query_start + row).to(tl.int64)
+        table = tables + tl.load(lines + row).to(tl.int64) * table_stride
         q = tl.load(
             query + token * query_stride + heads[:, None] * HEAD_DIM + dims[None, :],
             mask=in_tile,
@@ -168,7 +171,7 @@ def _split_kernel(
             q,
             keys,
             values,
-            block_tables + row.to(tl.int64) * table_stride,
+            table,
             run * SPLIT_SIZE,
             seq_len,
             kv_head,
@@ -252,26 +255,28 @@ def _attend_run(
         v = tl.load(values + offsets, mask=is_read, other=0.0)
         acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
         top = new_top
+    # A row of length 0 is padding: its mean is 0.
+    total = tl.where(total > 0.0, total, 1.0)
     return acc / total[:, None], top + tl.log2(total)
 
 
-@triton.jit(do_not_specialize_on_alignment=["query_rows", "split_starts"])
+@triton.jit(do_not_specialize_on_alignment=["query_start", "split_starts"])
 def _merge_kernel(
     output,
     partial,
     partial_lse,
-    query_rows,
+    query_start,
     split_starts,
     sinks,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One head of one row: the means of its splits, weighted; nothing where there is one."""
+    """One head of one row: the means of its splits, weighted; done already where there is one."""
     row, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
     begin, end = tl.load(split_starts + row), tl.load(split_starts + row + 1)
-    if end - begin == 1:
+    if end - begin <= 1:
         return
     dims = tl.arange(0, DIM)
     top = tl.full([], -float("inf"), tl.float32)
@@ -295,8 +300,7 @@ def _merge_kernel(
         top = new_top
     if sinks is not None:
         total += tl.exp2(tl.load(sinks + head) * LOG2_E - top)
-    # A padding row has no split: 0 / 1.
-    mean = acc / tl.where(end > begin, total, 1.0)
-    token = tl.load(query_rows + row).to(tl.int64)
+    mean = acc / total
+    token = tl.load(query_start + row).to(tl.int64)
     place = output + (token * num_heads + head) * HEAD_DIM + dims
     tl.store(place, mean.to(output.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -10,99 +10,51 @@ head`` its rows, so a short chunk of a model with large groups still fills the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import launch, power_of_2
+from kernels.triton.plan import TILE_ROWS, AttentionPlan
 from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets, tanh
 
-_ROWS = 128  # of a query tile: two warp groups' products
 _TILE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillPlan:
-    """The query tiles of a step, those with most keys first. Lives on the device."""
-
-    tile_rows: torch.Tensor  # [tiles] int32, which of the rows below
-    tile_starts: torch.Tensor  # [tiles] int32, the tile's first query, counted within its row
-    query_begins: torch.Tensor  # [rows] int32, where a row's queries begin in the batch
-    query_lens: torch.Tensor  # [rows] int32
-    seq_lens: torch.Tensor  # [rows] int32, the queries included: they are the last ones
-    block_tables: torch.Tensor  # [rows, width] int32
-
-
-def plan_prefill(
-    lengths: np.ndarray,
-    seq_lengths: np.ndarray,
-    group: int,
-    query_begins: torch.Tensor,
-    query_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-) -> PrefillPlan:
-    """Cut the queries of some rows into tiles.
-
-    Args:
-        lengths, seq_lengths: [rows] what ``query_lens`` and ``seq_lens`` hold, on the host.
-        group: query heads to a KV head, at most 128.
-        query_begins, query_lens, seq_lens: [rows] int32, on the device.
-        block_tables: [rows, width] int32, on the device.
-    """
-    num_queries = queries_a_tile(group)
-    counts = -(-lengths // num_queries)
-    tile_rows = np.repeat(np.arange(lengths.size), counts)
-    first = np.cumsum(counts) - counts
-    starts = (np.arange(tile_rows.size) - np.repeat(first, counts)) * num_queries
-    # Those with most keys first, so that no long tile is left for the end.
-    last_query = np.minimum(starts + num_queries, lengths[tile_rows])
-    order = np.argsort(lengths[tile_rows] - seq_lengths[tile_rows] - last_query, kind="stable")
-    tiles = np.stack((tile_rows[order], starts[order])).astype(np.int32)
-    rows, starts = torch.from_numpy(tiles).to(seq_lens.device)
-    return PrefillPlan(rows, starts, query_begins, query_lens, seq_lens, block_tables)
-
-
-def queries_a_tile(group: int) -> int:
-    """Neighbouring queries in one tile; with a group of 7, say, 18 of 126 rows."""
-    return _ROWS // group
-
-
 def prefill_attention(
-    plan: PrefillPlan,
+    plan: AttentionPlan,
     layer: LayerAttention,
     query: torch.Tensor,
     cache: LayerCache,
     output: torch.Tensor,
-    sinks: torch.Tensor | None = None,
 ) -> None:
-    """Attend, and write the plan's rows into ``output``; the arguments are ``decode_attention``'s.
+    """Attend for the rows that the plan has cut into tiles, and write them into ``output``.
 
-    Any window goes with any plan.
+    The arguments are ``decode_attention``'s; any window goes with any plan.
     """
+    assert plan.tiles is not None
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
+    tiles, (query_start, seq_lens, lines, tables) = plan.tiles, plan.geometry
     dim = power_of_2(head_dim)
     launch(
         _prefill_kernel,
-        (plan.tile_rows.shape[0] * num_kv_heads,),
+        (tiles.capacity * num_kv_heads,),
         output,
         query,
         cache.keys,
         cache.values,
-        plan.tile_rows,
-        plan.tile_starts,
-        plan.query_begins,
-        plan.query_lens,
-        plan.seq_lens,
-        plan.block_tables,
-        sinks,
+        query_start,
+        seq_lens,
+        lines,
+        tables,
+        tiles.starts,
+        tiles.rows,
+        layer.sinks,
+        seq_lens.shape[0],
         query.stride(0),
-        plan.block_tables.stride(0),
+        tables.stride(0),
         layer.scale * LOG2_E.value,
         (layer.softcap or 0.0) * LOG2_E.value,
         layer.scale / (layer.softcap or 1.0),
@@ -111,7 +63,7 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         DIM=dim,
         BLOCK_SIZE=block_size,
-        ROWS=_ROWS,
+        ROWS=TILE_ROWS,
         TILE=_TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
@@ -122,14 +74,13 @@ def prefill_attention(
 
 # What changes from step to step is not specialised on: see decode.py.
 @triton.jit(
-    do_not_specialize=["table_stride"],
+    do_not_specialize=["num_rows", "table_stride"],
     do_not_specialize_on_alignment=[
-        "tile_rows",
-        "tile_starts",
-        "query_begins",
-        "query_lens",
+        "query_start",
         "seq_lens",
-        "block_tables",
+        "lines",
+        "tile_starts",
+        "tile_rows",
     ],
 )
 def _prefill_kernel(
@@ -137,13 +88,14 @@ def _prefill_kernel(
     query,
     keys,
     values,
-    tile_rows,
-    tile_starts,
-    query_begins,
-    query_lens,
+    query_start,
     seq_lens,
-    block_tables,
+    lines,  # of the tables
+    tables,
+    tile_starts,
+    tile_rows,
     sinks,
+    num_rows,
     query_stride,
     table_stride,
     scale,  # times log2 e
@@ -161,11 +113,16 @@ def _prefill_kernel(
 ):
     """One query tile of one KV head."""
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
-    row, first_query = tl.load(tile_rows + tile), tl.load(tile_starts + tile)
-    begin, num_queries = tl.load(query_begins + row), tl.load(query_lens + row)
-    seq_len = tl.load(seq_lens + row)
-    past = seq_len - num_queries
+    # The grid is as large as a bound.
+    if tile >= tl.load(tile_starts + num_rows):
+        return
     QUERIES: tl.constexpr = ROWS // GROUP
+    row = tl.load(tile_rows + tile)
+    begin, seq_len = tl.load(query_start + row), tl.load(seq_lens + row)
+    num_queries = tl.load(query_start + row + 1) - begin
+    past = seq_len - num_queries
+    # A row's last tile has most keys: it is the first to start, or it would end alone.
+    first_query = (tl.load(tile_starts + row + 1) - 1 - tile) * QUERIES
     num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
 
     place = tl.arange(0, ROWS)
@@ -195,7 +152,7 @@ def _prefill_kernel(
         unmasked = tl.minimum(unmasked, end)
     seen_by_all = tl.maximum(seen_by_all, unmasked)
 
-    table = block_tables + row.to(tl.int64) * table_stride
+    table = tables + tl.load(lines + row).to(tl.int64) * table_stride
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM], tl.float32)
@@ -239,6 +196,7 @@ def _prefill_kernel(
     if sinks is not None:
         sink = tl.load(sinks + heads) * LOG2_E
         total += tl.exp2(sink - top)
-    acc = acc / total[:, None]
+    # A row of length 0 is padding: its output is 0.
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     target = output + (tokens * num_heads + heads)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(target, acc.to(output.dtype.element_ty), mask=in_tile)

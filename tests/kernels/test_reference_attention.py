@@ -30,12 +30,16 @@ def _naive(query, keys, values, layer, start):
             scores = (k @ query[i, head].double()) * layer.scale
             if layer.softcap is not None:
                 scores = layer.softcap * torch.tanh(scores / layer.softcap)
-            weights = torch.softmax(scores, dim=0)
+            if layer.sinks is not None:
+                scores = torch.cat((scores, layer.sinks[head : head + 1].double()))
+            weights = torch.softmax(scores, dim=0)[: k.shape[0]]
             output[i, head] = weights @ values[first : position + 1, head // group].double()
     return output
 
 
-def _check(rows, *, kv_heads, group, head_dim, block_size, window, softcap, dtype, seed):
+def _check(
+    rows, *, kv_heads, group, head_dim, block_size, window, softcap, dtype, seed, has_sinks=False
+):
     """rows: (context before this step, new tokens) of each sequence."""
     rng = np.random.default_rng(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -46,7 +50,8 @@ def _check(rows, *, kv_heads, group, head_dim, block_size, window, softcap, dtyp
     spec = AttentionSpec(
         kv_heads * group, kv_heads, head_dim, block_size, dtype, CPU, (window,), softcap
     )
-    layer = LayerAttention(head_dim**-0.5, window, softcap)
+    sinks = noise(kv_heads * group).float() if has_sinks else None
+    layer = LayerAttention(head_dim**-0.5, window, softcap, sinks)
     lens = np.array([start + new for start, new in rows])
     num_blocks = -(-lens // block_size)
     total = int(num_blocks.sum()) + 3
@@ -91,9 +96,10 @@ _ROW = st.tuples(st.integers(0, 40), st.one_of(st.just(1), st.integers(1, 20)))
     softcap=st.sampled_from([None, 3.0]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 2**16),
+    has_sinks=st.booleans(),
 )
 def test_any_ragged_batch_equals_the_naive_loop(
-    rows, kv_heads, group, block_size, window, softcap, dtype, seed
+    rows, kv_heads, group, block_size, window, softcap, dtype, seed, has_sinks
 ):
     _check(
         rows,
@@ -105,6 +111,7 @@ def test_any_ragged_batch_equals_the_naive_loop(
         softcap=softcap,
         dtype=dtype,
         seed=seed,
+        has_sinks=has_sinks,
     )
 
 

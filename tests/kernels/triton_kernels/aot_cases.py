@@ -7,15 +7,15 @@ from functools import partial
 
 import torch
 
-from kernels.attention import LayerAttention, LayerCache
+from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.triton.decode import decode_attention
-from kernels.triton.decode_plan import plan_decode
 from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
 from kernels.triton.moe import fused_moe
-from kernels.triton.prefill import PrefillPlan, prefill_attention
+from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
+from kernels.triton.prefill import prefill_attention
 from kernels.triton.sampling import sample
 
 META = torch.device("meta")
@@ -30,10 +30,16 @@ def ints(*shape: int) -> torch.Tensor:
     return empty(*shape, dtype=torch.int32)
 
 
+def attention_plan(bounds: WorkBounds, window: int | None, group: int) -> AttentionPlan:
+    rows = bounds.num_rows
+    geometry = DeviceGeometry(ints(rows + 1), ints(rows), ints(rows), ints(1024, 64))
+    return plan_attention(bounds, geometry, (window,), group)
+
+
 def decode(
     heads: int, kv_heads: int, dim: int, block: int, window: int | None, cap: float | None
 ) -> None:
-    plan = plan_decode(ints(256), ints(256), ints(256, 64), window, 1024)
+    plan = attention_plan(WorkBounds(256, 1024, 0, tiles_only=False), window, heads // kv_heads)
     cache = LayerCache(empty(20000, kv_heads, block, dim), empty(20000, kv_heads, block, dim))
     query, output = empty(256, heads, dim), empty(256, heads, dim)
     decode_attention(plan, LayerAttention(0.1, window, cap), query, cache, output)
@@ -42,7 +48,7 @@ def decode(
 def prefill(
     heads: int, kv_heads: int, dim: int, block: int, window: int | None, cap: float | None
 ) -> None:
-    plan = PrefillPlan(ints(64), ints(64), ints(8), ints(8), ints(8), ints(8, 64))
+    plan = attention_plan(WorkBounds(8, 0, 64, tiles_only=False), window, heads // kv_heads)
     cache = LayerCache(empty(20000, kv_heads, block, dim), empty(20000, kv_heads, block, dim))
     query, output = empty(8192, heads, dim), empty(8192, heads, dim)
     prefill_attention(plan, LayerAttention(0.1, window, cap), query, cache, output)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from kernels.attention import LayerCache
+from kernels.attention import BatchGeometry, DeviceGeometry, LayerCache
 from kernels.bench.suite import MakeCase, full_suite, tiny_suite
 from kernels.triton.backend import TritonAttention
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
@@ -27,7 +28,8 @@ def run(problem: Problem) -> torch.Tensor:
     cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache))
     query = problem.query.to(DEVICE)
     torch.full_like(query, float("nan"))  # freed, and likely what the output is made of
-    state = backend.plan(problem.geometry, spec)
+    on_device = DeviceGeometry(*(part.to(DEVICE) for part in problem.geometry.device))
+    state = backend.plan(replace(problem.geometry, device=on_device), spec)
     return backend.forward(state, problem.layer, query, cache).cpu()
 
 
@@ -71,30 +73,31 @@ def test_benchmark_cases_are_right(make: MakeCase) -> None:
 
 
 def test_decode_is_captured_once_for_all_lengths() -> None:
-    """One CUDA graph, replayed after the lengths on the device have changed."""
-    from kernels.triton.decode import decode_attention
-    from kernels.triton.decode_plan import plan_decode
+    """One CUDA graph with plan and attention, replayed after the batch on the device has changed.
 
+    No row's length fits its own bound, only their sum.
+    """
     problem = make_problem([1, 1, 1], [1200, 40, 700], group=4, dtype=torch.float16)
+    spec = replace(problem.spec, device=DEVICE)
     cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache))
-    tables = torch.from_numpy(problem.geometry.block_tables).to(DEVICE, torch.int32)
-    lens = torch.tensor([5, 41, 300], dtype=torch.int32, device=DEVICE)
-    rows = torch.arange(3, dtype=torch.int32, device=DEVICE)
+    bounds = BatchGeometry.of(np.arange(4), np.full(3, 1024), problem.geometry.tables, DEVICE)
     query = problem.query.to(DEVICE)
     output = torch.full(query.shape, float("nan"), dtype=query.dtype, device=DEVICE)
+    backend = TritonAttention()
 
     def step() -> None:
-        plan = plan_decode(rows, lens, tables, None, capacity=12)
-        decode_attention(plan, problem.layer, query, cache, output)
+        state = backend.plan(bounds, spec)
+        output.copy_(backend.forward(state, problem.layer, query, cache))
 
     step()  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    for seq_lens in ([1201, 41, 701], [600, 1, 513]):
-        lens.copy_(torch.tensor(seq_lens))
+    for lens in ([1201, 41, 701], [600, 1, 513]):
+        actual = replace(problem.geometry, seq_lens=np.array(lens, dtype=np.int32))
+        assert backend.fits(bounds, actual, spec)
+        bounds.device.seq_lens.copy_(torch.tensor(lens))
         output.fill_(float("nan"))
         graph.replay()
-        geometry = replace(problem.geometry, seq_lens=torch.tensor(seq_lens).numpy())
-        expected = attend(replace(problem, geometry=geometry))
+        expected = attend(replace(problem, geometry=actual))
         assert (output.cpu().double() - expected).norm() / expected.norm() < 1e-2

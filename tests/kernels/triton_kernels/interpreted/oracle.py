@@ -32,6 +32,7 @@ def make_problem(
     window: int | None = None,
     softcap: float | None = None,
     dtype: torch.dtype = torch.float32,
+    sinks: torch.Tensor | None = None,
     seed: int = 0,
 ) -> Problem:
     """Random queries and keys; blocks in random places; poison between and behind them."""
@@ -66,15 +67,16 @@ def make_problem(
             torch.device("cpu"),
             (window,),
             softcap,
+            sinks is not None,
         ),
-        layer=LayerAttention(scale, window, softcap),
+        layer=LayerAttention(scale, window, softcap, sinks),
         geometry=BatchGeometry.of(starts, seq_lens, tables, torch.device("cpu")),
         query=fused.to(dtype)[:, :num_heads],
         cache=cache,
     )
 
 
-def attend(problem: Problem, sinks: torch.Tensor | None = None) -> torch.Tensor:
+def attend(problem: Problem) -> torch.Tensor:
     """[num_tokens, num_heads, head_dim] float64."""
     spec, layer, geometry = problem.spec, problem.layer, problem.geometry
     group = spec.num_heads // spec.num_kv_heads
@@ -96,8 +98,8 @@ def attend(problem: Problem, sinks: torch.Tensor | None = None) -> torch.Tensor:
         if layer.window is not None:
             seen &= slots_seen > places - layer.window
         scores = scores.masked_fill(~seen, float("-inf"))
-        if sinks is not None:
-            column = sinks.double()[:, None, None].expand(-1, end - begin, 1)
+        if layer.sinks is not None:
+            column = layer.sinks.double()[:, None, None].expand(-1, end - begin, 1)
             scores = torch.cat((scores, column), dim=-1)
         weights = torch.softmax(scores, dim=-1)[..., :seq_len]
         output[begin:end] = torch.einsum("hql,lhd->qhd", weights, values)

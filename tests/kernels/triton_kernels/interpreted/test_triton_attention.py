@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.attention import BatchGeometry
+from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.reference.attention import ReferenceAttention
 from kernels.select import select_kernels
 from kernels.triton.backend import TritonAttention
-from kernels.triton.decode import decode_attention
-from kernels.triton.decode_plan import SPLIT_SIZE, plan_decode
-from kernels.triton.prefill import prefill_attention
+from kernels.triton.plan import SPLIT_SIZE
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 CPU = torch.device("cpu")
@@ -28,9 +26,12 @@ def run(problem: Problem) -> torch.Tensor:
 
 
 def check(problem: Problem, tolerance: float = 2e-5) -> None:
+    assert error(run(problem), problem) < tolerance
+
+
+def error(output: torch.Tensor, problem: Problem) -> float:
     expected = attend(problem)
-    error = (run(problem).double() - expected).norm() / expected.norm()
-    assert error < tolerance
+    return float((output.double() - expected).norm() / expected.norm())
 
 
 SHAPES = [
@@ -85,27 +86,17 @@ def test_half_precision(dtype: torch.dtype) -> None:
     check(make_problem([1, 40, 1], [50, 30, 600], dtype=dtype), tolerance)
 
 
-def test_equals_the_reference_backend() -> None:
-    problem = make_problem([1, 17, 33], [30, 0, 20], group=4, window=20)
+@pytest.mark.parametrize("softcap", [None, 20.0])
+def test_equals_the_reference_backend(softcap: float | None) -> None:
+    """With sinks, in one split, several, and chunks."""
+    problem = make_problem(
+        [1, 17, 33, 1], [30, 0, 20, 600], group=4, softcap=softcap, sinks=torch.arange(-3.0, 5.0)
+    )
     backend = ReferenceAttention()
     state = backend.plan(problem.geometry, problem.spec)
     expected = backend.forward(state, problem.layer, problem.query, problem.cache)
     torch.testing.assert_close(run(problem), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_sinks_take_their_share() -> None:
-    """One split, several, and a chunk."""
-    problem = make_problem([1, 1, 20], [30, 600, 10], num_kv_heads=2, group=2)
-    sinks = torch.tensor([-1.0, 0.0, 3.0, 8.0])
-    state = TritonAttention().plan(problem.geometry, problem.spec)
-    output = torch.full(problem.query.shape, float("nan"))
-    assert state.prefill is not None
-    cache, layer = problem.cache, problem.layer
-    decode_attention(state.decode[None], layer, problem.query, cache, output, sinks)
-    assert output[2:].isnan().all()
-    prefill_attention(state.prefill, layer, problem.query, cache, output, sinks)
-    expected = attend(problem, sinks)
-    assert (output.double() - expected).norm() / expected.norm() < 2e-5
+    check(problem)
 
 
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
@@ -128,23 +119,66 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
     assert torch.equal(torch.cat(halves), crowd[3:])
 
 
-def test_padding_rows_of_a_captured_batch_are_zero() -> None:
-    """A plan with more capacity than splits and rows without slots, as a graph has it."""
-    problem = make_problem([1, 1], [30, 600])
-    tables = problem.geometry.device.tables
-    plan = plan_decode(
-        torch.tensor([0, 1, 2], dtype=torch.int32),
-        torch.tensor([31, 601, 0], dtype=torch.int32),
-        torch.cat((tables, tables[:1])),
-        None,
-        capacity=9,
+def captured(bounds: BatchGeometry, device: DeviceGeometry) -> BatchGeometry:
+    """What a CUDA graph is captured with: bounds on the host, any batch on the device."""
+    return replace(bounds, device=device)
+
+
+def test_a_captured_batch_serves_those_that_fit() -> None:
+    """Bounds on the host alone; rows in any lines of the tables; padding rows are 0."""
+    backend = TritonAttention()
+    problem = make_problem([1, 1], [30, 600], window=300, softcap=5.0)
+    spec = replace(problem.spec, windows=(None, 300))
+    actual = problem.geometry
+    lines = torch.full((9, actual.tables.shape[1]), -1, dtype=torch.int32)
+    lines[[7, 2]] = torch.from_numpy(actual.tables)
+    bounds = BatchGeometry.of(
+        np.arange(5), np.array([512, 512, 256, 256]), np.zeros((4, 1), np.int32), CPU
     )
-    query = torch.cat((problem.query, problem.query[:1]))
-    output = torch.full(query.shape, float("nan"))
-    decode_attention(plan, problem.layer, query, problem.cache, output)
-    expected = attend(problem)
-    assert (output[:2].double() - expected).norm() / expected.norm() < 2e-5
-    assert (output[2] == 0).all()
+    assert backend.fits(bounds, actual, spec)
+    device = DeviceGeometry(
+        torch.arange(5, dtype=torch.int32),
+        torch.tensor([31, 601, 0, 0], dtype=torch.int32),
+        torch.tensor([7, 2, 0, 0], dtype=torch.int32),
+        lines,
+    )
+    query = torch.cat((problem.query, problem.query))
+    state = backend.plan(captured(bounds, device), spec)
+    output = backend.forward(state, problem.layer, query, problem.cache)
+    assert error(output[:2], problem) < 2e-5
+    assert (output[2:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "seq_lens", "fits"),
+    [
+        ([1, 1, 1, 1], [512, 512, 256, 256], True),
+        ([1], [768], True),  # three splits, and one for each of three padding rows
+        ([1], [769], False),
+        ([1, 1, 1, 1], [769, 1, 1, 1], False),
+        ([1] * 5, [1] * 5, False),
+        ([1, 2], [1, 2], False),
+    ],
+)
+def test_what_fits_a_captured_batch(query_lens: list[int], seq_lens: list[int], fits: bool) -> None:
+    spec = make_problem([1], [1]).spec
+    no_tables = np.zeros((5, 1), np.int32)
+    bounds = BatchGeometry.of(np.arange(5), np.array([512, 512, 256, 256]), no_tables, CPU)
+    starts = np.concatenate(([0], np.cumsum(query_lens)))
+    actual = BatchGeometry.of(starts, np.array(seq_lens), no_tables, CPU)
+    assert TritonAttention().fits(bounds, actual, spec) == fits
+
+
+def test_a_captured_batch_of_chunks() -> None:
+    """Fewer tiles than the bound, in other rows than those that the bounds were given for."""
+    problem = make_problem([150, 1, 3], [40, 500, 9], group=2)
+    bounds = BatchGeometry.of(
+        np.array([0, 1, 300, 301]), np.array([1024, 299, 1]), np.zeros((3, 1), np.int32), CPU
+    )
+    assert TritonAttention().fits(bounds, problem.geometry, problem.spec)
+    state = TritonAttention().plan(captured(bounds, problem.geometry.device), problem.spec)
+    output = TritonAttention().forward(state, problem.layer, problem.query, problem.cache)
+    assert error(output, problem) < 2e-5
 
 
 def test_refusals() -> None:

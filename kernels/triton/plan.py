@@ -1,0 +1,224 @@
+"""How a step's attention is cut into work items: on the device, from lengths that lie there.
+
+    a row with one query     ─► splits: runs of SPLIT_SIZE slots   ─► decode.py
+    a row with several       ─► tiles: runs of neighbouring queries ─► prefill.py
+
+Splits have a fixed *size*, not a fixed count: which keys are summed together depends on a row's
+own length alone, so its result is the same bits whatever else is in the batch. The host knows
+bounds only, which shape grids and buffers: one captured CUDA graph serves all batches within.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention import BatchGeometry, DeviceGeometry
+from kernels.triton.launch import launch
+
+# Slots. One sequence of 4k and 8 KV heads then makes 128 work items, about one for each
+# multiprocessor; and the partial results of a group of 4 heads weigh 3 % of the keys and values
+# that they come from, and are read again while they are still in the L2 cache.
+SPLIT_SIZE = 256
+TILE_ROWS = 128  # of a query tile, times the heads that share a KV head: two warp groups' products
+_PLAN_ROWS = 512
+_FILL = 128
+_TILES = -1  # in the place of a window: not splits, but tiles
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """Work items, numbered row by row; those past the last are not there."""
+
+    starts: torch.Tensor  # [rows + 1] int32, first item of each row
+    rows: torch.Tensor  # [capacity] int32, row of each item
+
+    @property
+    def capacity(self) -> int:
+        """A bound on the number of items."""
+        return self.rows.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What the layers of one step share; all of it lies on the device."""
+
+    geometry: DeviceGeometry
+    splits: dict[int | None, WorkList]  # by window; empty where no row may have a single query
+    tiles: WorkList | None  # None where no row may have several
+    merges: bool  # False: no row has more than one split
+
+
+@dataclass(frozen=True, slots=True)
+class WorkBounds:
+    """How many work items a batch may have, or the one that a CUDA graph was captured with."""
+
+    num_rows: int
+    num_splits: int  # without a window; with one there are no more
+    num_tiles: int
+    tiles_only: bool  # single queries make tiles as well
+
+    @classmethod
+    def of(cls, geometry: BatchGeometry, group: int, *, tiles_only: bool) -> WorkBounds:
+        """Count from the host arrays; ``group`` is the query heads to a KV head."""
+        lengths = np.diff(geometry.query_start)
+        is_split = (lengths == 1) & (not tiles_only)
+        # A row of length 0 has an output as well, which is 0.
+        splits = np.maximum(-(-geometry.seq_lens[is_split] // SPLIT_SIZE), 1)
+        tiles = -(-lengths[~is_split] // queries_a_tile(group))
+        return cls(lengths.size, int(splits.sum()), int(tiles.sum()), tiles_only)
+
+    @property
+    def merges(self) -> bool:
+        """Whether a row may have several splits."""
+        # Where all rows have single queries and there are no more splits, each has one.
+        return self.num_splits > self.num_rows or (self.num_splits > 0 and self.num_tiles > 0)
+
+    def splits_within(self, window: int | None) -> int:
+        """The bound for layers with this window, which may touch one split more than it fills."""
+        if window is None:
+            return self.num_splits
+        return min(self.num_splits, self.num_rows * (-(-window // SPLIT_SIZE) + 1))
+
+    def hold(self, actual: WorkBounds) -> bool:
+        """Whether a batch can be replayed in these, filled up with rows of length 0."""
+        padding = self.num_rows - actual.num_rows
+        split_padding, tile_padding = (0, padding) if self.tiles_only else (padding, 0)
+        return (
+            padding >= 0
+            and actual.num_splits + split_padding <= self.num_splits
+            and actual.num_tiles + tile_padding <= self.num_tiles
+        )
+
+
+def queries_a_tile(group: int) -> int:
+    """Neighbouring queries in one tile; with a group of 7, say, 18 of 126 rows."""
+    return TILE_ROWS // group
+
+
+def plan_attention(
+    bounds: WorkBounds,
+    geometry: DeviceGeometry,
+    windows: tuple[int | None, ...],
+    group: int,
+) -> AttentionPlan:
+    """Number the work items of a step, in one launch and without waiting for the device.
+
+    Args:
+        bounds: of the batch.
+        geometry: the batch on the device.
+        windows: the distinct windows of the layers.
+        group: the one that the bounds were counted with.
+    """
+    num_rows, device = bounds.num_rows, geometry.seq_lens.device
+    # All kinds, also where a batch has no item of one: the kernel is compiled once.
+    kinds = (_TILES, *(window or 0 for window in windows))
+    # Lists lie one after another, each as long as the longest may be.
+    capacity = max(bounds.num_tiles, bounds.num_splits)
+    starts = torch.empty((len(kinds), num_rows + 1), dtype=torch.int32, device=device)
+    rows = torch.empty((len(kinds), capacity), dtype=torch.int32, device=device)
+    launch(
+        _plan_kernel,
+        (num_rows, len(kinds)),
+        starts,
+        rows,
+        geometry.query_start,
+        geometry.seq_lens,
+        num_rows,
+        capacity,
+        KINDS=kinds,
+        NUM_KINDS=len(kinds),
+        TILES_ONLY=bounds.tiles_only,
+        QUERIES=queries_a_tile(group),
+        SPLIT_SIZE=SPLIT_SIZE,
+        ROWS=_PLAN_ROWS,
+        FILL=_FILL,
+    )
+    tiles = WorkList(starts[0], rows[0, : bounds.num_tiles]) if bounds.num_tiles else None
+    splits = {
+        window: WorkList(starts[kind], rows[kind, : bounds.splits_within(window)])
+        for kind, window in enumerate(windows, start=1)
+        if bounds.num_splits
+    }
+    return AttentionPlan(geometry, splits, tiles, bounds.merges)
+
+
+@triton.jit
+def first_split_of(seq_len, window, SPLIT_SIZE: tl.constexpr):
+    """The first run of slots, counted from the sequence's start, that a single query sees."""
+    return tl.where(window > 0, tl.maximum(seq_len - window, 0) // SPLIT_SIZE, 0)
+
+
+@triton.jit
+def _num_items(
+    query_start,
+    seq_lens,
+    rows,
+    is_row,
+    window,
+    TILES_ONLY: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+):
+    """Tiles of some rows, where the window is ``_TILES``; else splits."""
+    begin = tl.load(query_start + rows, mask=is_row, other=0)
+    num_queries = tl.load(query_start + rows + 1, mask=is_row, other=0) - begin
+    seq_len = tl.load(seq_lens + rows, mask=is_row, other=0)
+    splits = tl.cdiv(seq_len, SPLIT_SIZE) - first_split_of(seq_len, window, SPLIT_SIZE)
+    tiles = tl.cdiv(num_queries, QUERIES)
+    is_split = num_queries == (-1 if TILES_ONLY else 1)
+    return tl.where(
+        window < 0,
+        tl.where(is_split, 0, tiles),
+        tl.where(is_split, tl.maximum(splits, 1), 0),
+    )
+
+
+# The arguments of a kernel that change from step to step are not specialised on: a new
+# combination would compile while requests wait.
+@triton.jit(
+    do_not_specialize=["num_rows", "capacity"],
+    do_not_specialize_on_alignment=["starts", "items", "query_start", "seq_lens"],
+)
+def _plan_kernel(
+    starts,  # [kinds, num_rows + 1] out
+    items,  # [kinds, capacity] out, the rows of the items
+    query_start,
+    seq_lens,
+    num_rows,
+    capacity,
+    KINDS: tl.constexpr,  # _TILES, or a window for splits, 0 for none
+    NUM_KINDS: tl.constexpr,
+    TILES_ONLY: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    FILL: tl.constexpr,
+):
+    """One program a row and kind; each sums the items before its row by itself, so none waits."""
+    row, kind = tl.program_id(0), tl.program_id(1)
+    window = kind * 0
+    for i in tl.static_range(NUM_KINDS):  # pyright: ignore[reportGeneralTypeIssues]
+        window = tl.where(kind == i, KINDS[i], window)
+    before = tl.zeros([ROWS], tl.int32)
+    for begin in range(0, row, ROWS):
+        rows = begin + tl.arange(0, ROWS)
+        before += _num_items(
+            query_start, seq_lens, rows, rows < row, window, TILES_ONLY, QUERIES, SPLIT_SIZE
+        )
+    start = tl.sum(before, axis=0)
+    count = _num_items(
+        query_start, seq_lens, row, row >= 0, window, TILES_ONLY, QUERIES, SPLIT_SIZE
+    )
+    starts += kind * (num_rows + 1)
+    tl.store(starts + row, start)
+    if row == num_rows - 1:
+        tl.store(starts + num_rows, start + count)
+    place = items + kind.to(tl.int64) * capacity + start
+    for first in range(0, count, FILL):
+        at = first + tl.arange(0, FILL)
+        tl.store(place + at, row + at * 0, mask=at < count)
