@@ -77,6 +77,18 @@ class Operations(Protocol):
         """See ``kernels.reference.sampling_step``."""
         ...
 
+    def feed_back(
+        self,
+        newest: torch.Tensor,
+        slots: torch.Tensor,
+        token_ids: torch.Tensor,
+        count_line: torch.Tensor,
+        counts: TokenCounts | None = None,
+        /,
+    ) -> None:
+        """See ``kernels.reference.feedback``."""
+        ...
+
     def copy_blocks(
         self, cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor, /
     ) -> None:

@@ -1,5 +1,6 @@
 """The reference kernels as one set (``kernels.operations.Operations``)."""
 
+from kernels.reference.feedback import feed_back
 from kernels.reference.fused import add_rms_norm, norm_rope_store
 from kernels.reference.inputs import build_inputs
 from kernels.reference.kv_store import copy_blocks
@@ -10,6 +11,7 @@ __all__ = [
     "add_rms_norm",
     "build_inputs",
     "copy_blocks",
+    "feed_back",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",

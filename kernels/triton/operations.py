@@ -1,6 +1,7 @@
 """The triton kernels as one set (``kernels.operations.Operations``)."""
 
 from kernels.reference.layers import rope_tables
+from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.layers import add_rms_norm, rms_norm, silu_mul
@@ -10,6 +11,7 @@ __all__ = [
     "add_rms_norm",
     "build_inputs",
     "copy_blocks",
+    "feed_back",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",

@@ -10,6 +10,7 @@ import torch
 from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.triton.decode import decode_attention
+from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
@@ -92,7 +93,10 @@ def sampling(vocab: int) -> None:
 
 def inputs() -> None:
     rows = StepRows(ints(64), ints(65), ints(64), ints(512))
-    build_inputs(rows, empty(256, dtype=torch.int64), ints(256, 512), 16, 512)
+    newest = empty(256, dtype=torch.int64)
+    build_inputs(rows, newest, ints(256, 512), 16, 512)
+    counts = TokenCounts(ints(8, 128256), empty(8, 128256, dtype=torch.bool))
+    feed_back(newest, ints(64), empty(64, dtype=torch.int64), ints(256), counts)
 
 
 def moe(tokens: int, experts: int, top_k: int, hidden: int, inner: int) -> None:

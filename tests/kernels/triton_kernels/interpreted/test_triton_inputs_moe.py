@@ -1,4 +1,4 @@
-"""Inputs built on the device, and mixtures of experts, against their twins."""
+"""Inputs built on the device, tokens fed back, mixtures of experts, against their twins."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from kernels.inputs import StepRows
+from kernels.reference.feedback import feed_back as reference_feed_back
 from kernels.reference.inputs import build_inputs as reference_inputs
 from kernels.reference.moe import fused_moe as reference_moe
+from kernels.sampling import TokenCounts
+from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.moe import fused_moe
 
@@ -31,6 +34,29 @@ def test_inputs_equal_the_twins(block_size: int) -> None:
     for name, actual, wanted in zip(built._fields, built, expected, strict=True):
         assert actual.dtype == wanted.dtype, name
         assert torch.equal(actual, wanted), name
+
+
+@pytest.mark.parametrize("has_counts", [False, True])
+def test_tokens_fed_back_equal_the_twins(has_counts: bool) -> None:
+    """Requests with a line of counts and without, over more rows than a program takes."""
+    random = torch.Generator().manual_seed(1)
+    slots = torch.randperm(200, generator=random)[:150].to(torch.int32)
+    token_ids = torch.randint(0, 30, (150,), generator=random)
+    count_line = torch.full((200,), -1, dtype=torch.int32)
+    count_line[slots[::10].long()] = torch.randperm(15, generator=random).to(torch.int32)
+    expected, actual = (torch.zeros(200, dtype=torch.int64) for _ in range(2))
+    told, counted = (
+        TokenCounts(torch.ones(15, 30, dtype=torch.int32), torch.zeros(15, 30, dtype=torch.bool))
+        for _ in range(2)
+    )
+    for _ in range(2):
+        arguments = (slots, token_ids, count_line)
+        reference_feed_back(expected, *arguments, told if has_counts else None)
+        feed_back(actual, *arguments, counted if has_counts else None)
+    assert torch.equal(actual[slots.long()], token_ids)
+    assert torch.equal(actual, expected)
+    assert torch.equal(counted.output, told.output)
+    assert int(told.output.sum()) == 15 * 30 + 2 * 15 * has_counts
 
 
 @pytest.mark.parametrize(
