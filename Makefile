@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12     the interpreter of the virtual environment (3.11 or newer)
 #   TORCH_INDEX=URL       where to take torch from, such as PyTorch's index of CPU builds
-#   ARGS="..."            passed on to serve, bench and test
+#   ARGS="..."            passed on to serve, bench, bench-cpu, gpu-check and test
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SERVER := $(VENV)/.server
 EVERYTHING := $(VENV)/.everything
 
-.PHONY: help install serve test test-slow check format bench gpu-check docker clean
+.PHONY: help install serve test test-slow check format bench bench-cpu gpu-check docker clean
 
 help: ## Tell the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ format: install ## Format the code and mend what can be mended
 
 bench: $(SERVER) ## Measure a running server (ARGS="--concurrency 1,4,16 --html report.html")
 	@$(BIN)/quire bench $(ARGS)
+
+bench-cpu: $(SERVER) ## Measure the server and its peers on this CPU (ARGS="--quick", "--only PART")
+	@$(BIN)/python -m loadtest.cpu $(ARGS)
 
 gpu-check: install ## Run the tests that need a CUDA device, and measure the kernels
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \

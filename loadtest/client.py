@@ -13,6 +13,7 @@ import contextlib
 import ssl
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -101,17 +102,11 @@ class Client:
             HttpError: the status is not 200.
             OSError, TimeoutError: the server cannot be reached, or does not answer in time.
         """
-        connection = await self._take()
         received = bytearray()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                status = await connection.exchange(
-                    self._encode(method, path, body), lambda data, _: received.extend(data)
-                )
-        except BaseException:
-            connection.close()
-            raise
-        self._give_back(connection)
+        async with asyncio.timeout(self._timeout_s):
+            status = await self._exchange(
+                self._encode(method, path, body), lambda data, _: received.extend(data)
+            )
         if status != 200:
             raise HttpError(status, bytes(received))
         return bytes(received)
@@ -124,23 +119,21 @@ class Client:
         """
         record = StreamRecord(due_s=time.perf_counter() if due_s is None else due_s)
         reader = _EventReader(record)
-        connection = None
+
+        def sent() -> None:
+            record.sent_s = time.perf_counter()
+
         try:
             async with asyncio.timeout(self._timeout_s):
-                connection = await self._take()
-                record.sent_s = time.perf_counter()
-                status = await connection.exchange(self._encode("POST", path, body), reader.feed)
+                payload = self._encode("POST", path, body)
+                status = await self._exchange(payload, reader.feed, sent)
             record.failure = reader.verdict() if status == 200 else f"http_{status}"
-            self._give_back(connection)
         except TimeoutError:
             record.failure = "timeout"
         except (OSError, httptools.HttpParserError):
-            record.failure = "connect" if connection is None else "cut"
+            record.failure = "cut" if record.sent_s else "connect"
         except msgspec.DecodeError:
             record.failure = "bad_event"
-        finally:  # an exchange that did not end well, or was cancelled, leaves bytes behind
-            if connection is not None and connection not in self._idle:
-                connection.close()
         record.end_s = time.perf_counter()
         return record
 
@@ -153,6 +146,25 @@ class Client:
         payload = b"" if body is None else msgspec.json.encode(body)
         head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}\r\n"
         return f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload
+
+    async def _exchange(
+        self, payload: bytes, on_data: Any, on_sent: Callable[[], None] = lambda: None
+    ) -> int:
+        """The status of one exchange. A kept connection that the server gives up before it has said
+        a word is no failure of the request (RFC 9112, section 9.3.1): another one is taken.
+        """
+        while True:
+            connection = await self._take()
+            on_sent()
+            try:
+                status = await connection.exchange(payload, on_data)
+            except _GivenUp:
+                continue  # ends: one that is new cannot be given up
+            finally:  # one that did not end well, or was cancelled, leaves bytes behind
+                if not connection.ended:
+                    connection.close()
+            self._give_back(connection)
+            return status
 
     async def _take(self) -> _Connection:
         while self._idle:
@@ -173,11 +185,18 @@ class Client:
             connection.close()
 
 
+class _GivenUp(ConnectionResetError):
+    """The server closed a connection that had served before, and answered nothing."""
+
+
 class _Connection(asyncio.Protocol):
     """One connection, one exchange at a time; httptools calls the ``on_*`` methods."""
 
     def __init__(self) -> None:
         self.usable = True
+        self.ended = False  # the last exchange, with a whole response
+        self._num_exchanges = 0
+        self._heard = False  # anything of the response under way
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[int] | None = None
         self._parser: Any = None
@@ -188,6 +207,8 @@ class _Connection(asyncio.Protocol):
         """Send ``request`` and feed ``on_data(bytes, arrival_s)``; the status once it has ended."""
         assert self._transport is not None
         self._done = asyncio.get_running_loop().create_future()
+        self.ended = self._heard = False
+        self._num_exchanges += 1
         self._parser = httptools.HttpResponseParser(self)
         self._on_data = on_data
         self._transport.write(request)
@@ -203,6 +224,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now_s = time.perf_counter()
+        self._heard = True
         try:
             self._parser.feed_data(data)
         except Exception as error:
@@ -210,12 +232,15 @@ class _Connection(asyncio.Protocol):
             self._fail(error.__context__ if error.__context__ is not None else error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(ConnectionResetError("the server closed the connection"))
+        given_up = self._num_exchanges > 1 and not self._heard
+        kind = _GivenUp if given_up else ConnectionResetError
+        self._fail(kind("the server closed the connection"))
 
     def on_body(self, body: bytes) -> None:
         self._on_data(body, self._now_s)
 
     def on_message_complete(self) -> None:
+        self.ended = True
         self.usable = self.usable and self._parser.should_keep_alive()
         if self._done is not None and not self._done.done():
             self._done.set_result(self._parser.get_status_code())

@@ -1,4 +1,4 @@
-"""The machine a figure was measured on, and the CPU time that processes spent.
+"""The machine a figure was measured on, and the CPU time and memory that processes took.
 
 Names the hardware and the versions; no host name, user or path.
 """
@@ -53,12 +53,37 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def tree_peak_bytes(pid: int) -> int:
+    """The most resident memory that each process of a tree has had, summed.
+
+    Pages that several of them share count several times: the sum is never too low.
+    """
+    return sum(map(_peak_bytes, process_tree(pid)))
+
+
+def busy_cpu_s() -> float:
+    """CPU seconds that this machine's cores have not been idle since it started, those included
+    that a hypervisor took away.
+    """
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the third (state) on; None where there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0  # it has ended
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def _cpu_model() -> str:

@@ -18,42 +18,69 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Its address, and the process at the head of its tree."""
+    """Its address, the process at the head of its tree, and how long it took to be ready."""
 
     url: str
     pid: int
+    ready_s: float  # from its start until it told that it was ready
+
+    def pause(self) -> None:
+        """Stop the whole group: a server that spins while idle must not slow another one down."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run again."""
+        os.killpg(self.pid, signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def running_server(
     arguments: Sequence[str], *, command: Sequence[str] = (), ready_s: float = 300.0
 ) -> Iterator[RunningServer]:
-    """A server that is ready, on a free port of this machine.
+    """Quire's server, ready, on a free port of this machine.
 
     Args:
         arguments: put after ``serve``, such as the model; the port is added.
         command: what runs Quire's command line; this interpreter's where empty.
-        ready_s: seconds it is given until ``/ready`` (or ``/health``) answers 200.
+        ready_s: as of :func:`running_command`, whose errors are raised too.
+    """
+    start = [*(command or (sys.executable, "-m", "server")), "serve", *arguments]
+    with running_command(start, ready_path="/ready", ready_s=ready_s) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_command(
+    command: Sequence[str], *, ready_path: str, ready_s: float = 300.0
+) -> Iterator[RunningServer]:
+    """Any server that takes ``--port``, ready, on a free port of this machine.
+
+    Args:
+        command: starts it; the port is added.
+        ready_path: answers 200 once it can serve.
+        ready_s: seconds it is given until then.
 
     Raises:
         RuntimeError: it ended, or was not ready in time; holds the end of its output.
+        OSError: the command cannot be run.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     # A measurement that is told to end must not leave its server running.
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    start = [*(command or (sys.executable, "-m", "server")), "serve", *arguments]
     with tempfile.TemporaryFile() as log:
+        begun_s = time.monotonic()
         process = subprocess.Popen(
-            [*start, "--port", str(port)], stdout=log, stderr=log, start_new_session=True
+            [*command, "--port", str(port)], stdout=log, stderr=log, start_new_session=True
         )
         try:
-            _wait_until_ready(process, url, time.monotonic() + ready_s)
-            yield RunningServer(url, process.pid)
-        except RuntimeError as error:
-            log.seek(0)
-            output = log.read()[-4000:].decode("utf-8", "replace")
-            raise RuntimeError(f"{error}\n{output}") from None
+            try:
+                _wait_until_ready(process, f"{url}{ready_path}", begun_s + ready_s)
+            except RuntimeError as error:
+                log.seek(0)
+                output = log.read()[-4000:].decode("utf-8", "replace")
+                raise RuntimeError(f"{error}\n{output}") from None
+            yield RunningServer(url, process.pid, time.monotonic() - begun_s)
         finally:
             _end(process)
             signal.signal(signal.SIGTERM, previous)
@@ -71,7 +98,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: fl
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with status {process.returncode}")
         try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
+            with urllib.request.urlopen(url, timeout=5):
                 return
         except urllib.error.HTTPError as error:
             error.close()
@@ -83,6 +110,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: fl
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ask it to stop; then end the whole group that it leads."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGCONT)  # one that is paused hears nothing
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)

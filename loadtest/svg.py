@@ -60,6 +60,11 @@ def line_chart(title: str, x_label: str, series: Sequence[Series], *, steps: boo
     return "".join(parts) + "</svg>"
 
 
+def standalone(chart: str) -> str:
+    """``chart`` as a file of its own, which a viewer takes for SVG by its namespace alone."""
+    return chart.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+
+
 def cumulative(values: Sequence[float], max_points: int = 200) -> list[tuple[float, float]]:
     """The empirical distribution of ``values``: (value, share of values at or below it)."""
     ordered = sorted(values)

@@ -218,5 +218,15 @@ def test_make_tells_its_targets():
     if not shutil.which("make"):
         pytest.skip("make is not installed")
     told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True).stdout
-    targets = ("install", "serve", "test", "test-slow", "check", "bench", "gpu-check", "clean")
+    targets = (
+        "install",
+        "serve",
+        "test",
+        "test-slow",
+        "check",
+        "bench",
+        "bench-cpu",
+        "gpu-check",
+        "clean",
+    )
     assert all(f"make {target} " in told for target in targets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ class Script:
     fault: str | None = None  # for completion requests
     every: int = 1  # the fault befalls every so-many-th of them
     tokenizes: bool = True
+    closes: bool = False  # gives a connection up when it is used again
     url: str = ""
     asked: list[dict] = field(default_factory=list)
     connections: int = 0
@@ -41,8 +43,10 @@ class Script:
         """One connection, request after request."""
         self.connections += 1
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
+            for served in itertools.count():
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                if served and self.closes:
+                    return
                 length = next(
                     int(line.partition(":")[2])
                     for line in head.splitlines()

@@ -98,3 +98,12 @@ def test_the_same_is_counted_wherever_the_network_splits_the_stream(sizes, carri
     assert reader.verdict() is None
     assert (record.prompt_tokens, record.output_tokens, record.finish_reason) == (5, 2, "stop")
     assert len(record.token_times_s) == 2
+
+
+async def test_a_connection_that_the_server_gave_up_is_no_failure():
+    async with scripted_server(Script(closes=True)) as server:
+        client = Client(server.url)
+        seen = [(await client.stream("/v1/completions", BODY)).failure for _ in range(4)]
+        client.close()
+    assert seen == [None] * 4
+    assert server.connections == 4

@@ -1,0 +1,66 @@
+"""What this machine's memory and matrix units give at most, measured in the run that uses it.
+
+``python -m loadtest.cpu.ceilings`` prints them as JSON. The benchmark runs that as a process of its
+own, so that no idle thread pool and no gigabyte of operands stays beside the servers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+_READ_BYTES = 2**30  # larger than any cache
+_ROWS, _SIDE = 512, 4096  # of the matrix products
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Each is the best of several tries: a ceiling that the server passes would be none."""
+
+    read_bytes_per_s: float
+    bf16_flops_per_s: float
+    int8_ops_per_s: float
+
+
+def measure_ceilings() -> Ceilings:
+    """Measured now, in another process, on all cores."""
+    command = [sys.executable, "-m", __name__]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Ceilings(**json.loads(done.stdout))
+
+
+def main() -> int:
+    """Measure here, and print one line of JSON."""
+    import torch
+    from torch.nn.functional import linear
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    numbers = torch.ones(_READ_BYTES // 4)
+    read_s = _best_s(numbers.sum, 7)
+    del numbers
+    a, b = torch.randn(_ROWS, _SIDE).bfloat16(), torch.randn(_SIDE, _SIDE).bfloat16()
+    bf16_s = _best_s(lambda: linear(a, b), 20)
+    i, j = (torch.randint(-128, 127, m.shape, dtype=torch.int8) for m in (a, b))
+    int8_s = _best_s(lambda: torch.ops.aten._int_mm(i, j.t()), 20)
+    work = 2 * _ROWS * _SIDE**2
+    print(json.dumps(asdict(Ceilings(_READ_BYTES / read_s, work / bf16_s, work / int8_s))))
+    return 0
+
+
+def _best_s(run: Callable[[], object], tries: int) -> float:
+    run()
+    taken = []
+    for _ in range(tries):
+        begun_s = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - begun_s)
+    return min(taken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
