@@ -23,6 +23,7 @@ def attention_case(
     kv_heads: int,
     head_dim: int,
     block_size: int,
+    invariant: bool = False,
 ) -> Case:
     """``rows`` sequences of ``past`` + ``queries`` tokens, their blocks scattered."""
     seq_len = past + queries
@@ -36,7 +37,7 @@ def attention_case(
     shape = (rows * blocks, kv_heads, block_size, head_dim)
     cache = LayerCache(*(torch.randn(shape, dtype=dtype, device=device) for _ in range(2)))
     query = torch.randn(rows * queries, heads, head_dim, dtype=dtype, device=device)
-    backend = TritonAttention()
+    backend = TritonAttention(invariant=invariant)
     state = backend.plan(geometry, spec)
 
     # The same keys and values as the peer wants them: [rows, kv_heads, seq_len, head_dim].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from kernels.attention import LayerCache
 from kernels.bench.case import Case
@@ -12,6 +13,7 @@ from kernels.sampling import SamplingTable
 from kernels.triton import inputs as triton_inputs
 from kernels.triton import kv_store as triton_kv_store
 from kernels.triton import layers as triton_layers
+from kernels.triton import matmul as triton_matmul
 from kernels.triton import moe as triton_moe
 from kernels.triton import sampling as triton_sampling
 
@@ -42,6 +44,21 @@ def silu_case(
         run=lambda: triton_layers.silu_mul(gate_up),
         peers={"torch": lambda: layers.silu_mul(gate_up)},
         bytes_moved=1.5 * gate_up.numel() * dtype.itemsize,
+    )
+
+
+def matmul_case(
+    name: str, device: torch.device, dtype: torch.dtype, *, rows: int, inputs: int, outputs: int
+) -> Case:
+    """The batch-invariant product beside the library's; each tensor moved once."""
+    x = torch.randn(rows, inputs, dtype=dtype, device=device)
+    weight = torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
+    return Case(
+        name,
+        run=lambda: triton_matmul.invariant_linear(x, weight),
+        peers={"torch": lambda: functional.linear(x, weight)},
+        bytes_moved=(x.numel() + weight.numel() + rows * outputs) * dtype.itemsize,
+        flops=2.0 * rows * inputs * outputs,
     )
 
 

@@ -9,6 +9,7 @@ from kernels.bench.case import Case
 from kernels.bench.layer_cases import (
     copy_case,
     inputs_case,
+    matmul_case,
     moe_case,
     norm_case,
     sampling_case,
@@ -31,6 +32,17 @@ def _decode(name: str, model: dict[str, int], rows: int, context: int) -> MakeCa
 def _prefill(name: str, model: dict[str, int], rows: int, queries: int, past: int) -> MakeCase:
     name = f"prefill {name} {rows} x {queries}" + (f" after {past}" if past else "")
     return partial(attention_case, name, rows=rows, queries=queries, past=past, **model)
+
+
+def _invariant(name: str, model: dict[str, int], rows: int, queries: int, past: int) -> MakeCase:
+    name = f"invariant {name} {rows} x {queries} after {past}"
+    shape = {"rows": rows, "queries": queries, "past": past}
+    return partial(attention_case, name, invariant=True, **shape, **model)
+
+
+def _matmul(rows: int, inputs: int, outputs: int) -> MakeCase:
+    name = f"invariant product {rows} x {inputs} x {outputs}"
+    return partial(matmul_case, name, rows=rows, inputs=inputs, outputs=outputs)
 
 
 def _sampling(rows: int, vocab: int, temperature: float, top_k: int, top_p: float) -> MakeCase:
@@ -56,6 +68,10 @@ def full_suite() -> list[MakeCase]:
         _prefill("8b", _LLAMA_8B, 8, 1024, 0),
         _prefill("8b", _LLAMA_8B, 1, 2048, 6144),
         _prefill("0.6b", _QWEN_0_6B, 1, 8192, 0),
+        _invariant("8b", _LLAMA_8B, 64, 1, 1023),
+        _invariant("8b", _LLAMA_8B, 1, 8192, 0),
+        *(_matmul(rows, 4096, 28672) for rows in (1, 64, 256, 8192)),
+        *(_matmul(rows, 14336, 4096) for rows in (1, 256)),
         partial(norm_case, "add + norm 8192 x 4096", rows=8192, hidden=4096),
         partial(silu_case, "silu * 8192 x 14336", rows=8192, inner=14336),
         partial(store_case, "qk-norm + rope + store 8192", rows=8192, **_LLAMA_8B),
@@ -87,6 +103,8 @@ def tiny_suite() -> list[MakeCase]:
         _decode("tiny", _TINY, 2, 40),
         _prefill("tiny", _TINY, 2, 20, 0),
         _prefill("tiny", _TINY, 1, 9, 30),
+        _invariant("tiny", _TINY, 2, 1, 39),
+        _matmul(3, 64, 130),
         partial(norm_case, "norm", rows=3, hidden=64),
         partial(silu_case, "silu", rows=3, inner=64),
         partial(store_case, "store", rows=5, **_TINY),

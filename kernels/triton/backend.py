@@ -18,6 +18,13 @@ class TritonAttention:
 
     name = "triton"
 
+    def __init__(self, *, invariant: bool = False) -> None:
+        """``invariant``: a query's result is the same bits in a chunk of any size, a single one
+        included, which then goes to ``prefill.py`` too. (That it does not depend on the other
+        rows of a batch is so in any case.)
+        """
+        self._invariant = invariant
+
     def refuse(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
         if (reason := refuse_device(spec.device)) is not None:
@@ -60,11 +67,11 @@ class TritonAttention:
         if state.splits:
             decode_attention(state, layer, query, cache, output)
         if state.tiles is not None:
-            prefill_attention(state, layer, query, cache, output)
+            prefill_attention(state, layer, query, cache, output, invariant=self._invariant)
         return output
 
     def _bounds(self, geometry: BatchGeometry, spec: AttentionSpec) -> WorkBounds:
-        return WorkBounds.of(geometry, _group(spec), tiles_only=False)
+        return WorkBounds.of(geometry, _group(spec), tiles_only=self._invariant)
 
 
 def _group(spec: AttentionSpec) -> int:

@@ -6,6 +6,14 @@ head`` its rows, so a short chunk of a model with large groups still fills the m
 
     keys:   | outside the window | window's edge |   seen by all   | diagonal | future |
             |      skipped       |    masked     | no mask at all  |  masked  | skipped|
+
+Which tile a query lies in, and where, depends on how the prompt was cut into chunks; its result
+need not. Its scores against a tile of keys come from products of the same shape whatever the
+tile of queries, each row of which is summed by itself. The tiles of keys begin at multiples of
+their width and are taken in order; one that holds nothing for the query, before its window or
+after its position, has all its scores at -inf: it multiplies by 2^0 or what is still 0, and adds
+0. What is left are the compiler's liberties: in the parts without a mask it may fuse the scale
+into the subtraction of the maximum, which rounds once less, and so ``invariant`` forbids it to.
 """
 
 from __future__ import annotations
@@ -28,10 +36,13 @@ def prefill_attention(
     query: torch.Tensor,
     cache: LayerCache,
     output: torch.Tensor,
+    *,
+    invariant: bool = False,
 ) -> None:
     """Attend for the rows that the plan has cut into tiles, and write them into ``output``.
 
-    The arguments are ``decode_attention``'s; any window goes with any plan.
+    The arguments are ``decode_attention``'s; any window goes with any plan. ``invariant``: see
+    the top of the file.
     """
     assert plan.tiles is not None
     num_heads, head_dim = query.shape[1:]
@@ -64,11 +75,13 @@ def prefill_attention(
         DIM=dim,
         BLOCK_SIZE=block_size,
         ROWS=TILE_ROWS,
-        TILE=_TILE,
+        # Without fused roundings the widest heads' tile would not fit the registers.
+        TILE=_TILE // 2 if invariant and dim > 128 else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=8,
         num_stages=5 if dim <= 128 else 2,
+        enable_fp_fusion=not invariant,
     )
 
 

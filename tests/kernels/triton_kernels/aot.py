@@ -71,6 +71,7 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "shared_bytes": compiled.metadata.shared,
         "num_warps": compiled.metadata.num_warps,
         "wgmma": ptx.count("wgmma.mma_async"),
+        "wgmma_shapes": sorted(set(re.findall(r"wgmma\.mma_async\S*?\.(m\d+n\d+k\d+)", ptx))),
         "mma": len(re.findall(r"\bmma\.sync", ptx)),
         "cp_async": ptx.count("cp.async."),
         "ptx": ptx,

@@ -14,6 +14,7 @@ from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
+from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
@@ -47,12 +48,20 @@ def decode(
 
 
 def prefill(
-    heads: int, kv_heads: int, dim: int, block: int, window: int | None, cap: float | None
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block: int,
+    window: int | None,
+    cap: float | None,
+    *,
+    invariant: bool = False,
 ) -> None:
-    plan = attention_plan(WorkBounds(8, 0, 64, tiles_only=False), window, heads // kv_heads)
+    plan = attention_plan(WorkBounds(8, 0, 64, tiles_only=invariant), window, heads // kv_heads)
     cache = LayerCache(empty(20000, kv_heads, block, dim), empty(20000, kv_heads, block, dim))
     query, output = empty(8192, heads, dim), empty(8192, heads, dim)
-    prefill_attention(plan, LayerAttention(0.1, window, cap), query, cache, output)
+    layer = LayerAttention(0.1, window, cap)
+    prefill_attention(plan, layer, query, cache, output, invariant=invariant)
 
 
 def layer_parts(hidden: int, inner: int, heads: int, kv_heads: int, dim: int) -> None:
@@ -99,6 +108,10 @@ def inputs() -> None:
     feed_back(newest, ints(64), empty(64, dtype=torch.int64), ints(256), counts)
 
 
+def matmul(rows: int, inputs: int, outputs: int) -> None:
+    invariant_linear(empty(rows, inputs), empty(outputs, inputs), empty(outputs))
+
+
 def moe(tokens: int, experts: int, top_k: int, hidden: int, inner: int) -> None:
     fused_moe(
         empty(tokens, hidden),
@@ -124,7 +137,13 @@ CASES: dict[str, Callable[[], object]] = {
     "layer-qwen2-0.5b": partial(layer_parts, 896, 4864, 14, 2, 64),
     "sampling-128k": partial(sampling, 128256),
     "inputs": inputs,
+    "matmul-decode-llama-8b": partial(matmul, 8, 4096, 28672),
+    "matmul-prefill-llama-8b": partial(matmul, 8192, 4096, 28672),
     "moe-decode-qwen3-30b": partial(moe, 64, 128, 8, 2048, 768),
     "moe-prefill-qwen3-30b": partial(moe, 8192, 128, 8, 2048, 768),
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
+    **{
+        f"invariant-{name}": partial(prefill, *shape, invariant=True)
+        for name, shape in _SHAPES.items()
+    },
 }

@@ -18,8 +18,8 @@ from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, mak
 CPU = torch.device("cpu")
 
 
-def run(problem: Problem) -> torch.Tensor:
-    backend = TritonAttention()
+def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
+    backend = TritonAttention(invariant=invariant)
     assert backend.refuse(problem.spec) is None
     state = backend.plan(problem.geometry, problem.spec)
     return backend.forward(state, problem.layer, problem.query, problem.cache)
@@ -100,8 +100,7 @@ def test_equals_the_reference_backend(softcap: float | None) -> None:
 
 
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
-    """Decode rows alone and in a crowd; a chunk whole and cut in two."""
-    problem = make_problem([1, 1, 1, 150], [700, 20, 513, 40], group=2)
+    problem = make_problem([1, 1, 1, 15], [700, 20, 513, 40], group=2)
     crowd = run(problem)
     geometry = problem.geometry
     for row in range(3):
@@ -110,13 +109,63 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
         )
         single = replace(problem, geometry=alone, query=problem.query[row : row + 1])
         assert torch.equal(run(single)[0], crowd[row])
-    cut = 71
-    halves = []
-    for begin, end in ((3, 3 + cut), (3 + cut, 153)):
-        lens = geometry.seq_lens[[3]] - (153 - end)
-        part = BatchGeometry.of(np.array([0, end - begin]), lens, geometry.tables[[3]], CPU)
-        halves.append(run(replace(problem, geometry=part, query=problem.query[begin:end])))
-    assert torch.equal(torch.cat(halves), crowd[3:])
+
+
+def cut(problem: Problem, ends: list[int]) -> list[torch.Tensor]:
+    """What the one row's chunks give that end before these queries."""
+    parts, begin = [], 0
+    geometry, past = problem.geometry, int(problem.geometry.seq_lens[0]) - len(problem.query)
+    for end in ends:
+        lens = np.array([past + end])
+        part = BatchGeometry.of(np.array([0, end - begin]), lens, geometry.tables, CPU)
+        chunk = replace(problem, geometry=part, query=problem.query[begin:end])
+        parts.append(run(chunk, invariant=True))
+        begin = end
+    return parts
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_invariant_queries_have_the_same_bits_in_any_chunk(seed: int) -> None:
+    """A prompt whole, in random chunks, and its last queries one by one, as in decode."""
+    random = np.random.default_rng(seed)
+    length = int(random.integers(100, 220))
+    problem = make_problem(
+        [length],
+        [int(random.integers(0, 90))],
+        num_kv_heads=1,
+        group=int(random.choice([1, 2, 3, 8])),
+        window=[None, 20, 100][seed % 3],
+        softcap=[None, 9.0][seed % 2],
+        dtype=[torch.float32, torch.float16][seed // 2 % 2],
+        sinks=None,
+        seed=seed,
+    )
+    whole = run(problem, invariant=True)
+    assert error(whole, problem) < 2e-3
+    chunks = np.sort(random.choice(np.arange(1, length - 5), 4, replace=False)).tolist()
+    for ends in ([*chunks, length], [length - 3, length - 2, length - 1, length]):
+        assert torch.equal(torch.cat(cut(problem, ends)), whole)
+
+
+def test_invariant_batches_are_captured_and_padded() -> None:
+    problem = make_problem([1, 3], [30, 300])
+    tables = np.zeros((4, 1), np.int32)
+    bounds = BatchGeometry.of(np.array([0, 1, 4, 5, 6]), np.ones(4), tables, CPU)
+    backend = TritonAttention(invariant=True)
+    assert backend.fits(bounds, problem.geometry, problem.spec)
+    assert not backend.fits(problem.geometry, bounds, problem.spec)
+    actual = problem.geometry.device
+    device = DeviceGeometry(
+        torch.tensor([0, 1, 4, 5, 6], dtype=torch.int32),
+        torch.cat((actual.seq_lens, torch.zeros(2, dtype=torch.int32))),
+        torch.cat((actual.slots, torch.zeros(2, dtype=torch.int32))),
+        actual.tables,
+    )
+    state = backend.plan(captured(bounds, device), problem.spec)
+    query = torch.cat((problem.query, problem.query[:2]))
+    output = backend.forward(state, problem.layer, query, problem.cache)
+    assert error(output[:4], problem) < 2e-5
+    assert (output[4:] == 0).all()
 
 
 def captured(bounds: BatchGeometry, device: DeviceGeometry) -> BatchGeometry:

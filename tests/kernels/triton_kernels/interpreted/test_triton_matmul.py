@@ -1,0 +1,40 @@
+"""Matrix products: right, and each row the same bits alone, in a crowd and in any place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.reference.matmul import invariant_linear as reference_linear
+from kernels.triton.matmul import invariant_linear
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "has_bias"),
+    [(1, 64, 128, False), (3, 100, 70, True), (130, 192, 300, True), (1100, 33, 5, False)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_products_equal_the_twins(
+    rows: int, inputs: int, outputs: int, has_bias: bool, dtype: torch.dtype
+) -> None:
+    random = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randn(n, inputs, generator=random).to(dtype) for n in (rows, outputs))
+    bias = torch.randn(outputs, generator=random).to(dtype) if has_bias else None
+    # Rows of a wider tensor, as a slice of a fused projection is.
+    wide = torch.cat((x, torch.full_like(x, float("nan"))), dim=1)[:, :inputs]
+    expected = reference_linear(x, weight, bias)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-3
+    for given in (x, wide):
+        torch.testing.assert_close(
+            invariant_linear(given, weight, bias), expected, rtol=tolerance, atol=tolerance
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+    """Batches below, at and above the height of a tile, and rows in other places."""
+    random = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 320, generator=random).to(dtype) for n in (200, 150))
+    whole = invariant_linear(x, weight)
+    for begin, end in ((0, 1), (37, 38), (3, 67), (64, 129), (100, 200)):
+        assert torch.equal(invariant_linear(x[begin:end], weight), whole[begin:end])
