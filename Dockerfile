@@ -26,6 +26,7 @@ COPY engine engine
 COPY loadtest loadtest
 COPY demo demo
 COPY server server
+COPY tools tools
 RUN pip install --no-deps . && python -m compileall -q /opt/quire/lib
 
 FROM python:${PYTHON}-slim

@@ -68,13 +68,8 @@ bench: $(SERVER) ## Measure a running server (ARGS="--concurrency 1,4,16 --html 
 bench-cpu: $(SERVER) ## Measure the server and its peers on this CPU (ARGS="--quick", "--only PART")
 	@$(BIN)/python -m loadtest.cpu $(ARGS)
 
-gpu-check: install ## Run the tests that need a CUDA device, and measure the kernels
-	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-		$(BIN)/python -m pytest -m gpu $(ARGS) && \
-		$(BIN)/python -m kernels.bench --output build/gpu-check; \
-	else \
-		echo "gpu-check: no CUDA device here (or torch was built without CUDA); nothing was run"; \
-	fi
+gpu-check: install ## Check a GPU: tests, kernels, steps, end to end (ARGS="--only steps")
+	@$(BIN)/python -m tools.bench $(ARGS)
 
 docker: ## Build the GPU image (ARGS="--build-arg TORCH=cpu" for the CPU one)
 	docker build -t quire $(ARGS) .

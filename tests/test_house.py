@@ -21,7 +21,7 @@ from server.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ROOMS = ("server", "engine", "kernels", "loadtest")
+ROOMS = ("server", "engine", "kernels", "tools", "loadtest")
 
 
 def git_files(*patterns: str) -> list[Path]:

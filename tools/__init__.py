@@ -1,0 +1,1 @@
+"""Offline jobs around the engine; no HTTP."""

@@ -1,0 +1,61 @@
+"""What the rows of a check are held against."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Gate(NamedTuple):
+    """A least value of one field of the cases whose name matches; a most where ``at_most``."""
+
+    part: str
+    case: str  # a regular expression
+    field: str
+    wanted: float
+    at_most: bool = False
+
+
+GATES = (
+    Gate("steps 8b", r"decode \d+ x 1024$", "share_of_floor", 0.75),
+    Gate("steps 8b", r"prefill", "share_of_floor", 0.65),
+    Gate("steps 0.6b", r"decode 1 x 1024$", "share_of_floor", 0.5),
+    Gate("throughput", r"256 sequences", "tokens_per_s", 20_000),
+    Gate("transformers", r"sequences", "quire_ratio", 5.0),
+    Gate("first answer", r"start", "time_s", 10.0, at_most=True),
+    Gate("kernels", r"^decode .* (8|32) x 4096|^decode .* (64|256) x 1024", "share_of_floor", 0.85),
+    Gate("kernels", r"^prefill", "share_of_floor", 0.6),
+)
+
+
+def compare_with_peer(results: Sequence[dict[str, Any]]) -> None:
+    """Give the peer's row the ratio of Quire's tokens/s on the same sequences to its own."""
+    rates = {
+        row["case"]: row["tokens_per_s"]
+        for result in results
+        if result["part"] == "throughput"
+        for row in result["rows"]
+    }
+    for result in results:
+        if result["part"].startswith("transformers"):
+            for row in result["rows"]:
+                if row["case"] in rates:
+                    row["quire_ratio"] = rates[row["case"]] / row["tokens_per_s"]
+
+
+def verdict(part: str, row: Mapping[str, Any]) -> str:
+    """``pass``, or ``MISS`` and by what; empty for a row without a gate."""
+    if row.get("is_right") is False:
+        return "WRONG"
+    for gate in GATES:
+        value = row.get(gate.field)
+        if gate.part == part and value is not None and re.search(gate.case, row["case"]):
+            passes = value <= gate.wanted if gate.at_most else value >= gate.wanted
+            sign = "<=" if gate.at_most else ">="
+            return (
+                "pass"
+                if passes
+                else f"MISS: {gate.field} {value:.3g}, wanted {sign} {gate.wanted:g}"
+            )
+    return ""

@@ -1,0 +1,149 @@
+"""An engine with random weights in this process, and what is asked of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.requests import fan_out
+from engine.types import SamplingParams
+from tools.bench.shapes import write_config
+
+TINY = "tiny"
+MAX_STEP_TOKENS = 8192
+_TINY_CACHE_BYTES = 32 * 2**20
+
+
+def parser(description: str | None, *models: str) -> argparse.ArgumentParser:
+    """The options that all parts have in common."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("--model", default=models[0], choices=(*models, TINY), help="a shape; tiny for a test run")
+    add("--device", default="cuda", choices=("cuda", "cpu"))
+    add("--attention-backend", default="auto")
+    add("--block-size", type=int, default=CacheConfig().block_size, help="tokens")
+    return made
+
+
+def load_core(
+    options: argparse.Namespace,
+    *,
+    max_num_seqs: int = 256,
+    max_model_len: int | None = None,
+) -> EngineCore:
+    """An engine as the options of :func:`parser` ask for, without a prefix cache: no prompt of a
+    measurement may be found in it.
+
+    Raises:
+        ModelLoadError: the device has not enough memory, or a backend refuses the shape.
+    """
+    is_tiny = options.model == TINY
+    with tempfile.TemporaryDirectory() as directory:
+        config = EngineConfig(
+            model=str(write_config(options.model, Path(directory))),
+            dtype="bfloat16",
+            device=cast("Device", options.device),
+            load_format="dummy",
+            max_model_len=None if is_tiny else max_model_len,
+            attention_backend=options.attention_backend,
+            scheduler=SchedulerConfig(
+                max_num_seqs=max_num_seqs, max_num_batched_tokens=MAX_STEP_TOKENS
+            ),
+            cache=CacheConfig(
+                block_size=options.block_size,
+                enable_prefix_caching=False,
+                memory_bytes=_TINY_CACHE_BYTES if is_tiny else None,
+            ),
+        )
+        return EngineCore.load(config)
+
+
+class Session:
+    """Asks an engine for tokens and counts what comes. Not thread-safe."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.num_tokens = 0  # told by the engine so far, over all requests
+        self._live: set[str] = set()
+        self._num_asked = 0
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Token slots of the KV cache."""
+        memory = self.core.info.memory
+        return memory.num_blocks * memory.block_size
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has not ended."""
+        return bool(self._live)
+
+    def ask(self, prompt: Sequence[int], num_output: int) -> None:
+        """Queue one request: greedy, of full length. Ids wrap around a small vocabulary."""
+        self._num_asked += 1
+        vocab = self.core.info.vocab_size
+        ids = [token % vocab for token in prompt]
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
+        (request,) = fan_out(f"bench-{self._num_asked}", ids, sampling)
+        self.core.add(request)
+        self._live.add(request.id)
+
+    def step(self) -> int:
+        """One step; the tokens that it told.
+
+        Raises:
+            RuntimeError: a request failed.
+        """
+        output = self.core.step()
+        if output.errors:
+            raise RuntimeError(f"a request failed: {next(iter(output.errors.values()))}")
+        for request_id, reason in zip(output.ids, output.finish_reasons, strict=True):
+            if reason is not None:
+                self._live.discard(request_id)
+        told = sum(map(len, output.token_ids))
+        self.num_tokens += told
+        return told
+
+    def finish(self) -> None:
+        """Step until every request has ended."""
+        while self.is_busy:
+            self.step()
+
+    def abort(self) -> None:
+        """End every request now."""
+        for request_id in self._live:
+            self.core.abort(request_id)
+        self.finish()
+
+
+@contextmanager
+def timed(device: str) -> Iterator[list[float]]:
+    """A list that will hold the seconds that the block took, the work of the device included."""
+    taken: list[float] = []
+    _wait(device)
+    begun_s = time.perf_counter()
+    yield taken
+    _wait(device)
+    taken.append(time.perf_counter() - begun_s)
+
+
+def tell(row: dict[str, Any]) -> None:
+    """One result as a line of JSON, at once: what was measured before a time limit counts."""
+    print(json.dumps(row), flush=True)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

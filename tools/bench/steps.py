@@ -1,0 +1,106 @@
+"""Steps against their floors: decoding at batch sizes and contexts, and one long prompt.
+
+The floor of a decode step is the bytes of all weights and of the context's keys and values over the
+memory's ceiling; that of a prompt is its products over the matrix units' ceiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kernels.bench.case import Ceilings
+from tools.bench.ceilings import measure
+from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parser, tell, timed
+from tools.bench.shapes import attention_flops, matrix_parameters
+
+_CASES = [(rows, context) for context in (1024, 4096) for rows in (1, 8, 32, 64, 128, 256)]
+_TINY_CASES = [(1, 24), (3, 40)]
+_WARM_UP_STEPS, _STEPS = 8, 32
+_PROMPT, _TINY_PROMPT = 8192, 96
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line of JSON for each case as it is measured."""
+    options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
+    ceilings = measure(options.device)
+    is_tiny = options.model == TINY
+    session = Session(load_core(options, max_model_len=_PROMPT + 64))
+    for row in (
+        *_prefill(session, options, ceilings, _TINY_PROMPT if is_tiny else _PROMPT),
+        *(
+            _decode(session, options, ceilings, rows, context)
+            for rows, context in (_TINY_CASES if is_tiny else _CASES)
+        ),
+    ):
+        tell(row)
+    return 0
+
+
+def _prefill(
+    session: Session, options: argparse.Namespace, ceilings: Ceilings, length: int
+) -> Iterator[dict[str, Any]]:
+    """One prompt in one step, alone."""
+    rng = random.Random(length)
+    taken: list[float] = []
+    for _ in range(4):
+        session.ask(_ids(length, rng), 1)
+        with timed(options.device) as seconds:
+            session.finish()
+        taken += seconds
+    in_layers, output = matrix_parameters(options.model)
+    flops = 2 * in_layers * length + 2 * output + attention_flops(options.model, length)
+    floor_s = flops / ceilings.flops_per_s
+    time_s = statistics.median(taken[1:])  # the first one warms up
+    yield _row(f"{options.model} prefill {length}", time_s, floor_s)
+
+
+def _decode(
+    session: Session,
+    options: argparse.Namespace,
+    ceilings: Ceilings,
+    rows: int,
+    context: int,
+) -> dict[str, Any]:
+    """Steps in which ``rows`` sequences of about ``context`` tokens gain one token each."""
+    name = f"{options.model} decode {rows} x {context}"
+    # Early sequences decode while the prompts of later ones are computed, two to a step at worst.
+    limit = _WARM_UP_STEPS + _STEPS + 16 + 2 * rows * context // MAX_STEP_TOKENS
+    if rows * (context + limit + options.block_size) > session.capacity_tokens:
+        return {"case": name, "skipped": "the KV cache is too small"}
+    rng = random.Random(f"{rows} {context}")
+    for _ in range(rows):
+        session.ask(_ids(context - _STEPS // 2, rng), limit)
+    while session.step() < rows:
+        pass  # until one gives every sequence a token
+    for _ in range(_WARM_UP_STEPS):
+        session.step()
+    with timed(options.device) as seconds:
+        made = sum(session.step() for _ in range(_STEPS))
+    session.abort()
+    in_layers, output = matrix_parameters(options.model)
+    per_token = session.core.info.memory.bytes_per_token
+    moved = (in_layers + output) * 2 + rows * context * per_token
+    return _row(name, seconds[0] * rows / made, moved / ceilings.bytes_per_s, rows=rows)
+
+
+def _row(case: str, time_s: float, floor_s: float, rows: int | None = None) -> dict[str, Any]:
+    row = {
+        "case": case,
+        "time_ms": time_s * 1e3,
+        "floor_ms": floor_s * 1e3,
+        "share_of_floor": floor_s / time_s,
+    }
+    return row if rows is None else {**row, "tokens_per_s": rows / time_s}
+
+
+def _ids(count: int, rng: random.Random) -> list[int]:
+    return [rng.randrange(3, 10_000) for _ in range(count)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Transformers' own continuous batching on a quarter of the 256-sequence benchmark.
+
+The same shapes, sequences and lengths as ``tools.bench.throughput``; its defaults otherwise. It is
+a weak peer, and the one that is always installed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tools.bench.session import TINY, parser, tell
+from tools.bench.shapes import CONFIGS
+from tools.bench.workload import Job, sample_jobs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line of JSON."""
+    options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
+    from transformers import GenerationConfig
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    model = _random_model(options.model, options.device)
+    jobs = sample_jobs(is_tiny=options.model == TINY)
+    longest = max(job.num_output for job in jobs)
+    config = GenerationConfig(max_new_tokens=longest, do_sample=False, eos_token_id=-1)
+    with torch.no_grad(), model.continuous_batching_context_manager(config) as manager:
+        _run(manager, jobs[:2], model.config.vocab_size)  # warms up
+        begun_s = time.perf_counter()
+        tokens = _run(manager, jobs, model.config.vocab_size)
+        seconds = time.perf_counter() - begun_s
+    tell(
+        {
+            "case": f"{options.model} {len(jobs)} sequences",
+            "time_s": seconds,
+            "output_tokens": tokens,
+            "tokens_per_s": tokens / seconds,
+        }
+    )
+    return 0
+
+
+def _random_model(name: str, device: str) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = CONFIGS[name]
+    made = AutoConfig.for_model(**config)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16).eval()
+
+
+def _run(manager: Any, jobs: Sequence[Job], vocab: int) -> int:
+    """The tokens that came.
+
+    Raises:
+        RuntimeError: a request failed or is not of full length.
+    """
+    for job in jobs:
+        ids = [token % vocab for token in job.prompt]
+        manager.add_request(ids, max_new_tokens=job.num_output, eos_token_id=-1)
+    tokens, left = 0, len(jobs)
+    while left:
+        result = manager.get_result(timeout=60)
+        if result is None or result.error:
+            raise RuntimeError(f"transformers: {result.error if result else 'no answer'}")
+        if result.is_finished():
+            left -= 1
+            tokens += len(result.generated_tokens)
+    wanted = sum(job.num_output for job in jobs)
+    if tokens != wanted:
+        raise RuntimeError(f"transformers made {tokens} tokens where {wanted} were asked for")
+    return tokens
+
+
+if __name__ == "__main__":
+    sys.exit(main())
