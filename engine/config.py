@@ -20,6 +20,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 256  # sequences running at once
     max_num_batched_tokens: int = 2048  # tokens computed by one step
     policy: Policy = "fcfs"
+    overlap: bool | None = None  # plan and launch a step while the one before runs; None: on a GPU
     # Batching window: hold new prompts back until one of these is reached. 0 ms: off.
     batching_window_ms: float = 0.0
     batching_window_prompts: int = 0  # 0: no limit by count

@@ -1,8 +1,14 @@
 """The engine: a scheduler, a runner, and the step that joins them.
 
     plan = scheduler.schedule()            # pure bookkeeping
-    result = runner.run(plan)              # tensors only
+    result = runner.launch(plan).result()  # tensors only
     output = scheduler.update(plan, result)
+
+Overlapped, the next plan is made and launched before the result of this one is waited for, so the
+device never waits for the bookkeeping:
+
+    host    schedule 2, launch 2 | update 1 | schedule 3, launch 3 | update 2 | ...
+    device        step 1         |         step 2         |         step 3    | ...
 
 Synchronous and single-threaded: whoever drives it (``engine/loop.py`` for the clients, the offline
 ``LLM`` itself) calls ``step`` while ``has_work``.
@@ -12,20 +18,30 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig, SchedulerConfig
-from engine.errors import InvalidParameter
+from engine.errors import EngineDead, InvalidParameter
 from engine.isolation import run_isolated
 from engine.kv_cache.pool import BlockPool
-from engine.runner.protocol import Runner
+from engine.runner.protocol import Launched, Runner
 from engine.scheduler import Scheduler
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request, StepResult
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
-_NOTHING = StepResult()
+# Steps between two pieces of preparatory work while the engine is never idle.
+_PREPARE_EVERY = 32
+
+
+class _Flight(NamedTuple):
+    """A step whose result has not been taken in."""
+
+    plan: StepPlan
+    launched: Launched | None  # None: it could not be launched
 
 
 class EngineCore:
@@ -55,6 +71,10 @@ class EngineCore:
             eos_token_ids=info.eos_token_ids,
         )
         self._window = BatchingWindow(config.scheduler)
+        self._flights: deque[_Flight] = deque()  # oldest first
+        self._depth = 2 if _overlaps(config, info) else 1
+        self._is_prepared = False
+        self._num_until_prepare = _PREPARE_EVERY
         self._stats = self._scheduler.stats()
 
     @classmethod
@@ -77,14 +97,14 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to compute or to tell."""
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._flights)
 
     @property
     def idle_s(self) -> float:
         """Seconds for which a step would find nothing to do, though there is work: the batching
         window is open and nobody runs. 0 without a window.
         """
-        if self._scheduler.num_running or self._scheduler.has_news:
+        if self._scheduler.num_running or self._scheduler.has_news or self._flights:
             return 0.0
         return self._window.remaining_s(self._scheduler, self._clock())
 
@@ -104,25 +124,30 @@ class EngineCore:
         self._scheduler.abort(request_id, self._clock())
 
     def step(self) -> EngineOutput:
-        """Compute one step and tell what came of it.
+        """Take in one step's result, once the next is under way, and tell what came of it.
 
         A row that fails ends with an error in the output, and the others do not notice.
 
         Raises:
             EngineDead: the device is lost.
         """
-        scheduler = self._scheduler
-        now_s = self._clock()
-        admit = self._window.remaining_s(scheduler, now_s) <= 0.0
-        plan = scheduler.schedule(admit, now_s)
-        if not scheduler.num_waiting:
-            self._window.close()
-        result = _NOTHING
-        if plan.rows or plan.removed:
-            result = run_isolated(self._runner, scheduler, plan)
-        output = scheduler.update(plan, result, self._clock())
+        while len(self._flights) < self._depth and self._launch():
+            pass
+        output = self._land() if self._flights else self._scheduler.tell()
         self._stats = output.stats
+        self._prepare_now_and_then()
         return output
+
+    def prepare(self) -> bool:
+        """Let the runner do a piece of work that makes later steps quicker; whether it did.
+
+        For a moment in which there is nothing else to do. The runner is not asked before the
+        first step: no start waits for this.
+        """
+        if self._is_prepared or not self._stats.num_steps:
+            return False
+        self._is_prepared = not self._runner.prepare()
+        return not self._is_prepared
 
     def check(self) -> list[str]:
         """What is wrong with the block pool's books, logged loudly; nothing if they are whole.
@@ -133,6 +158,62 @@ class EngineCore:
         for problem in problems:
             logger.critical("the KV block pool is corrupt: %s", problem)
         return problems
+
+    def _launch(self) -> bool:
+        """Plan a step and start it; False when there is none, or it must wait for another."""
+        if self._flights and self._flights[-1].launched is None:
+            return False  # its rows are run again first
+        scheduler = self._scheduler
+        now_s = self._clock()
+        admit = self._window.remaining_s(scheduler, now_s) <= 0.0
+        plan = scheduler.schedule(admit, now_s)
+        if not scheduler.num_waiting:
+            self._window.close()
+        if plan.is_empty:
+            return False
+        launched: Launched | None = None
+        try:
+            launched = self._runner.launch(plan)
+        except EngineDead:
+            raise
+        except Exception:
+            logger.exception("a step of %d rows could not be started", len(plan.rows))
+        self._flights.append(_Flight(plan, launched))
+        return True
+
+    def _land(self) -> EngineOutput:
+        """Wait for the oldest step under way and take its result in."""
+        plan, launched = self._flights.popleft()
+        result: StepResult | None = None
+        if launched is not None:
+            try:
+                result = launched.result()
+            except EngineDead:
+                raise
+            except Exception:
+                logger.exception("a step of %d rows failed", len(plan.rows))
+                self._void_flights()
+        if result is None:
+            result = run_isolated(self._runner, self._scheduler, plan)
+        return self._scheduler.update(plan, result, self._clock())
+
+    def _void_flights(self) -> None:
+        """What was launched behind a step that failed has read what that step did not write."""
+        for index, (plan, launched) in enumerate(self._flights):
+            if launched is not None:
+                try:
+                    launched.result()
+                except EngineDead:
+                    raise
+                except Exception:
+                    logger.info("the step behind it failed too")
+            self._flights[index] = _Flight(plan, None)
+
+    def _prepare_now_and_then(self) -> None:
+        self._num_until_prepare -= 1
+        if self._num_until_prepare <= 0:
+            self._num_until_prepare = _PREPARE_EVERY
+            self.prepare()
 
     def _check_tokens(self, request: Request) -> None:
         size = self._info.vocab_size
@@ -146,6 +227,13 @@ class EngineCore:
                 raise InvalidParameter(
                     f"'{param}' has token ids outside the vocabulary of {size} tokens", param=param
                 )
+
+
+def _overlaps(config: EngineConfig, info: EngineInfo) -> bool:
+    """Whether steps are launched ahead. On a CPU they are computed at their launch: it gains
+    nothing there, and tokens are told a step late."""
+    overlap = config.scheduler.overlap
+    return info.device.startswith("cuda") if overlap is None else overlap
 
 
 class BatchingWindow:

@@ -18,39 +18,29 @@ from collections.abc import Sequence
 from engine.errors import EngineDead, Failure
 from engine.runner.protocol import Runner
 from engine.scheduler import Scheduler
-from engine.types import ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from engine.types import StepPlan, StepResult, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
 
 def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepResult:
-    """The result of ``plan``, whose failing rows are errors in it.
+    """The result of ``plan``, which has raised: its failing rows are errors in it.
+
+    Nothing else is under way, and the results of earlier plans have been taken in.
 
     Raises:
         EngineDead: the runner says that no later step can work either.
     """
-    try:
-        return runner.run(plan)
-    except EngineDead:
-        raise
-    except Exception:
-        logger.exception("a step of %d rows failed; looking for the cause", len(plan.rows))
     middle = len(plan.rows) // 2
-    return _run_parts(runner, scheduler, plan, [plan.rows[:middle], plan.rows[middle:]])
-
-
-def _run_parts(
-    runner: Runner, scheduler: Scheduler, plan: StepPlan, parts: Sequence[Sequence[ScheduledRow]]
-) -> StepResult:
+    stack = [plan.rows[middle:], plan.rows[:middle]]
     results: list[StepResult] = []
     errors: dict[str, Failure] = {}
-    stack = list(reversed(parts))
     while stack:
         rows = stack.pop()
         if not rows:
             continue
         try:
-            results.append(runner.run(scheduler.replay(plan, rows)))
+            results.append(runner.launch(scheduler.replay(plan, rows)).result())
         except EngineDead:
             raise
         except Exception as error:

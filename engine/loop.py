@@ -57,6 +57,9 @@ class EngineLoop:
             return None
 
     def _wait_idle(self) -> Command:
+        while self._core.prepare():
+            if (command := self._poll()) is not None:
+                return command
         try:
             return self.inbox.get(timeout=_IDLE_CHECK_S)
         except queue.Empty:

@@ -23,6 +23,7 @@ from engine.errors import Failure, InvalidParameter
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
+PENDING_TOKEN = -1  # in a row: the token that an earlier step has chosen, still on the device
 _MAX_SEED = 2**63 - 1
 _MAX_BIAS_ENTRIES = 1024
 
@@ -123,7 +124,7 @@ class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     start: int
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # the last may be PENDING_TOKEN
     new_block_ids: tuple[int, ...]  # appended to the row's block table since its last plan
     samples: bool  # whether the last position's logits choose the next token
 
@@ -143,6 +144,11 @@ class StepPlan(msgspec.Struct, frozen=True):
     removed: tuple[str, ...] = ()  # preempted, finished or aborted since the last plan: forget
     copies: tuple[BlockCopy, ...] = ()
     num_preempted: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for the runner to do."""
+        return not (self.rows or self.removed)
 
     @property
     def num_tokens(self) -> int:

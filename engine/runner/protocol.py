@@ -15,8 +15,9 @@ order, no limit. It neither reorders nor drops rows.
 4. ``copies``: whole blocks, sources unchanged by anything before; all before the step's writes.
 5. The rows' tokens, at positions ``[start, start + len(token_ids))``: their keys and values are
    written, and each attends to positions ``0 .. p`` of its own sequence. A token sampled by an
-   earlier step comes back as (part of) a later row's ``token_ids``; nothing is to be guessed.
-   No two rows write one slot, and no row writes a block that another sequence references.
+   earlier step comes back as (part of) a later row's ``token_ids``, or as ``PENDING_TOKEN``: the
+   token that this row sampled last, which the scheduler has not seen yet. No two rows write one
+   slot, and no row writes a block that another sequence references.
 6. Rows with ``samples``: the next token, a function of the row's logits, its sampling parameters,
    its output so far, and its seed and position alone; never of the batch around it.
 
@@ -24,8 +25,13 @@ order, no limit. It neither reorders nor drops rows.
 ``prompt_logprobs`` yields those of the prompt tokens at positions ``s + 1 .. min(e, P - 1)``,
 where ``P`` is the prompt's length: each is judged by the logits of the position before it.
 
+**Overlap.** ``launch`` may return before the step is computed; steps are computed in the order in
+which they were launched, each as if the ones before it were done. So the next step can be planned
+and launched while this one runs. A row may then turn out to be one too many, since the result that
+ends its sequence came later: it is computed like any other, and its token passed over.
+
 **Faults.** A row whose own numbers are at fault (logits that are not finite) is reported in
-``StepResult.errors`` and harms nobody else. When ``run`` raises, the caller cannot know how far
+``StepResult.errors`` and harms nobody else. When a step raises, at its launch or at its result, the caller cannot know how far
 it came; it runs parts of the same step again to find the rows to blame, and each such plan
 *reintroduces* its rows: they are in ``removed`` and in ``added``, with their whole block table.
 A runner therefore needs no undo: it must only accept such a plan after it has raised, and give
@@ -39,6 +45,23 @@ from typing import Protocol
 from engine.types import EngineInfo, StepPlan, StepResult
 
 
+class Launched(Protocol):
+    """A step on its way."""
+
+    def result(self) -> StepResult:
+        """What came of it; waits until it is computed. Called once.
+
+        Every row with ``samples`` is in the result, as an id with tokens, in the order of the
+        plan's rows, or as an error.
+
+        Raises:
+            OutOfMemory: the step did not fit the device's memory (``MemoryError`` counts too).
+            EngineDead: the device is lost, and no later call can work; the engine ends.
+            Exception: anything else; the rows to blame are searched for as told above.
+        """
+        ...
+
+
 class Runner(Protocol):
     """Turns plans into tokens. All calls come from one thread."""
 
@@ -47,14 +70,27 @@ class Runner(Protocol):
         """What was loaded; ``info.memory`` says how many KV blocks of what size there are."""
         ...
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute one step (see the row contract above).
+    def launch(self, plan: StepPlan) -> Launched:
+        """Start one step (see the row contract above). Raises what ``Launched.result`` may."""
+        ...
 
-        Every row with ``samples`` is in the result, as an id with tokens or as an error.
+    def prepare(self) -> bool:
+        """Do a piece of work that makes later steps quicker, such as capturing a CUDA graph.
 
-        Raises:
-            OutOfMemory: the step did not fit the device's memory (``MemoryError`` counts too).
-            EngineDead: the device is lost, and no later call can work; the engine ends.
-            Exception: anything else; the rows to blame are searched for as told above.
+        Called now and then once the first answers are out, so that no start waits for it; returns
+        whether there is more to do.
         """
         ...
+
+
+class Computed:
+    """A step that was computed when it was launched."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        """See ``Launched``."""
+        return self._result

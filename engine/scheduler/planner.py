@@ -8,7 +8,9 @@ from engine.config import SchedulerConfig
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, StepBuilder, added_row
-from engine.types import ScheduledRow
+from engine.types import PENDING_TOKEN, ScheduledRow
+
+_PENDING = (PENDING_TOKEN,)
 
 
 class Planner:
@@ -33,22 +35,26 @@ class Planner:
 
     def _plan_running(self, step: StepBuilder) -> None:
         # The one loop that sees every sequence at every step. Nearly all of them add one token to
-        # their last block, so that case is inline and touches no more than it must.
+        # their last block, so that case is inline and touches no more than it must. In an
+        # overlapped loop that token is one that the step before this one is about to choose.
         budget, num_decoded = step.budget, 0
         for seq in list(self._state.running.values()):
             if not budget:
                 break
-            start, end = seq.num_computed, len(seq.token_ids)
+            start, pending = seq.num_computed, seq.num_pending
+            end = len(seq.token_ids) + pending
             table = seq.table
             if end - start == 1 and end <= table.capacity and end < seq.max_num_tokens:
-                row = ScheduledRow(seq.id, start, (seq.token_ids[start],), (), True)
-                step.rows.append(row)
+                tokens = _PENDING if pending else (seq.token_ids[start],)
+                step.rows.append(ScheduledRow(seq.id, start, tokens, (), True))
+                step.seqs.append(seq)
                 seq.num_computed = end
+                seq.num_pending = pending + 1
                 if end == table.capacity:
                     step.fills.append(Fill(seq, table, start, end))
                 budget -= 1
                 num_decoded += 1
-            elif end > start:
+            elif end > start and not (pending and end >= seq.max_num_tokens):  # its last is coming
                 step.budget = budget
                 self._plan_more(step, seq)
                 budget = step.budget
@@ -59,7 +65,7 @@ class Planner:
         """Plan a running sequence that needs blocks or has several tokens to compute."""
         pool = self._state.pool
         while seq.status is Status.RUNNING:  # it may have made room for another, or for itself
-            end = min(len(seq.token_ids), seq.num_computed + step.budget)
+            end = min(seq.num_tokens, seq.num_computed + step.budget)
             if pool.blocks_for(end) - len(seq.table.block_ids) <= pool.num_free:
                 self._plan_row(step, seq, self._extend(seq, end), end)
                 return
@@ -70,7 +76,7 @@ class Planner:
         if step.victims is None:
             step.victims = sorted(self._state.running.values(), key=self._state.key)
         victim = step.victims.pop()
-        step.withdraw(victim.id)
+        step.withdraw(victim)
         step.num_preempted += 1
         self._state.preempt(victim)
 
@@ -85,6 +91,8 @@ class Planner:
 
     def _admit(self, step: StepBuilder, seq: Sequence, now_s: float) -> bool:
         """Start ``seq`` if there are blocks for all of its tokens, and some to spare."""
+        if seq.num_pending:
+            return False  # preempted while a step chose its next token, which is still to come
         state, pool = self._state, self._state.pool
         blocked, num_free = self._blocked
         if seq is blocked and pool.num_free <= num_free and state.running:
@@ -145,13 +153,16 @@ class Planner:
         self, step: StepBuilder, seq: Sequence, new_blocks: Iterable[int], end: int
     ) -> None:
         """Plan the tokens of ``seq`` up to ``end``, for which it has blocks."""
-        start, num_tokens = seq.num_computed, len(seq.token_ids)
+        start, num_tokens = seq.num_computed, seq.num_tokens
         samples = end == num_tokens and num_tokens < seq.max_num_tokens
         tokens = tuple(seq.token_ids[start:end])
+        tokens += _PENDING * (end - start - len(tokens))
         step.rows.append(ScheduledRow(seq.id, start, tokens, tuple(new_blocks), samples))
+        step.seqs.append(seq)
         step.fills.append(Fill(seq, seq.table, start, end))
         step.budget -= end - start
         seq.num_computed = end
+        seq.num_pending += samples
         self._state.num_wasted -= end - start
         if start < seq.num_prompt - 1:
             step.computing_prompts.add(seq.id)

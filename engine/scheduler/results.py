@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
-from engine.scheduler.step import Fill
+from engine.scheduler.step import Planned
 from engine.types import EngineOutput, FinishReason, ScheduledRow, StepPlan, StepResult
 
 
@@ -18,57 +16,66 @@ class ResultTaker:
         self._state = state
 
     def take(
-        self, plan: StepPlan, fills: Iterable[Fill], result: StepResult, now_s: float
+        self, plan: StepPlan, planned: Planned, result: StepResult, now_s: float
     ) -> EngineOutput:
         """The news that ``result`` brings, and all there is since the last output.
 
         Rows of sequences that have ended since are passed over.
         """
         state, news = self._state, self._state.news
+        sampled = _sampled(plan, planned.seqs, result)
         if result.errors:
-            self._take_errors(result, now_s)
+            self._take_errors(planned.seqs, result, now_s)
         if result.prompt_logprobs:
-            self._take_prompt_logprobs(plan, result)
-        for seq, table, start, end in fills:
+            self._take_prompt_logprobs(plan, planned.seqs, result)
+        for seq, table, start, end in planned.fills:
             if seq.table is table and seq.status is Status.RUNNING:
                 state.pool.publish(seq.chain, seq.token_ids, table, start, end)
-        self._take_tokens(result, now_s)
-        for row in plan.rows:
-            if not row.samples:
-                self._end_without_tokens(row, now_s)
+        self._take_tokens(sampled, result, now_s)
+        if sampled is not planned.seqs:
+            for row, seq in zip(plan.rows, planned.seqs, strict=True):
+                if not row.samples:
+                    self._end_without_tokens(row, seq, now_s)
+        return self.tell(plan.num_tokens)
+
+    def tell(self, step_tokens: int) -> EngineOutput:
+        """All the news there is since the last output."""
+        news = self._state.news
         if news.prompt_logprobs:  # of prompts that go on: they have no row among the columns yet
             told = set(news.ids)
             for request_id in news.prompt_logprobs:
                 if request_id not in told:
                     news.append(request_id, (), None)
-        state.news = OutputBuilder()
-        return news.build(state.stats(plan.num_tokens))
+        self._state.news = OutputBuilder()
+        return news.build(self._state.stats(step_tokens))
 
-    def _take_errors(self, result: StepResult, now_s: float) -> None:
+    def _take_errors(self, seqs: list[Sequence], result: StepResult, now_s: float) -> None:
         state = self._state
-        for request_id, failure in result.errors.items():
-            seq = state.running.get(request_id)
-            if seq is not None:
+        for seq in seqs:
+            failure = result.errors.get(seq.id)
+            if failure is not None and seq.status is not Status.FINISHED:
                 state.finish(seq, now_s)
-                state.news.append(request_id, (), "error")
-                state.news.errors[request_id] = failure
+                state.news.append(seq.id, (), "error")
+                state.news.errors[seq.id] = failure
 
-    def _take_tokens(self, result: StepResult, now_s: float) -> None:
+    def _take_tokens(self, seqs: list[Sequence], result: StepResult, now_s: float) -> None:
         # The other loop over every sequence at every step; its columns are the result's own.
-        news, running = self._state.news, self._state.running
+        news = self._state.news
         first = len(news.ids)
         ended: list[int] = []  # indices of sequences that have ended before
         news.ids += result.ids
         news.token_ids += result.token_ids
         news.finish_reasons += [None] * len(result.ids)
-        for index, request_id in enumerate(result.ids, first):
-            seq = running.get(request_id)
-            if seq is None:
-                ended.append(index)
-                continue
+        for index, seq in enumerate(seqs, first):
+            seq.num_pending -= 1
+            new_tokens = news.token_ids[index]
+            if seq.status is not Status.RUNNING:
+                if seq.status is Status.FINISHED:
+                    ended.append(index)
+                    continue
+                self._state.num_waiting_tokens += len(new_tokens)  # preempted meanwhile
             if seq.first_token_s is None:
                 self._take_first(seq, now_s)
-            new_tokens = news.token_ids[index]
             token_ids = seq.token_ids
             token_ids += new_tokens
             if len(token_ids) >= seq.max_num_tokens or not seq.stop_ids.isdisjoint(new_tokens):
@@ -109,26 +116,38 @@ class ResultTaker:
             if logprobs:
                 news.logprobs[news.ids[index]] = logprobs[: len(news.token_ids[index])]
 
-    def _take_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
-        starts = {row.id: row.start for row in plan.rows}
-        for request_id, logprobs in result.prompt_logprobs.items():
-            seq = self._state.running.get(request_id)
-            if seq is None:
+    def _take_prompt_logprobs(
+        self, plan: StepPlan, seqs: list[Sequence], result: StepResult
+    ) -> None:
+        for row, seq in zip(plan.rows, seqs, strict=True):
+            logprobs = result.prompt_logprobs.get(row.id)
+            if logprobs is None or seq.status is Status.FINISHED:
                 continue
             # Entry i of a sequence belongs to its token i + 1; a row at s brings entries from s.
-            fresh = logprobs[max(0, seq.num_prompt_logprobs - starts[request_id]) :]
+            fresh = logprobs[max(0, seq.num_prompt_logprobs - row.start) :]
             if fresh:
                 seq.num_prompt_logprobs += len(fresh)
-                self._state.news.prompt_logprobs[request_id] = fresh
+                self._state.news.prompt_logprobs[row.id] = fresh
                 self._state.news.tell_cached(seq)
 
-    def _end_without_tokens(self, row: ScheduledRow, now_s: float) -> None:
+    def _end_without_tokens(self, row: ScheduledRow, seq: Sequence, now_s: float) -> None:
         """End a sequence that wanted no token, once its prompt is computed."""
-        seq = self._state.running.get(row.id)
-        if seq is None:
-            return
         end = row.start + len(row.token_ids)
-        if end == len(seq.token_ids) >= seq.max_num_tokens:
+        if seq.status is Status.RUNNING and end == len(seq.token_ids) >= seq.max_num_tokens:
             self._state.news.tell_cached(seq)
             self._state.news.append(seq.id, (), "length")
             self._state.finish(seq, now_s)
+
+
+def _sampled(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[Sequence]:
+    """The sequences of the result's ids, in order; the plan's own list where that is all."""
+    if len(result.ids) == len(seqs):
+        return seqs
+    told = set(result.ids)
+    found: list[Sequence] = []
+    for row, seq in zip(plan.rows, seqs, strict=True):
+        if row.id in told:
+            found.append(seq)
+        elif row.samples:  # it failed, or lost its blocks before the step was run again
+            seq.num_pending -= 1
+    return found

@@ -26,15 +26,18 @@ from engine.scheduler.policy import POLICIES
 from engine.scheduler.results import ResultTaker
 from engine.scheduler.sequence import leader_of, sequence_of
 from engine.scheduler.state import SchedulerState
-from engine.scheduler.step import Fill, replay
+from engine.scheduler.step import Planned, replay
 from engine.types import EngineOutput, EngineStats, Request, ScheduledRow, StepPlan, StepResult
 
 
 class Scheduler:
     """Owns all sequences, and through the pool all blocks.
 
-    ``schedule`` counts the tokens it plans as computed, and ``update`` only adds what came of
-    them; so plans may be made ahead of the results of earlier ones, given in order.
+    ``schedule`` counts the tokens it plans as computed and those it samples as pending, and
+    ``update`` adds what came of them; so plans may be made ahead of the results of earlier ones,
+    which are given in order. A sequence that ends by such a result has a row too many in the plans
+    ahead: that row writes behind the sequence's end, before anybody who is given its blocks, and
+    what it samples is passed over.
 
     Args:
         config: limits of a step, and the policy.
@@ -58,7 +61,7 @@ class Scheduler:
         self._state = SchedulerState(pool, POLICIES[config.policy])
         self._planner = Planner(config, self._state)
         self._results = ResultTaker(self._state)
-        self._fills: deque[list[Fill]] = deque()  # of the plans whose results are not there yet
+        self._planned: deque[Planned] = deque()  # of the plans whose results are not there yet
 
     # ------------------------------------------------------------ requests
 
@@ -118,25 +121,36 @@ class Scheduler:
     # ------------------------------------------------------------ the step
 
     def schedule(self, admit: bool = True, now_s: float = 0.0) -> StepPlan:
-        """Choose the next step's rows; with ``admit`` false, from those already running."""
+        """Choose the next step's rows; with ``admit`` false, from those already running.
+
+        A plan that is empty is not run, and has no result to be taken in.
+        """
         step = self._planner.plan(admit, now_s)
-        self._fills.append(step.fills)
-        if step.rows:
-            self._state.count_step()
         removed, self._state.removed = self._state.removed, []
-        return step.build(removed)
+        plan = step.build(removed)
+        if not plan.is_empty:
+            self._planned.append(Planned(step.seqs, step.fills))
+        if plan.rows:
+            self._state.count_step()
+        return plan
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> EngineOutput:
         """Take in what a plan's step produced, in the order in which the plans were made."""
-        return self._results.take(plan, self._fills.popleft(), result, now_s)
+        return self._results.take(plan, self._planned.popleft(), result, now_s)
+
+    def tell(self) -> EngineOutput:
+        """What has happened since the last output, without a step."""
+        return self._results.tell(0)
 
     def replay(self, plan: StepPlan, rows: Iterable[ScheduledRow]) -> StepPlan:
         """The part of ``plan`` that computes ``rows``, for a runner that knows none of them.
 
         For use before ``update(plan, ...)``, after the plan itself could not be run: each row is
-        removed and added again, with its whole block table. See the runner's row contract.
+        removed and added again, with its whole block table. Rows of sequences that have ended or
+        were preempted since are not in it. See the runner's row contract.
         """
-        return replay(plan, rows, self._state.running)
+        seqs = {seq.id: seq for seq in self._planned[0].seqs}
+        return replay(plan, seqs, rows)
 
     def stats(self) -> EngineStats:
         """A snapshot of the queues, the blocks and the counters, in O(1)."""

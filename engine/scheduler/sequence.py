@@ -24,8 +24,8 @@ class Status(enum.Enum):
 class Sequence:
     """A request and how far it has come. Written by the Scheduler alone.
 
-    There is no prefill and no decode: ``num_computed`` chases ``len(token_ids)``, and when it
-    has caught up the next token is sampled. A cached prefix starts the chase further on, and a
+    There is no prefill and no decode: ``num_computed`` chases ``num_tokens``, and when it has
+    caught up the next token is sampled. A cached prefix starts the chase further on, and a
     preemption starts it over.
     """
 
@@ -41,6 +41,7 @@ class Sequence:
 
     status: Status = Status.WAITING
     num_computed: int = 0  # tokens whose keys and values are cached, by the steps planned so far
+    num_pending: int = 0  # tokens that planned steps choose, behind token_ids
     table: BlockTable = field(default_factory=BlockTable)  # a new one after each preemption
     known_to_runner: bool = False
 
@@ -53,6 +54,11 @@ class Sequence:
     num_prompt_logprobs: int = 0  # told so far; a recomputed prompt brings them again
     scheduled_s: float | None = None
     first_token_s: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens there are once the planned steps are done."""
+        return len(self.token_ids) + self.num_pending
 
     @property
     def owes_prompt_logprobs(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from engine.kv_cache.pool import BlockTable
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.sequence import Sequence, Status
 from engine.types import AddedRow, BlockCopy, ScheduledRow, StepPlan
 
 
@@ -22,6 +22,16 @@ class Fill(NamedTuple):
     end: int
 
 
+class Planned(NamedTuple):
+    """What is remembered of a plan until its result is there.
+
+    Sequences, not ids: an aborted request's id may have been given to another by then.
+    """
+
+    seqs: list[Sequence]  # of the plan's rows, in order
+    fills: list[Fill]
+
+
 class StepBuilder:
     """The plan under construction. Written by the Scheduler alone."""
 
@@ -33,12 +43,14 @@ class StepBuilder:
         "fills",
         "num_preempted",
         "rows",
+        "seqs",
         "victims",
     )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens that still fit
         self.rows: list[ScheduledRow] = []
+        self.seqs: list[Sequence] = []  # of the rows
         self.added: list[AddedRow] = []
         self.copies: list[BlockCopy] = []
         self.fills: list[Fill] = []
@@ -48,13 +60,14 @@ class StepBuilder:
         # nobody can fork from them yet.
         self.computing_prompts: set[str] = set()
 
-    def withdraw(self, request_id: str) -> None:
+    def withdraw(self, seq: Sequence) -> None:
         """Take a row back that was planned before its sequence was chosen for preemption."""
-        kept = [row for row in self.rows if row.id != request_id]
-        if len(kept) < len(self.rows):
-            (row,) = (row for row in self.rows if row.id == request_id)
+        if seq in self.seqs:
+            index = self.seqs.index(seq)
+            row = self.rows.pop(index)
+            del self.seqs[index]
             self.budget += len(row.token_ids)
-            self.rows = kept
+            seq.num_pending -= row.samples
 
     def build(self, removed: list[str]) -> StepPlan:
         """The finished plan; the builder is not used again."""
@@ -72,12 +85,17 @@ def added_row(seq: Sequence) -> AddedRow:
     return AddedRow(seq.request, tuple(seq.token_ids[seq.num_prompt :]))
 
 
-def replay(
-    plan: StepPlan, rows: Iterable[ScheduledRow], sequences: Mapping[str, Sequence]
-) -> StepPlan:
+def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[ScheduledRow]) -> StepPlan:
     """The part of ``plan`` that computes ``rows``, for a runner that knows none of them.
 
-    Each row is removed and added again, with its whole block table; see the runner's row contract.
+    Each row is removed and added again, with its whole block table and the tokens that were still
+    pending when it was planned; see the runner's row contract. Rows of sequences that have lost
+    their blocks since are left out.
+
+    Args:
+        plan: the oldest whose result has not been taken in.
+        seqs: of the plan's rows, by id.
+        rows: some of the plan's.
     """
     planned = {row.id for row in plan.rows}
     removed = [request_id for request_id in plan.removed if request_id not in planned]
@@ -85,11 +103,14 @@ def replay(
     whole: list[ScheduledRow] = []
     blocks: set[int] = set()
     for row in rows:
-        seq = sequences[row.id]
+        seq = seqs[row.id]
         removed.append(row.id)
+        if seq.status is not Status.RUNNING:
+            continue
         added.append(added_row(seq))
         table = tuple(seq.table.block_ids)
-        whole.append(ScheduledRow(row.id, row.start, row.token_ids, table, row.samples))
+        tokens = tuple(seq.token_ids[row.start : row.start + len(row.token_ids)])
+        whole.append(ScheduledRow(row.id, row.start, tokens, table, row.samples))
         blocks.update(table)
     return StepPlan(
         rows=tuple(whole),

@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from engine.client import LoadProgress
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import Failure, ModelLoadError
+from engine.runner.protocol import Computed, Launched
 from engine.types import (
+    PENDING_TOKEN,
     EngineInfo,
     MemoryPlan,
     Request,
@@ -62,10 +64,10 @@ def make_info(
     )
 
 
-def make_config(model: str = "fake", **scheduler: object) -> EngineConfig:
-    return EngineConfig(
-        model=model, scheduler=SchedulerConfig(**scheduler), cache=CacheConfig(block_size=4)
-    )
+def make_config(
+    model: str = "fake", cache: CacheConfig = CacheConfig(block_size=4), **scheduler: object
+) -> EngineConfig:
+    return EngineConfig(model=model, scheduler=SchedulerConfig(**scheduler), cache=cache)
 
 
 def _roll(digest: int, token: int) -> int:
@@ -107,6 +109,7 @@ class _Row:
     tokens: list[int]
     digests: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
+    newest: int | None = None  # what it sampled last
 
     def digest(self, position: int) -> tuple[str, int]:
         while len(self.digests) <= position:
@@ -128,7 +131,13 @@ class FakeRunner:
     def info(self) -> EngineInfo:
         return self._info
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def prepare(self) -> bool:
+        return False
+
+    def launch(self, plan: StepPlan) -> Launched:
+        return Computed(self._run(plan))
+
+    def _run(self, plan: StepPlan) -> StepResult:
         for request_id in plan.removed:
             self.rows.pop(request_id, None)
         planned = {row.id for row in plan.rows}
@@ -156,6 +165,10 @@ class FakeRunner:
         row.table += planned.new_block_ids
         assert planned.token_ids, "an empty row"
         for position, token in enumerate(planned.token_ids, planned.start):
+            if token == PENDING_TOKEN:
+                assert position == len(row.tokens), "pending, but not behind the last token"
+                assert row.newest is not None, "pending, but never sampled"
+                token = row.newest
             if position == len(row.tokens):
                 row.tokens.append(token)
             assert row.tokens[position] == token, "a token that is not the sequence's own"
@@ -198,6 +211,7 @@ class FakeRunner:
                 assert end == len(row.tokens), "sampled before the last token"
                 row.digest(end - 1)
                 token = _choose(row.digests[end - 1], end - len(prompt), sampling)
+                row.newest = token
                 ids.append(planned.id)
                 tokens.append((token,))
                 told = sampling.logprobs is not None
@@ -209,25 +223,49 @@ class FakeRunner:
 
 
 class FaultyRunner(FakeRunner):
-    """Fails as told: ``fault(plan)`` may raise, or name rows whose numbers are not finite."""
+    """Fails as told: ``fault(plan)`` may raise, or name rows whose numbers are not finite.
+
+    With ``late()`` true a fault is raised by the result, and leaves wrong tokens on the device.
+    """
 
     def __init__(
-        self, info: EngineInfo, fault: Callable[[StepPlan], dict[str, Failure] | None]
+        self,
+        info: EngineInfo,
+        fault: Callable[[StepPlan], dict[str, Failure] | None],
+        late: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(info)
         self._fault = fault
+        self._late = late
 
-    def run(self, plan: StepPlan) -> StepResult:
-        result = super().run(plan)  # raises late: blocks are written, rows are extended
-        errors = self._fault(plan) or {}
+    def launch(self, plan: StepPlan) -> Launched:
+        result = self._run(plan)  # raises late: blocks are written, rows are extended
+        try:
+            errors = self._fault(plan) or {}
+        except Exception as error:
+            if not self._late():
+                raise
+            for row in plan.rows:
+                self.rows[row.id].newest = EOS - (self.rows[row.id].newest or 0)
+            return _Broken(error)
         kept = [index for index, id_ in enumerate(result.ids) if id_ not in errors]
-        return StepResult(
-            tuple(result.ids[i] for i in kept),
-            tuple(result.token_ids[i] for i in kept),
-            tuple(result.logprobs[i] for i in kept),
-            result.prompt_logprobs,
-            errors,
+        return Computed(
+            StepResult(
+                tuple(result.ids[i] for i in kept),
+                tuple(result.token_ids[i] for i in kept),
+                tuple(result.logprobs[i] for i in kept),
+                result.prompt_logprobs,
+                errors,
+            )
         )
+
+
+@dataclass
+class _Broken:
+    error: Exception
+
+    def result(self) -> StepResult:
+        raise self.error
 
 
 def load(config: EngineConfig, on_progress: LoadProgress | None) -> FakeRunner:

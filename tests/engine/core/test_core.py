@@ -10,15 +10,8 @@ import pytest
 
 from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, InvalidParameter, OutOfMemory
-from engine.isolation import run_isolated
 from engine.requests import fan_out
-from engine.types import (
-    EngineOutput,
-    Request,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-)
+from engine.types import EngineInfo, EngineOutput, Request, SamplingParams, StepPlan
 from tests.engine.fakes import FakeRunner, FaultyRunner, expected_output, make_config, make_info
 from tests.engine.scheduler.lives import Life
 
@@ -32,6 +25,11 @@ class _Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+@pytest.fixture(params=[False, True], ids=["stepwise", "overlapped"])
+def overlap(request: pytest.FixtureRequest) -> bool:
+    return request.param
 
 
 def make_core(fault: Fault | None = None, num_blocks: int = 120, **scheduler) -> EngineCore:
@@ -92,23 +90,25 @@ def check_all_but(bad: set[str], core: EngineCore, requests: list[Request]) -> d
     ],
     ids=["fault", "memory", "device-memory"],
 )
-def test_only_the_rows_that_make_a_step_raise_fail(bad: set[str], error, kind: str) -> None:
+def test_only_the_rows_that_make_a_step_raise_fail(
+    bad: set[str], error, kind: str, overlap: bool
+) -> None:
     def fault(plan: StepPlan) -> None:
         if bad & {row.id for row in plan.rows}:
             raise error
 
     requests = crowd()
-    ends = check_all_but(bad, make_core(fault), requests)
+    ends = check_all_but(bad, make_core(fault, overlap=overlap), requests)
     assert {ends[id_].kind for id_ in bad} == {kind}
 
 
-def test_a_row_fails_in_the_middle_of_its_text_and_its_mates_do_not_notice() -> None:
+def test_a_row_fails_in_the_middle_of_its_text_and_its_mates_do_not_notice(overlap: bool) -> None:
     def fault(plan: StepPlan) -> None:
         if any(row.id == "r5" and row.start >= 12 for row in plan.rows):
             raise FloatingPointError
 
     requests = crowd(ignore_eos=True)
-    core = make_core(fault)
+    core = make_core(fault, overlap=overlap)
     for request in requests:
         core.add(request)
     texts, ends = drain(core, requests)
@@ -117,15 +117,15 @@ def test_a_row_fails_in_the_middle_of_its_text_and_its_mates_do_not_notice() -> 
     assert texts["r5"] == wanted[: len(texts["r5"])] != []
 
 
-def test_a_step_that_only_fails_as_a_whole_fails_nobody() -> None:
+def test_a_step_that_only_fails_as_a_whole_fails_nobody(overlap: bool) -> None:
     def fault(plan: StepPlan) -> None:
         if len(plan.rows) > 5:
             raise MemoryError
 
-    assert "error" not in check_all_but(set(), make_core(fault), crowd()).values()
+    assert "error" not in check_all_but(set(), make_core(fault, overlap=overlap), crowd()).values()
 
 
-def test_rows_that_the_runner_reports_fail_alone() -> None:
+def test_rows_that_the_runner_reports_fail_alone(overlap: bool) -> None:
     failure = Failure(kind="RequestFailed", message="the logits are not finite")
 
     def fault(plan: StepPlan) -> dict[str, Failure]:
@@ -146,29 +146,24 @@ def test_a_lost_device_ends_the_engine() -> None:
 
 
 class _FaultyLife(Life):
-    """A life whose steps fail now and then, at random, after they have done their damage."""
+    """A life whose steps fail now and then, at random, after they have done their damage: when
+    they are launched, or when their results are asked for."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.runner = FaultyRunner(self.runner.info, self._fault)
-        self.chance = random.Random(seed)
-        self.first_try = False
+    def _make_runner(self, info: EngineInfo) -> FaultyRunner:
+        self.chance = random.Random(self.num_blocks)
+        return FaultyRunner(info, self._fault, late=lambda: self.chance.random() < 0.5)
 
     def _fault(self, plan: StepPlan) -> None:
-        first_try, self.first_try = self.first_try, False
-        if first_try and self.chance.random() < 0.3:
+        chance = 0.3 if len(plan.rows) > 1 else 0.0  # a single row that fails is to blame
+        if self.chance.random() < chance:
             self.seen["faults"] += 1
             raise RuntimeError("a passing fault")
-
-    def _compute(self, plan: StepPlan) -> StepResult:
-        self.first_try = True
-        return run_isolated(self.runner, self.scheduler, plan)
 
 
 def test_passing_faults_change_no_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     num_faults = 0
-    for seed in range(1000, 1060):
+    for seed in range(1000, 1080):
         life = _FaultyLife(seed)
         life.run()
         num_faults += life.seen["faults"]

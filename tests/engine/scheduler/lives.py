@@ -1,4 +1,7 @@
-"""One random life of a scheduler: requests come, go and are preempted; nothing may go wrong."""
+"""One random life of an engine: requests come, go and are preempted; nothing may go wrong.
+
+Half of the lives plan and launch each step before the result of the one before it is taken in.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,21 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.config import SchedulerConfig
+from engine.config import CacheConfig
+from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded
-from engine.kv_cache.pool import BlockPool
-from engine.scheduler import Scheduler
-from engine.types import EngineOutput, FinishReason, Request, SamplingParams, StepPlan, StepResult
-from tests.engine.fakes import EOS, VOCAB, FakeRunner, expected_output, make_info
+from engine.runner.protocol import Launched
+from engine.types import (
+    PENDING_TOKEN,
+    EngineInfo,
+    EngineOutput,
+    FinishReason,
+    Request,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
+from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_config, make_info
 
 MAX_STEPS = 3000
 
@@ -29,24 +41,27 @@ class _Told:
 
 
 class Life:
-    """A scheduler with random limits, its runner, and requests that arrive at random."""
+    """An engine with random limits, and requests that arrive at random."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         size = rng.choice((1, 2, 4, 5))
-        num_blocks = -(-rng.randint(16, 90) // size)
+        self.num_blocks = num_blocks = -(-rng.randint(16, 90) // size)
         self.max_len = rng.randint(16, 60)
-        self.pool = BlockPool(num_blocks, size, enable_prefix_caching=rng.random() < 0.85)
-        self.config = SchedulerConfig(
+        self.config = make_config(
+            cache=CacheConfig(block_size=size, enable_prefix_caching=rng.random() < 0.85),
             max_num_seqs=rng.randint(1, 8),
             max_num_batched_tokens=rng.choice((1, 3, 8, 64)),
             policy=rng.choice(("fcfs", "fcfs", "priority", "sjf")),
-        )
-        self.scheduler = Scheduler(
-            self.config, self.pool, max_model_len=self.max_len, eos_token_ids=(EOS,)
+            overlap=seed % 2 == 1,
         )
         self.limit = min(self.max_len, num_blocks * size)
-        self.runner = FakeRunner(make_info(num_blocks, size, self.max_len))
+        self.runner = self._make_runner(make_info(num_blocks, size, self.max_len))
+        self.core = EngineCore(self.config, _Watched(self))
+        self.core._window = _Whim(self)
+        self.pool, self.scheduler = self.core._pool, self.core._scheduler
+        self.admits = True
+        self.aborted: str | None = None
         self.told: dict[str, _Told] = {}
         self.live: set[str] = set()
         self.num_to_come = rng.randint(1, 16)
@@ -57,16 +72,17 @@ class Life:
         for _ in range(MAX_STEPS):
             if self.num_to_come and (not self.live or self.rng.random() < 0.5):
                 self._arrive()
-            aborted = self._step()
-            if not self.num_to_come and not self.scheduler.has_work:
+            self._step()
+            if not self.num_to_come and not self.core.has_work:
                 break
-            assert aborted or self.live or self.num_to_come, "work without requests"
         assert not self.live, f"never ended: {sorted(self.live)}"
         assert self.pool.stats().held == 0, "blocks did not come back"
-        plan = self.scheduler.schedule()
-        assert not plan.rows
-        self.runner.run(plan)
+        self.core.step()
+        self.core.step()
         assert not self.runner.rows, "the runner was not told to forget"
+
+    def _make_runner(self, info: EngineInfo) -> FakeRunner:
+        return FakeRunner(info)
 
     def _arrive(self) -> None:
         rng = self.rng
@@ -111,7 +127,7 @@ class Life:
         if not num_prompt:
             return  # refused for another reason, tested elsewhere
         try:
-            self.scheduler.add(request)
+            self.core.add(request)
         except ContextLengthExceeded:
             assert not fits, "refused, though it fits"
             return
@@ -119,22 +135,18 @@ class Life:
         self.live.add(request.id)
         self.told[request.id] = _Told(request, list(request.resumed_token_ids))
 
-    def _step(self) -> bool:
-        rng, scheduler = self.rng, self.scheduler
-        admit = rng.random() < 0.9
-        plan = scheduler.schedule(admit)
-        self._check_plan(plan, admit)
-        result = self._compute(plan)
-        aborted = None
-        if self.live and rng.random() < 0.015:  # while the step runs
-            aborted = rng.choice(sorted(self.live))
-            scheduler.abort(aborted)
-        self._listen(scheduler.update(plan, result), aborted)
+    def _step(self) -> None:
+        self.admits = self.rng.random() < 0.9
+        self.aborted = None
+        output = self.core.step()
+        self._listen(output, self.aborted)
         self._check_books()
-        return aborted is not None
 
-    def _compute(self, plan: StepPlan) -> StepResult:
-        return self.runner.run(plan)
+    def meanwhile(self) -> None:
+        """While a step runs."""
+        if self.live and self.aborted is None and self.rng.random() < 0.015:
+            self.aborted = self.rng.choice(sorted(self.live))
+            self.core.abort(self.aborted)
 
     def _listen(self, output: EngineOutput, aborted: str | None) -> None:
         assert len(set(output.ids)) == len(output.ids) == len(output.finish_reasons)
@@ -175,19 +187,19 @@ class Life:
         assert len(told.num_cached) == 1, "cached tokens are told once"
         assert 0 <= told.num_cached[0] <= len(prompt)
 
-    def _check_plan(self, plan: StepPlan, admit: bool) -> None:
-        scheduler, config = self.scheduler, self.config
+    def check_plan(self, plan: StepPlan) -> None:
+        scheduler, config = self.scheduler, self.config.scheduler
+        assert not plan.is_empty
         assert plan.num_tokens <= config.max_num_batched_tokens
         assert scheduler.num_running <= config.max_num_seqs
-        assert admit or not plan.added, "admitted while the window was open"
-        assert not (plan.added and plan.num_preempted), "took the place of one just preempted"
+        newcomers = [row for row in plan.added if row.request.id not in plan.removed]
+        assert self.admits or not newcomers, "admitted while the window was open"
+        assert not (newcomers and plan.num_preempted), "took the place of one just preempted"
         self.seen["steps"] += 1
         self.seen["preemptions"] += plan.num_preempted
         self.seen["copies"] += len(plan.copies)
         self.seen["chunks"] += sum(not row.samples for row in plan.rows)
-        has_waiters = scheduler.num_waiting > 0
-        progress = plan.rows or plan.num_preempted or not (scheduler.num_running or has_waiters)
-        assert progress or (not admit and not scheduler.num_running), "no progress"
+        self.seen["pending"] += sum(row.token_ids[-1] == PENDING_TOKEN for row in plan.rows)
 
     def _check_books(self) -> None:
         scheduler, pool = self.scheduler, self.pool
@@ -200,8 +212,55 @@ class Life:
         assert stats.blocks.wasted_slots == wasted, "wasted slots are miscounted"
         assert wasted <= len(running) * (pool.block_size - 1), "a block was taken before its time"
         assert stats.num_running + stats.num_waiting == len(self.live)
+        ahead = len(self.core._flights)
+        assert all(seq.num_pending <= ahead for seq in state.sequences.values())
         waiting = [seq for seq in state.sequences.values() if seq.id not in state.running]
         assert scheduler.num_waiting_tokens == sum(len(seq.token_ids) for seq in waiting)
+
+
+class BrokenContract(BaseException):
+    """Not an Exception: the engine must not take it for a fault of the runner's."""
+
+
+class _Watched:
+    """The life's runner, with the life looking on."""
+
+    def __init__(self, life: Life) -> None:
+        self.info = life.runner.info
+        self._life = life
+
+    def prepare(self) -> bool:
+        return False
+
+    def launch(self, plan: StepPlan) -> Launched:
+        try:
+            self._life.check_plan(plan)
+            return _WatchedStep(self._life.runner.launch(plan), self._life)
+        except (AssertionError, LookupError, ValueError) as error:
+            raise BrokenContract(str(error)) from error
+
+
+@dataclass
+class _WatchedStep:
+    step: Launched
+    life: Life
+
+    def result(self) -> StepResult:
+        self.life.meanwhile()
+        return self.step.result()
+
+
+@dataclass
+class _Whim:
+    """A batching window that is open now and then."""
+
+    life: Life
+
+    def remaining_s(self, *_: object) -> float:
+        return 0.0 if self.life.admits else 1.0
+
+    def close(self) -> None:
+        pass
 
 
 def _with_seed(sampling: SamplingParams, index: int, rng: random.Random) -> SamplingParams:

@@ -268,7 +268,8 @@ def test_those_who_wait_cost_nothing_a_step() -> None:
     # Nor do those who have left the queue unserved, and nor does a head that finds no room.
     for index in range(16, 10_000):
         crowded.abort(f"r{index}")
-    crowded.update(crowded.schedule(), StepResult())
+    crowded.schedule()
+    crowded.tell()
     assert len(crowded._state.waiting._heap) < 1_000
     assert count_lines(lambda: run(crowded)) <= count_lines(lambda: run(alone)) + 20
 
