@@ -46,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: LoadFormat = "auto"
     max_model_len: int | None = None  # None: the model's own, cut to what the KV cache holds
     attention_backend: str = "auto"
+    enforce_eager: bool = False  # no CUDA graphs
     num_threads: int | None = None  # CPU threads of the tensor library; None: one a core
     seed: int = 0  # of dummy weights
     stub_step_ms: float = 0.0  # milliseconds that a step takes under load_format "stub"

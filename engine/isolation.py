@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from engine.errors import EngineDead, Failure
 from engine.runner.protocol import Runner
 from engine.scheduler import Scheduler
-from engine.types import StepPlan, StepResult, TokenLogprobs
+from engine.types import ScheduledRow, StepPlan, StepResult, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepRe
         EngineDead: the runner says that no later step can work either.
     """
     middle = len(plan.rows) // 2
-    stack = [plan.rows[middle:], plan.rows[:middle]]
+    stack: list[tuple[ScheduledRow, ...]] = [plan.rows[middle:], plan.rows[:middle]]
     results: list[StepResult] = []
     errors: dict[str, Failure] = {}
     while stack:

@@ -110,9 +110,14 @@ class AttentionBackend(Protocol):
     """A way to compute paged attention."""
 
     name: str
+    is_capturable: bool  # whether plan and forward may be captured in a CUDA graph
 
     def refuse(self, spec: AttentionSpec) -> str | None:
         """Why this backend cannot serve the model here, or None when it can."""
+        ...
+
+    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+        """Whether what was captured with these bounds serves a batch of no more rows."""
         ...
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> Any:

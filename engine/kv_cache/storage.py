@@ -17,9 +17,8 @@ import torch
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.models.spec import DecoderSpec
-from engine.types import BlockCopy, MemoryPlan
+from engine.types import MemoryPlan
 from kernels.attention import LayerCache
-from kernels.reference.kv_store import copy_blocks
 
 # On a CPU the memory is shared with everything else that runs there, and cached prefixes fill
 # whatever the cache is given: it gets little, but room for one sequence of full length if it can.
@@ -55,14 +54,6 @@ class KVCache:
             raise ModelLoadError(
                 f"a KV cache of {size / 2**20:,.0f} MiB does not fit {device}: {reason}"
             ) from None
-
-    def copy(self, copies: tuple[BlockCopy, ...]) -> None:
-        """Copy whole blocks in every layer."""
-        device = self.layers[0].keys.device
-        sources = torch.tensor([copy.source for copy in copies], device=device)
-        targets = torch.tensor([copy.target for copy in copies], device=device)
-        for layer in self.layers:
-            copy_blocks(layer, sources, targets)
 
 
 def plan_memory(

@@ -1,4 +1,8 @@
-"""A plan's rows become one ragged batch: all tokens one after the other, no padding."""
+"""A plan's rows become one ragged batch: all tokens one after the other, no padding.
+
+The host names slots and positions, in one transfer; what the rows hold lies on the device, and
+the inputs are built there.
+"""
 
 from __future__ import annotations
 
@@ -9,53 +13,98 @@ import numpy as np
 import torch
 
 from engine.runner.rows import RowTable
-from engine.types import ScheduledRow
-from kernels.attention import BatchGeometry
+from engine.runner.transfer import Uploads
+from engine.types import BlockCopy, ScheduledRow, StepPlan
+from kernels.attention import BatchGeometry, DeviceGeometry
+from kernels.inputs import StepInputs, StepRows
+from kernels.operations import Operations
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardInput:
-    """What one forward pass reads. N tokens of R rows."""
+class HostBatch:
+    """The rows of a step, on the host; all int32. N tokens of R rows."""
 
-    input_ids: torch.Tensor  # [N] int64
-    positions: torch.Tensor  # [N] int64
-    slot_mapping: torch.Tensor  # [N] int64: where each token's keys and values go
-    geometry: BatchGeometry  # query_start, seq_lens and block tables, on the host
-    slots: np.ndarray  # [R] int64, the rows' slots in the RowTable
-    sampling_rows: np.ndarray  # [S] int64, the rows that choose a token
-    sampling_tokens: torch.Tensor  # [S] int64, their last tokens' places among the N
+    slots: np.ndarray  # [R], in the RowTable
+    query_start: np.ndarray  # [R + 1]
+    starts: np.ndarray  # [R]
+    token_ids: np.ndarray  # [N], PENDING_TOKEN where the device knows
+    sampling_rows: np.ndarray  # [S], the rows that choose a token
+
+    @property
+    def seq_lens(self) -> np.ndarray:
+        """[R], this step's tokens included."""
+        return self.starts + np.diff(self.query_start)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row has one token and chooses the next."""
+        return self.token_ids.size == self.slots.size == self.sampling_rows.size
 
 
-def build_input(
-    rows: tuple[ScheduledRow, ...], table: RowTable, block_size: int, device: torch.device
-) -> ForwardInput:
-    """The batch of a step, in the order of its rows. Extends the rows' state.
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """The same on the device, and block copies to be made first."""
+
+    rows: StepRows
+    sampling_rows: torch.Tensor  # [S] int32
+    copy_sources: torch.Tensor  # [c] int32
+    copy_targets: torch.Tensor  # [c] int32
+
+
+def host_batch(rows: tuple[ScheduledRow, ...], table: RowTable) -> HostBatch:
+    """The batch of a step, in the order of its rows. Extends the rows' tables.
 
     Args:
         rows: at least one, each with at least one token.
         table: knows every row.
-        block_size: tokens a block.
-        device: where the tensors go.
     """
-    slots = np.array(table.extend(rows), np.int64)
-    starts = np.array([row.start for row in rows], np.int64)
-    lengths = np.array([len(row.token_ids) for row in rows], np.int64)
-    query_start = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(lengths, out=query_start[1:])
-    seq_lens = starts + lengths
-    num_tokens = int(query_start[-1])
-    input_ids = np.fromiter(
-        chain.from_iterable(row.token_ids for row in rows), np.int64, num_tokens
+    query_start = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum([len(row.token_ids) for row in rows], out=query_start[1:])
+    token_ids = chain.from_iterable([row.token_ids for row in rows])
+    return HostBatch(
+        slots=table.extend(rows),
+        query_start=query_start,
+        starts=np.array([row.start for row in rows], np.int32),
+        token_ids=np.fromiter(token_ids, np.int32, int(query_start[-1])),
+        sampling_rows=np.flatnonzero([row.samples for row in rows]).astype(np.int32),
     )
-    positions = np.arange(num_tokens) + np.repeat(starts - query_start[:-1], lengths)
-    blocks = table.block_tables[np.repeat(slots, lengths), positions // block_size].astype(np.int64)
-    sampling_rows = np.flatnonzero([row.samples for row in rows])
-    return ForwardInput(
-        input_ids=torch.from_numpy(input_ids).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size).to(device),
-        geometry=BatchGeometry.of(query_start, seq_lens, table.block_tables[slots], device),
-        slots=slots,
-        sampling_rows=sampling_rows,
-        sampling_tokens=torch.from_numpy(query_start[1:][sampling_rows] - 1).to(device),
+
+
+def send(batch: HostBatch, plan: StepPlan, table: RowTable, uploads: Uploads) -> DeviceBatch:
+    """Bring a step to the device in one transfer, with all that has changed in the table."""
+    sent = uploads.send(
+        (
+            batch.slots,
+            batch.query_start,
+            batch.starts,
+            batch.token_ids,
+            batch.sampling_rows,
+            *_copies(plan.copies),
+            *table.changes(),
+        )
     )
+    table.write(*sent[7:])
+    return DeviceBatch(StepRows(*sent[:4]), *sent[4:7])
+
+
+def geometry(
+    batch: HostBatch, rows: StepRows, seq_lens: torch.Tensor, table: RowTable
+) -> BatchGeometry:
+    """Where the rows lie, for the attention; ``seq_lens`` are the device's."""
+    on_device = DeviceGeometry(rows.query_start, seq_lens, rows.slots, table.tables)
+    return BatchGeometry(
+        batch.query_start, batch.seq_lens, batch.slots, table.host_tables, on_device
+    )
+
+
+def build(
+    batch: HostBatch, rows: StepRows, table: RowTable, block_size: int, operations: Operations
+) -> StepInputs:
+    """What the layers read, from what lies on the device."""
+    longest = int(np.diff(batch.query_start).max())
+    return operations.build_inputs(rows, table.newest, table.tables, block_size, longest)
+
+
+def _copies(copies: tuple[BlockCopy, ...]) -> tuple[np.ndarray, np.ndarray]:
+    pairs = np.array(copies, np.int32).reshape(-1, 2)
+    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])

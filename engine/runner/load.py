@@ -17,6 +17,7 @@ from engine.models.loader import Weights, dummy_weights, load_weights, weights_b
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
+from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.rows import RowTable
@@ -57,8 +58,19 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         eos_token_ids=spec.eos_token_ids,
         device=device,
     )
+    graphs = None
+    if device.type == "cuda" and kernels.attention.is_capturable and not config.enforce_eager:
+        graphs = DecodeGraphs(
+            decoder,
+            cache,
+            kernels,
+            attention,
+            rows,
+            config.scheduler.max_num_seqs,
+            CudaCapture(),
+        )
     logger.info(memory.describe())
-    return ModelRunner(info, decoder, cache, kernels, attention, rows)
+    return ModelRunner(info, decoder, cache, kernels, attention, rows, graphs)
 
 
 def _load(

@@ -1,33 +1,49 @@
-"""Runs plans on a loaded model (see ``engine/runner/protocol.py`` for the contract)."""
+"""Runs plans on a loaded model (see ``engine/runner/protocol.py`` for the contract).
+
+    plan ─► rows, on the host ─► one transfer ─► inputs ─► layers ─► logits ─► sample ─► feed back
+                                                                                 └─► one fetch
+
+Nothing between the transfer and the fetch waits for the device.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import numpy as np
 import torch
 
-from engine.errors import EngineDead, Failure, OutOfMemory
+from engine.errors import EngineDead, OutOfMemory
 from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
-from engine.runner.inputs import ForwardInput, build_input
+from engine.runner.graphs import DecodeGraphs
+from engine.runner.inputs import DeviceBatch, HostBatch, build, geometry, host_batch, send
+from engine.runner.outcome import JudgedRow, Outcome, SampledRows
+from engine.runner.protocol import Computed, Launched
 from engine.runner.rows import RowTable
-from engine.sampling.logprobs import token_logprobs
-from engine.sampling.sampler import SampledRows, Sampler
-from engine.types import EngineInfo, ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from engine.runner.sampling import Sampler
+from engine.runner.transfer import Downloads, Uploads
+from engine.sampling.logprobs import logprob_columns
+from engine.types import EngineInfo, ScheduledRow, StepPlan, StepResult
 from kernels.attention import AttentionSpec
 from kernels.operations import Kernels
 
 # Prompt positions whose logits are made at once: a long chunk's would take gigabytes.
 _PROMPT_LOGPROB_ROWS = 128
 
-_NOT_FINITE = Failure(
-    kind="RequestFailed", message="the model's scores for this request are not finite"
-)
-
 
 class ModelRunner:
-    """A model, its KV cache and the rows it has been told of. All calls from one thread."""
+    """A model, its KV cache and the rows it has been told of. All calls from one thread.
+
+    Args:
+        info: what was loaded.
+        model: the decoder.
+        cache: its keys and values.
+        kernels: those the decoder was made with.
+        attention_spec: what the kernels were chosen for.
+        rows: empty.
+        graphs: of decode steps; None where the kernels cannot be captured.
+    """
 
     def __init__(
         self,
@@ -37,83 +53,113 @@ class ModelRunner:
         kernels: Kernels,
         attention_spec: AttentionSpec,
         rows: RowTable,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._info = info
         self._model = model
         self._cache = cache
         self._kernels = kernels
-        self._attention_spec = attention_spec
+        self._spec = attention_spec
         self._rows = rows
-        self._sampler = Sampler(rows.columns, rows.counts)
+        self._graphs = graphs
+        self._sampler = Sampler(kernels.operations, rows)
+        self._uploads = Uploads(attention_spec.device)
+        self._downloads = Downloads(attention_spec.device)
 
     @property
     def info(self) -> EngineInfo:
         """What was loaded."""
         return self._info
 
-    def run(self, plan: StepPlan) -> StepResult:
-        """Compute one step. Raises as ``Runner.run`` says."""
-        try:
-            with torch.inference_mode():
-                return self._run(plan)
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(str(error).splitlines()[0]) from error
-        except torch.AcceleratorError as error:
-            raise EngineDead(f"the GPU is lost: {str(error).splitlines()[0]}") from error
-        except RuntimeError as error:
-            if "can't allocate memory" in str(error):  # torch's CPU allocator has no type for it
-                raise OutOfMemory("the step ran out of memory") from error
-            raise
+    def launch(self, plan: StepPlan) -> Launched:
+        """Start one step. Raises as ``Launched.result`` says."""
+        with translated_errors(), torch.inference_mode():
+            outcome = self._launch(plan)
+        return Computed(StepResult()) if outcome is None else _OnTheWay(outcome)
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def prepare(self) -> bool:
+        """Capture a graph, if there is one to be captured; see ``Runner.prepare``."""
+        if self._graphs is None:
+            return False
+        with translated_errors(), torch.inference_mode():
+            return self._graphs.capture_next()
+
+    def _launch(self, plan: StepPlan) -> Outcome | None:
         for row_id in plan.removed:
             self._rows.remove(row_id)
         for added in plan.added:
             self._rows.add(added)
         if not plan.rows:
-            if plan.copies:
-                self._cache.copy(plan.copies)
-            return StepResult()
-        spec = self._attention_spec
-        batch = build_input(plan.rows, self._rows, spec.block_size, spec.device)
+            return None
+        batch = host_batch(plan.rows, self._rows)
+        if (replayed := self._replay(batch, plan)) is not None:
+            return Outcome(plan.rows, batch.sampling_rows, replayed, [], self._downloads)
+        sent = send(batch, plan, self._rows, self._uploads)
         if plan.copies:
-            self._cache.copy(plan.copies)
-        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-        errors: dict[str, Failure] = {}
+            sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
+            for layer in self._cache.layers:
+                self._kernels.operations.copy_blocks(layer, sources, targets)
+        sampled, judged = self._compute(plan.rows, batch, sent)
+        return Outcome(plan.rows, batch.sampling_rows, sampled, judged, self._downloads)
+
+    def _replay(self, batch: HostBatch, plan: StepPlan) -> SampledRows | None:
+        """The step by a captured graph; None where none serves it."""
+        if self._graphs is None or self._rows.judged or plan.copies:
+            return None
+        graph = self._graphs.find(batch)
+        if graph is None:
+            return None
+        self._rows.write(*self._uploads.send(self._rows.changes()))
+        self._graphs.load(graph, batch, self._uploads)
+        graph.forward()
+        if self._sampler.is_plain(batch):
+            self._downloads.guard()  # the last step's tokens lie where this one's will
+            graph.sample()
+            return SampledRows(graph.sampled)
+        count = batch.slots.size
+        positions = graph.positions[:count]
+        return self._sampler.sample(graph.logits[:count], batch, graph.slots[:count], positions)
+
+    def _compute(
+        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, sent: DeviceBatch
+    ) -> tuple[SampledRows | None, list[JudgedRow]]:
+        """From the inputs to the tokens."""
+        judged: list[JudgedRow] = []
+        hidden, positions = self._forward(batch, sent, trims=not self._rows.judged)
         if self._rows.judged:
-            hidden = self._forward(batch, None)
-            prompt_logprobs, errors = self._prompt_logprobs(plan.rows, batch, hidden)
-            hidden = hidden.index_select(0, batch.sampling_tokens)
-        else:
-            samples_all = batch.sampling_rows.size == batch.input_ids.shape[0]
-            hidden = self._forward(batch, None if samples_all else batch.sampling_tokens)
-        if batch.sampling_rows.size == 0:
-            return StepResult(prompt_logprobs=prompt_logprobs, errors=errors)
-        sampled = self._sample(batch, hidden)
-        return _result(plan.rows, batch, sampled, prompt_logprobs, errors)
-
-    def _forward(self, batch: ForwardInput, wanted: torch.Tensor | None) -> torch.Tensor:
-        spec = self._attention_spec
-        state = StepState(
-            attention=self._kernels.attention.plan(batch.geometry, spec),
-            slot_mapping=batch.slot_mapping,
-            rotation=self._model.rotation(batch.positions),
-        )
-        return self._model.forward(batch.input_ids, state, self._cache.layers, wanted)
-
-    def _sample(self, batch: ForwardInput, hidden: torch.Tensor) -> SampledRows:
-        """Tokens of the rows that sample, from their last positions' [rows, hidden_size]."""
-        rows = batch.sampling_rows
+            judged = self._judge(rows, batch, hidden)
+            hidden = hidden.index_select(0, _last_tokens(sent))
+        if not batch.sampling_rows.size:
+            return None, judged
+        slots = sent.rows.slots.index_select(0, sent.sampling_rows)
         logits = self._model.logits(hidden)
-        positions = batch.geometry.seq_lens[rows].astype(np.int64)
-        return self._sampler.sample(logits, batch.slots[rows], positions)
+        return self._sampler.sample(logits, batch, slots, positions), judged
 
-    def _prompt_logprobs(
-        self, rows: tuple[ScheduledRow, ...], batch: ForwardInput, hidden: torch.Tensor
-    ) -> tuple[dict[str, tuple[TokenLogprobs, ...]], dict[str, Failure]]:
-        """For the rows that asked, and the rows among them whose numbers are broken."""
-        told: dict[str, tuple[TokenLogprobs, ...]] = {}
-        errors: dict[str, Failure] = {}
+    def _forward(
+        self, batch: HostBatch, sent: DeviceBatch, *, trims: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states, and the positions [S] that the sampling rows' new tokens will have.
+
+        With ``trims`` the hidden states are those of the sampling rows' last tokens, [S,
+        hidden_size]; else those of all tokens.
+        """
+        operations, spec, table = self._kernels.operations, self._spec, self._rows
+        inputs = build(batch, sent.rows, table, spec.block_size, operations)
+        where = geometry(batch, sent.rows, inputs.seq_lens, table)
+        state = StepState(
+            attention=self._kernels.attention.plan(where, spec),
+            slot_mapping=inputs.slot_mapping,
+            rotation=self._model.rotation(inputs.positions),
+        )
+        wanted = _last_tokens(sent) if trims and not batch.is_decode else None
+        hidden = self._model.forward(inputs.input_ids, state, self._cache.layers, wanted)
+        return hidden, inputs.seq_lens.index_select(0, sent.sampling_rows).long()
+
+    def _judge(
+        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, hidden: torch.Tensor
+    ) -> list[JudgedRow]:
+        """Log-probabilities of prompt tokens, for the rows that asked."""
+        judged: list[JudgedRow] = []
         for index, (row, slot) in enumerate(zip(rows, batch.slots.tolist(), strict=True)):
             request = self._rows.requests[slot]
             num_top = request.sampling.prompt_logprobs
@@ -121,51 +167,47 @@ class ModelRunner:
                 continue
             # The logits at position p judge the prompt's token p + 1; the last has none.
             prompt = request.prompt_token_ids
-            judged = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
-            begin = int(batch.geometry.query_start[index])
-            entries = self._judge(hidden[begin : begin + len(judged)], judged, num_top)
-            if all(math.isfinite(entry.logprob) for entry in entries):
-                told[row.id] = entries
-            else:
-                errors[row.id] = _NOT_FINITE
-        return told, errors
-
-    def _judge(
-        self, hidden: torch.Tensor, token_ids: tuple[int, ...], num_top: int
-    ) -> tuple[TokenLogprobs, ...]:
-        entries: list[TokenLogprobs] = []
-        for begin in range(0, len(token_ids), _PROMPT_LOGPROB_ROWS):
-            ids = token_ids[begin : begin + _PROMPT_LOGPROB_ROWS]
-            logits = self._model.logits(hidden[begin : begin + len(ids)])
-            chosen = torch.tensor(ids, device=logits.device)
-            entries.extend(token_logprobs(logits, chosen, [num_top] * len(ids)))
-        return tuple(entries)
+            token_ids = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
+            begin = int(batch.query_start[index])
+            columns = []
+            for first in range(0, len(token_ids), _PROMPT_LOGPROB_ROWS):
+                ids = token_ids[first : first + _PROMPT_LOGPROB_ROWS]
+                logits = self._model.logits(hidden[begin + first : begin + first + len(ids)])
+                chosen = torch.tensor(ids, device=logits.device)
+                columns.append(logprob_columns(logits, chosen, num_top))
+            judged.append(JudgedRow(row.id, num_top, columns))
+        return judged
 
 
-def _result(
-    rows: tuple[ScheduledRow, ...],
-    batch: ForwardInput,
-    sampled: SampledRows,
-    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]],
-    errors: dict[str, Failure],
-) -> StepResult:
-    """Columns of the rows that sampled; a row with an error is in ``errors`` alone."""
-    ids = [rows[row].id for row in batch.sampling_rows.tolist()]
-    errors |= {
-        row_id: _NOT_FINITE
-        for row_id, finite in zip(ids, sampled.is_finite, strict=True)
-        if not finite
-    }
-    good = [i for i, row_id in enumerate(ids) if row_id not in errors] if errors else None
-    if good is None:
-        good = range(len(ids))
-    logprobs = sampled.logprobs
-    return StepResult(
-        ids=tuple(ids[i] for i in good),
-        token_ids=tuple((sampled.token_ids[i],) for i in good),
-        logprobs=tuple(None if (entry := logprobs[i]) is None else (entry,) for i in good),
-        prompt_logprobs={
-            row_id: entries for row_id, entries in prompt_logprobs.items() if row_id not in errors
-        },
-        errors=errors,
-    )
+def _last_tokens(sent: DeviceBatch) -> torch.Tensor:
+    """Where the last tokens of the sampling rows lie in the batch: [S] int32."""
+    return sent.rows.query_start[1:].index_select(0, sent.sampling_rows) - 1
+
+
+class _OnTheWay:
+    """A step whose results are being fetched."""
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def result(self) -> StepResult:
+        """See ``Launched``."""
+        with translated_errors():
+            return self._outcome.result()
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """What the tensor library raises, as the runner's contract has it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(str(error).splitlines()[0]) from error
+    except torch.AcceleratorError as error:
+        raise EngineDead(f"the GPU is lost: {str(error).splitlines()[0]}") from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # torch's CPU allocator has no type for it
+            raise OutOfMemory("the step ran out of memory") from error
+        raise

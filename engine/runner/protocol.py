@@ -31,11 +31,11 @@ and launched while this one runs. A row may then turn out to be one too many, si
 ends its sequence came later: it is computed like any other, and its token passed over.
 
 **Faults.** A row whose own numbers are at fault (logits that are not finite) is reported in
-``StepResult.errors`` and harms nobody else. When a step raises, at its launch or at its result, the caller cannot know how far
-it came; it runs parts of the same step again to find the rows to blame, and each such plan
-*reintroduces* its rows: they are in ``removed`` and in ``added``, with their whole block table.
-A runner therefore needs no undo: it must only accept such a plan after it has raised, and give
-the result that the first run would have given.
+``StepResult.errors`` and harms nobody else. When a step raises, at its launch or at its result,
+the caller cannot know how far it came; it runs parts of the same step again to find the rows to
+blame, and each such plan *reintroduces* its rows: they are in ``removed`` and in ``added``, with
+their whole block table. A runner therefore needs no undo: it must only accept such a plan after
+it has raised, and give the result that the first run would have given.
 """
 
 from __future__ import annotations

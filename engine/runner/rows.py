@@ -1,28 +1,39 @@
-"""What the runner knows of each sequence between steps: one slot a row, kept in arrays.
+"""What the runner knows of each sequence between steps: one slot a row, on host and device.
 
-A row is written once when its sequence is added and extended by what is new; a step reads many
-rows with one index.
+A row is written once when its sequence is added and extended by what is new; a step names slots.
+On a CPU host and device are one memory. On a GPU the tables' new entries travel with the step.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
-from engine.sampling.columns import SamplingColumns
-from engine.sampling.penalties import TokenCounts
+from engine.sampling.state import SamplingState
 from engine.types import AddedRow, Request, ScheduledRow
 
 
+class Changes(NamedTuple):
+    """What the device must be told before a step, all int32; empty on a CPU."""
+
+    table_places: np.ndarray  # [m], entries of the flat block tables
+    table_blocks: np.ndarray  # [m]
+    sampling_slots: np.ndarray  # see SamplingState.flush
+    sampling_columns: np.ndarray
+    sampling_seeds: np.ndarray
+
+
 class RowTable:
-    """Slots, block tables and sampling state of the sequences a runner has been told of.
+    """Slots, block tables, newest tokens and sampling state of the sequences a runner knows.
 
     Args:
-        max_num_rows: rows expected at once; more are made room for.
+        max_num_rows: rows there can be at once.
         max_num_blocks: of one sequence.
         vocab_size: of the model.
         eos_token_ids: what ends a text.
-        device: of the token counts.
+        device: of the kernels.
     """
 
     def __init__(
@@ -33,16 +44,20 @@ class RowTable:
         eos_token_ids: tuple[int, ...],
         device: torch.device,
     ) -> None:
-        self.block_tables = np.zeros((max_num_rows, max_num_blocks), np.int32)
+        lines = max_num_rows + 1
+        self.spare_slot = max_num_rows  # of rows that pad a captured batch
+        self.host_tables = np.zeros((lines, max_num_blocks), np.int32)
+        self.tables = torch.from_numpy(self.host_tables).to(device)
+        self.newest = torch.zeros(lines, dtype=torch.int64, device=device)  # tokens sampled last
+        self.sampling = SamplingState(lines, vocab_size, eos_token_ids, device)
         self.requests: dict[int, Request] = {}  # by slot
         self.judged: set[int] = set()  # slots that ask for their prompt's log-probabilities
-        self.columns = SamplingColumns(max_num_rows, eos_token_ids)
-        self.counts = TokenCounts(vocab_size, device)
+        self._is_mirrored = device.type != "cpu"
         self._num_blocks = [0] * max_num_rows
         self._slots: dict[str, int] = {}
         self._free = list(range(max_num_rows - 1, -1, -1))
-        # Rows whose output is counted -> length up to which it has been.
-        self._counted: dict[int, int] = {}
+        self._places: list[int] = []
+        self._blocks: list[int] = []
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -56,67 +71,51 @@ class RowTable:
         slot = self._slots.pop(row_id, None)
         if slot is None:
             return
-        self.columns.clear(slot)
-        self.counts.clear(slot)
-        self._counted.pop(slot, None)
+        self.sampling.clear(slot)
         self.judged.discard(slot)
         del self.requests[slot]
         self._free.append(slot)
 
     def add(self, added: AddedRow) -> None:
-        """Make a row with an empty block table."""
+        """Make a row with an empty block table. Raises ValueError when there are too many."""
         request = added.request
         self.remove(request.id)
         if not self._free:
-            self._grow()
+            raise ValueError(f"more than {len(self._num_blocks)} rows")
         slot = self._free.pop()
         self._slots[request.id] = slot
         self.requests[slot] = request
         self._num_blocks[slot] = 0
-        self.columns.set(slot, request)
+        self.sampling.set(slot, request, added.output_ids)
         if request.sampling.prompt_logprobs is not None:
             self.judged.add(slot)
-        if self.columns.is_penalised[slot]:
-            self.counts.set(slot, request.prompt_token_ids, added.output_ids)
-            self._counted[slot] = len(request.prompt_token_ids) + len(added.output_ids)
 
-    def extend(self, rows: tuple[ScheduledRow, ...]) -> list[int]:
-        """Append the rows' new blocks and count their new output; their slots, in order."""
-        slots = []
-        for row in rows:
-            slot = self._slots[row.id]
-            slots.append(slot)
+    def extend(self, rows: tuple[ScheduledRow, ...]) -> np.ndarray:
+        """Append the rows' new blocks; their slots, in order, [rows] int32."""
+        slots = np.array([self._slots[row.id] for row in rows], np.int32)
+        for index, row in enumerate(rows):
             if row.new_block_ids:
-                begin = self._num_blocks[slot]
-                end = begin + len(row.new_block_ids)
-                self.block_tables[slot, begin:end] = row.new_block_ids
-                self._num_blocks[slot] = end
-        if self._counted:
-            self._count_output(rows, slots)
+                self._append(int(slots[index]), row.new_block_ids)
         return slots
 
-    def _count_output(self, rows: tuple[ScheduledRow, ...], slots: list[int]) -> None:
-        """Add the output tokens that penalised rows bring for the first time."""
-        new_slots: list[int] = []
-        new_ids: list[int] = []
-        for row, slot in zip(rows, slots, strict=True):
-            counted = self._counted.get(slot)
-            if counted is None:
-                continue
-            fresh = row.token_ids[max(0, counted - row.start) :]
-            new_ids.extend(fresh)
-            new_slots.extend([slot] * len(fresh))
-            self._counted[slot] = counted + len(fresh)
-        if new_ids:
-            self.counts.add(new_slots, new_ids)
+    def changes(self) -> Changes:
+        """What has changed since the last call."""
+        places, blocks = np.array(self._places, np.int32), np.array(self._blocks, np.int32)
+        self._places.clear()
+        self._blocks.clear()
+        return Changes(places, blocks, *self.sampling.flush())
 
-    def _grow(self) -> None:
-        """Twice as many slots."""
-        old = len(self._num_blocks)
-        capacity = 2 * old
-        tables = np.zeros((capacity, self.block_tables.shape[1]), np.int32)
-        tables[:old] = self.block_tables
-        self.block_tables = tables
-        self.columns.grow(capacity)
-        self._num_blocks.extend([0] * old)
-        self._free.extend(range(capacity - 1, old - 1, -1))
+    def write(self, places: torch.Tensor, blocks: torch.Tensor, *sampling: torch.Tensor) -> None:
+        """Put changes, now on the device, in their place."""
+        if places.numel():
+            self.tables.view(-1).index_copy_(0, places.long(), blocks)
+        self.sampling.write(*sampling)
+
+    def _append(self, slot: int, block_ids: tuple[int, ...]) -> None:
+        begin = self._num_blocks[slot]
+        end = self._num_blocks[slot] = begin + len(block_ids)
+        self.host_tables[slot, begin:end] = block_ids
+        if self._is_mirrored:
+            line = slot * self.host_tables.shape[1]
+            self._places += range(line + begin, line + end)
+            self._blocks += block_ids

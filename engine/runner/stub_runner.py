@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import fingerprint, read_config
 from engine.models.spec import DecoderSpec
+from engine.runner.protocol import Computed, Launched
 from engine.types import EngineInfo, MemoryPlan, StepPlan, StepResult
 
 _MAX_BLOCKS = 2**16  # the pool's books take memory, though the blocks do not
@@ -43,7 +44,11 @@ class StubRunner:
         """What was loaded: sizes, and no weights."""
         return self._info
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def prepare(self) -> bool:
+        """There is nothing to prepare."""
+        return False
+
+    def launch(self, plan: StepPlan) -> Launched:
         """One step. Never raises."""
         for row_id in plan.removed:
             self._seeds.pop(row_id, None)
@@ -60,7 +65,7 @@ class StubRunner:
                 position = row.start + len(row.token_ids)
                 ids.append(row.id)
                 tokens.append((vocabulary[(seeds[row.id] + position * _STRIDE) % size],))
-        return StepResult(tuple(ids), tuple(tokens), (None,) * len(ids))
+        return Computed(StepResult(tuple(ids), tuple(tokens), (None,) * len(ids)))
 
 
 def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> StubRunner:

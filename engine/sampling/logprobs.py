@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from engine.types import TokenLogprobs
 
 
-def token_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_top: list[int]
-) -> list[TokenLogprobs]:
-    """Log-probability and rank of a token of each row, and of the row's likeliest tokens.
+class LogprobColumns(NamedTuple):
+    """What is told of the tokens of n positions; made on the device, read on the host."""
+
+    token_ids: torch.Tensor  # [n] int64
+    logprobs: torch.Tensor  # [n] float32
+    ranks: torch.Tensor  # [n] int64, 1 for the likeliest
+    top_ids: torch.Tensor  # [n, widest] int64, falling
+    top_logprobs: torch.Tensor  # [n, widest] float32
+
+
+def logprob_columns(logits: torch.Tensor, token_ids: torch.Tensor, widest: int) -> LogprobColumns:
+    """Log-probability and rank of a token of each row, and the row's ``widest`` likeliest tokens.
 
     Of the raw distribution, by log_softmax in float32. A token's own value and its entry among
     the likeliest come from one tensor and are the same float.
@@ -18,22 +28,18 @@ def token_logprobs(
     Args:
         logits: [n, vocab] float32, before temperature and anything else.
         token_ids: [n] int64.
-        num_top: of each row, the alternatives asked for.
+        widest: the most alternatives that a row asks for.
     """
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, token_ids.unsqueeze(1))
-    ranks = (logprobs > chosen).sum(dim=-1).add_(1).tolist()
-    widest = min(max(num_top, default=0), logprobs.shape[1])
-    values, ids = logprobs.topk(widest, dim=-1)
-    rows = zip(
-        token_ids.tolist(),
-        chosen.squeeze(1).tolist(),
-        ranks,
-        ids.tolist(),
-        values.tolist(),
-        num_top,
-        strict=True,
-    )
+    ranks = (logprobs > chosen).sum(dim=-1).add_(1)
+    values, ids = logprobs.topk(min(widest, logprobs.shape[1]), dim=-1)
+    return LogprobColumns(token_ids, chosen.squeeze(1), ranks, ids, values)
+
+
+def entries(columns: LogprobColumns, num_top: list[int]) -> list[TokenLogprobs]:
+    """One entry a position, each with as many alternatives as it asks for."""
+    rows = zip(*(column.tolist() for column in columns), num_top, strict=True)
     return [_entry(*row) for row in rows]
 
 

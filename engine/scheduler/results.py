@@ -22,7 +22,7 @@ class ResultTaker:
 
         Rows of sequences that have ended since are passed over.
         """
-        state, news = self._state, self._state.news
+        state = self._state
         sampled = _sampled(plan, planned.seqs, result)
         if result.errors:
             self._take_errors(planned.seqs, result, now_s)

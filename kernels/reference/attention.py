@@ -69,12 +69,17 @@ class ReferenceAttention:
     """The backend that works everywhere and that the others are measured by."""
 
     name = "reference"
+    is_capturable = False
 
     def refuse(self, spec: AttentionSpec) -> str | None:
         """Refuses nothing but head counts that do not divide."""
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
         return None
+
+    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+        """Never: the plan is made on the host."""
+        return False
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> ReferenceState:
         """Index tensors and masks of the step, one set for each distinct window."""

@@ -17,6 +17,7 @@ class TritonAttention:
     """Paged attention by ``decode.py`` and ``prefill.py``."""
 
     name = "triton"
+    is_capturable = True
 
     def __init__(self, *, invariant: bool = False) -> None:
         """``invariant``: a query's result is the same bits in a chunk of any size, a single one

@@ -65,8 +65,9 @@ def make_info(
 
 
 def make_config(
-    model: str = "fake", cache: CacheConfig = CacheConfig(block_size=4), **scheduler: object
+    model: str = "fake", cache: CacheConfig | None = None, **scheduler: object
 ) -> EngineConfig:
+    cache = cache or CacheConfig(block_size=4)
     return EngineConfig(model=model, scheduler=SchedulerConfig(**scheduler), cache=cache)
 
 

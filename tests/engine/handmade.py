@@ -8,7 +8,15 @@ from typing import Any
 from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig
 from engine.runner import load_runner
 from engine.runner.model_runner import ModelRunner
-from engine.types import AddedRow, Request, SamplingParams, ScheduledRow, StepPlan, StepResult
+from engine.types import (
+    PENDING_TOKEN,
+    AddedRow,
+    Request,
+    SamplingParams,
+    ScheduledRow,
+    StepPlan,
+    StepResult,
+)
 
 BLOCK_SIZE = 4
 GREEDY = SamplingParams(temperature=0.0)
@@ -24,7 +32,7 @@ def load(
             device=device,
             num_threads=1,
             cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks),
-            scheduler=SchedulerConfig(max_num_seqs=4),
+            scheduler=SchedulerConfig(max_num_seqs=12),
             **changes,
         )
     )
@@ -55,11 +63,16 @@ class Hand:
         self._added.append(AddedRow(request, tuple(output)))
         self._shared[row_id] = tuple(shared_blocks)
 
-    def step(self, counts: dict[str, int], removed=(), copies=()) -> StepResult:
-        """Compute so many tokens of each row, in this order; tokens that come are appended."""
-        rows = tuple(self._row(row_id, count) for row_id, count in counts.items())
+    def step(
+        self, counts: dict[str, int], removed=(), copies=(), *, pending: bool = False
+    ) -> StepResult:
+        """Compute so many tokens of each row, in this order; tokens that come are appended.
+
+        With ``pending`` the last token of each row is one that the runner knows by itself.
+        """
+        rows = tuple(self._row(row_id, count, pending) for row_id, count in counts.items())
         added, self._added = tuple(self._added), []
-        result = self.runner.run(StepPlan(rows, added, tuple(removed), tuple(copies)))
+        result = self.runner.launch(StepPlan(rows, added, tuple(removed), tuple(copies))).result()
         for row_id, tokens in zip(result.ids, result.token_ids, strict=True):
             self.tokens[row_id].extend(tokens)
         return result
@@ -71,7 +84,7 @@ class Hand:
             self.step({row_id: len(self.tokens[row_id]) - self.computed[row_id]})
         return self.tokens[row_id][begin:]
 
-    def _row(self, row_id: str, count: int) -> ScheduledRow:
+    def _row(self, row_id: str, count: int, pending: bool) -> ScheduledRow:
         start = self.computed[row_id]
         end = start + count
         held = self.blocks[row_id]
@@ -81,4 +94,5 @@ class Hand:
         held.extend(new)
         self.computed[row_id] = end
         tokens = self.tokens[row_id]
-        return ScheduledRow(row_id, start, tuple(tokens[start:end]), tuple(new), end == len(tokens))
+        told = [*tokens[start : end - 1], PENDING_TOKEN] if pending else tokens[start:end]
+        return ScheduledRow(row_id, start, tuple(told), tuple(new), end == len(tokens))

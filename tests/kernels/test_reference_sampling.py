@@ -10,18 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.seeds import position_keys
 from kernels.reference.sampling import (
     argmax,
     exponential_noise,
     sample_gumbel,
     truncation_threshold,
 )
+from kernels.reference.sampling_step import position_keys
 
 
 def keys_of(seed: int, count: int, start: int = 0) -> torch.Tensor:
-    seeds = np.full(count, seed, np.int64)
-    return torch.from_numpy(position_keys(seeds, np.arange(start, start + count)))
+    return position_keys(torch.full((count,), seed), torch.arange(start, start + count))
 
 
 @pytest.mark.parametrize("vocab", [64, 3072, 100, 1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,8 +11,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import OutOfMemory
 from engine.runner import load_runner
-from engine.runner.rows import RowTable
-from engine.types import AddedRow, BlockCopy, SamplingParams, ScheduledRow, StepPlan
+from engine.types import BlockCopy, SamplingParams, StepPlan
 from tests import tiny_models
 from tests.engine.handmade import BLOCK_SIZE, GREEDY, Hand, load, request
 
@@ -60,8 +58,9 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["stepwise", "overlapped"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name):
+def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name, overlap):
     directory, prompts, continuations = checkpoint
     settings = {"num_blocks": 128, "block_size": BLOCK_SIZE, **SCHEDULES[name]}
     fields = ("num_blocks", "block_size", "enable_prefix_caching")
@@ -70,7 +69,7 @@ def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name):
         model=str(directory),
         num_threads=1,
         cache=CacheConfig(**cache),
-        scheduler=SchedulerConfig(**settings),
+        scheduler=SchedulerConfig(overlap=overlap, **settings),
     )
     core = EngineCore(config, load_runner(config))
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
@@ -118,22 +117,39 @@ def test_a_copied_block_continues_as_the_original(tiny):
     assert hand.decode("child", 7) == hand.tokens["solo"][12:19]
 
 
-def test_output_is_counted_once_for_rows_with_penalties():
-    """Also when it comes in chunks, is computed again, or lies in the prompt."""
+@pytest.mark.parametrize("pending", [False, True])
+def test_output_is_counted_once_for_rows_with_penalties(tiny, pending):
+    """Also when it is computed again in chunks, or the scheduler has not seen it yet."""
     penalties = SamplingParams(temperature=0, frequency_penalty=1.0)
-    table = RowTable(2, 8, 160, (2,), torch.device("cpu"))
-    table.add(AddedRow(request("a", [7, 8, 9], penalties), (5, 5)))
-    table.add(AddedRow(request("b", [7], GREEDY), ()))
-    for start, tokens in ((0, (7, 8)), (2, (9, 5, 5, 6)), (6, (6,)), (6, (6, 5))):
-        row = ScheduledRow("a", start, tokens, (), True)
-        table.extend((row, ScheduledRow("b", 0, (7,), (), False)))
-    slots, one = np.array([table.slot("a")]), torch.ones(1, 1)
-    lowered = table.counts.penalise(torch.zeros(1, 160), slots, 0 * one, one, one)
-    counted = {i: -int(value) for i, value in enumerate(lowered[0].tolist()) if value}
-    assert counted == {5: 3, 6: 2}
-    table.remove("a")
-    assert not table.counts._lines
-    assert len(table) == 1
+    hand = Hand(load(tiny))
+    hand.add(request("a", [27, 28, 29], penalties), output=(25, 25))
+    hand.add(request("b", [27]))
+    hand.step({"a": 3, "b": 1})
+    hand.step({"a": 2, "b": 1})
+    for _ in range(4):
+        hand.step({"b": 1, "a": 1}, pending=pending)
+    lines = hand.runner._rows.sampling._lines
+    output = hand.tokens["a"][3:]
+    assert len(output) == 7
+    expected = torch.bincount(torch.tensor(output), minlength=lines.counts.output.shape[1])
+    assert torch.equal(lines.counts.output[0], expected.int())
+    assert lines.counts.prompt[0].nonzero().flatten().tolist() == [27, 28, 29]
+    hand.runner.launch(StepPlan(removed=("a",))).result()
+    assert len(lines) == 0
+
+
+def test_the_newest_token_need_not_be_told(tiny):
+    """A pending token is the one that the row sampled last; its text is the same."""
+    hand = Hand(load(tiny))
+    for row_id in ("told", "pending"):
+        hand.add(request(row_id, range(20, 31), SamplingParams(temperature=0.8, seed=1)))
+        hand.step({row_id: 11})
+    hand.add(request("mate", range(20, 40)))
+    for _ in range(8):
+        hand.step({"told": 1, "mate": 2})
+    for _ in range(8):
+        hand.step({"pending": 1}, pending=True)
+    assert hand.tokens["pending"] == hand.tokens["told"]
 
 
 def test_removed_rows_are_forgotten_and_may_come_back_in_the_same_plan(tiny):
@@ -150,19 +166,18 @@ def test_removed_rows_are_forgotten_and_may_come_back_in_the_same_plan(tiny):
         assert hand.decode(row_id, 5) == text[5:]
         texts.append(text)
     assert texts[0] != texts[1]
-    hand.runner.run(StepPlan(removed=("plain", "penalised")))
+    hand.runner.launch(StepPlan(removed=("plain", "penalised"))).result()
     assert len(hand.runner._rows) == 0
 
 
-def test_more_rows_than_expected_are_made_room_for(tiny):
-    hand = Hand(load(tiny))  # for four
-    for i in range(11):
+def test_more_rows_than_there_is_room_for_are_an_error(tiny):
+    hand = Hand(load(tiny))  # for twelve
+    for i in range(12):
         hand.add(request(str(i), [20 + i] * (i + 1)))
-    hand.step({str(i): i + 1 for i in range(11)})
-    for i in (0, 3, 10):
-        alone = Hand(load(tiny))
-        alone.add(request("x", [20 + i] * (i + 1)))
-        assert hand.tokens[str(i)][i + 1 :] == alone.decode("x", 1)
+    hand.step({str(i): i + 1 for i in range(12)})
+    hand.add(request("one too many", [20]))
+    with pytest.raises(ValueError, match="more than 12 rows"):
+        hand.step({"one too many": 1})
 
 
 def test_seeded_text_is_the_same_alone_in_a_crowd_and_resumed(tiny):

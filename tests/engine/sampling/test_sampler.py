@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.columns import SamplingColumns
-from engine.sampling.logprobs import token_logprobs
-from engine.sampling.penalties import TokenCounts
-from engine.sampling.sampler import Sampler
-from engine.sampling.seeds import position_keys
+from engine.sampling.counts import CountLines
+from engine.sampling.logprobs import entries, logprob_columns
+from engine.sampling.state import SamplingState
 from engine.types import Request, SamplingParams
+from kernels.reference.sampling_step import position_keys, sample
+from kernels.sampling import Sampled
 
 VOCAB = 192
 EOS = 5
@@ -25,23 +24,29 @@ class Batch:
     """Rows as the runner keeps them: each at a slot, with a prompt and an output so far."""
 
     def __init__(self, vocab: int = VOCAB) -> None:
-        self.columns = SamplingColumns(8, (EOS,))
-        self.counts = TokenCounts(vocab, torch.device("cpu"))
-        self.sampler = Sampler(self.columns, self.counts)
+        self.state = SamplingState(8, vocab, (EOS,), torch.device("cpu"))
         self.lengths: dict[int, int] = {}
 
     def put(self, slot, prompt=(1, 2, 3), output=(), **sampling) -> Batch:
         params = SamplingParams(**{"seed": slot, **sampling})
         request = Request(id=str(slot), prompt_token_ids=tuple(prompt), sampling=params)
-        self.columns.set(slot, request)
-        if self.columns.is_penalised[slot]:
-            self.counts.set(slot, prompt, output)
+        self.state.set(slot, request, tuple(output))
         self.lengths[slot] = len(prompt) + len(output)
         return self
 
-    def sample(self, logits: torch.Tensor, slots, offset: int = 0):
-        positions = np.array([self.lengths[slot] + offset for slot in slots])
-        return self.sampler.sample(logits.clone(), np.array(slots), positions)
+    def sample(self, logits: torch.Tensor, slots, offset: int = 0) -> Sampled:
+        positions = [self.lengths[slot] + offset for slot in slots]
+        return self.sample_at(logits, slots, torch.tensor(positions))
+
+    def sample_at(self, logits: torch.Tensor, slots, positions: torch.Tensor) -> Sampled:
+        state, at = self.state, np.array(slots)
+        state.flush()
+        on_device = torch.tensor(slots, dtype=torch.int32)
+        table, counts, bias = state.table, state.counts(at), state.bias(at)
+        return sample(logits.clone(), on_device, positions, table, counts, bias)
+
+    def tokens(self, logits: torch.Tensor, slots, offset: int = 0) -> list[int]:
+        return self.sample(logits, slots, offset).token_ids.tolist()
 
 
 def noise(rows: int, seed: int = 0, vocab: int = VOCAB) -> torch.Tensor:
@@ -53,7 +58,7 @@ def test_greedy_is_the_arg_max():
     batch = Batch()
     for slot in range(4):
         batch.put(slot, temperature=0.0)
-    assert batch.sample(logits, [0, 1, 2, 3]).token_ids == logits.argmax(-1).tolist()
+    assert batch.tokens(logits, [0, 1, 2, 3]) == logits.argmax(-1).tolist()
 
 
 def test_frequencies_follow_temperature():
@@ -62,9 +67,9 @@ def test_frequencies_follow_temperature():
     batch = Batch(20).put(0, temperature=0.7)
     sampled = torch.zeros(20)
     for chunk in range(10):
-        positions = np.arange(2000) + 2000 * chunk
-        rows = batch.sampler.sample(logits.repeat(2000, 1), np.zeros(2000, np.int64), positions)
-        sampled += torch.bincount(torch.tensor(rows.token_ids), minlength=20)
+        positions = torch.arange(2000) + 2000 * chunk
+        rows = batch.sample_at(logits.repeat(2000, 1), [0] * 2000, positions)
+        sampled += torch.bincount(rows.token_ids, minlength=20)
     expected = torch.softmax(logits[0].double() / 0.7, -1) * 20_000
     assert (((sampled - expected) ** 2) / expected).sum().item() < 43.8
 
@@ -73,9 +78,8 @@ def test_truncated_frequencies_follow_the_renormalised_rest():
     """top_k 8 leaves 8 tokens: 7 degrees of freedom, 99.9 % quantile 24.3."""
     logits = noise(1) / 3
     batch = Batch().put(0, top_k=8)
-    positions = np.arange(10_000)
-    rows = batch.sampler.sample(logits.repeat(10_000, 1), np.zeros(10_000, np.int64), positions)
-    sampled = torch.bincount(torch.tensor(rows.token_ids), minlength=VOCAB)
+    rows = batch.sample_at(logits.repeat(10_000, 1), [0] * 10_000, torch.arange(10_000))
+    sampled = torch.bincount(rows.token_ids, minlength=VOCAB)
     kept = logits[0].topk(8).indices
     assert int(sampled[kept].sum()) == 10_000
     expected = torch.softmax(logits[0, kept].double(), -1) * 10_000
@@ -94,7 +98,6 @@ PARAMETERS = st.fixed_dictionaries(
         "repetition_penalty": st.sampled_from([0.7, 1.4]),
         "logit_bias": st.just({7: 6.0, 9: -100.0}),
         "min_tokens": st.just(4),
-        "logprobs": st.sampled_from([0, 3]),
     },
 )
 
@@ -110,32 +113,26 @@ def test_a_row_is_not_changed_by_its_neighbours(rows, order, seed):
         batch.put(slot, output=(7, 7, 11), **sampling)
     slots = list(range(len(rows)))
     order.shuffle(slots)
-    together = batch.sample(logits[slots], slots)
-    for place, slot in enumerate(slots):
-        alone = batch.sample(logits[slot : slot + 1], [slot])
-        assert together.token_ids[place] == alone.token_ids[0]
-        told, alone_told = together.logprobs[place], alone.logprobs[0]
-        assert (told is None) == (alone_told is None) == ("logprobs" not in rows[slot])
-        if told is not None and alone_told is not None:
-            assert told.top_ids == alone_told.top_ids
-            assert told.logprob == pytest.approx(alone_told.logprob, abs=1e-5)
+    together = batch.tokens(logits[slots], slots)
+    alone = [batch.tokens(logits[slot : slot + 1], [slot])[0] for slot in slots]
+    assert together == alone
 
 
 def test_seed_and_position_decide():
     logits = noise(1) / 10
     batch = Batch().put(0, seed=1).put(1, seed=1).put(2, seed=2)
-    draws = [[batch.sample(logits, [s], p).token_ids[0] for p in range(30)] for s in range(3)]
+    draws = [[batch.tokens(logits, [s], p)[0] for p in range(30)] for s in range(3)]
     assert draws[0] == draws[1]
     assert sum(a == b for a, b in zip(draws[0], draws[2], strict=True)) < 5
     assert len(set(draws[0])) > 15
 
 
 def test_keys_differ_for_all_seeds_and_positions():
-    seeds, positions = np.meshgrid(np.arange(-50, 50), np.arange(200))
-    keys = position_keys(seeds.ravel(), positions.ravel())
-    assert np.unique(keys, axis=0).shape[0] == 20_000
-    extreme = np.array([-(2**63), 2**63 - 1])
-    assert position_keys(extreme, np.array([0, 2**31])).dtype == np.int32
+    seeds, positions = torch.meshgrid(torch.arange(-50, 50), torch.arange(200), indexing="ij")
+    keys = position_keys(seeds.flatten(), positions.flatten())
+    assert keys.unique(dim=0).shape[0] == 20_000
+    extreme = torch.tensor([-(2**63), 2**63 - 1])
+    assert position_keys(extreme, torch.tensor([0, 2**31])).dtype == torch.int32
 
 
 def test_penalties_are_those_of_the_definitions():
@@ -155,40 +152,32 @@ def test_penalties_are_those_of_the_definitions():
         expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
     expected[11] -= 0.5 + 0.25 * 1
     expected[12] -= 0.5 + 0.25 * 3
-    columns = batch.columns
-    actual = batch.counts.penalise(
-        logits,
-        np.array([0]),
-        *(
-            torch.from_numpy(column[[0]])[:, None]
-            for column in (
-                columns.presence_penalty,
-                columns.frequency_penalty,
-                columns.repetition_penalty,
-            )
-        ),
-    )
-    torch.testing.assert_close(actual[0], expected)
+    # The arg-max of what the penalties leave, with one token after another taken out.
+    for _ in range(VOCAB - 1):
+        best = int(expected.argmax())
+        assert batch.tokens(logits, [0]) == [best]
+        expected[best] = logits[0, best] = -math.inf
 
 
 def test_counts_of_many_rows_come_and_go():
-    counts = TokenCounts(20, torch.device("cpu"))
-    one = torch.ones(1, 1)
-    for slot in range(11):
-        counts.set(slot, [slot], [])
-    counts.add([3, 3, 4], [7, 7, 8])
-    counts.clear(3)
-    counts.set(12, [1], [2])  # on a line that was used
-    for slot, expected in ((4, {8: 1.0}), (12, {2: 1.0}), (10, {})):
-        frequency = counts.penalise(torch.zeros(1, 20), np.array([slot]), 0 * one, one, one)
-        assert {i: -v for i, v in enumerate(frequency[0].tolist()) if v} == expected
+    lines = CountLines(20, torch.device("cpu"))
+    taken = [lines.take(slot, [slot], [slot + 1]) for slot in range(11)]
+    assert len(set(taken)) == 11
+    lines.give_back(3)
+    assert lines.take(12, [1], [2, 2]) == taken[3]  # on a line that was used
+    counts = lines.counts
+    assert counts.output[taken[3]].nonzero().flatten().tolist() == [2]
+    assert counts.output[taken[3], 2] == 2
+    assert counts.output[taken[10], 11] == 1
+    assert counts.prompt[taken[3]].nonzero().flatten().tolist() == [1]
+    assert len(lines) == 11
 
 
 def test_bias_moves_a_token_and_bans_one():
     logits = torch.zeros(1, VOCAB)
     logits[0, 50] = 10.0
     batch = Batch().put(0, temperature=0.0, logit_bias={50: -100.0, 60: 5.0})
-    assert batch.sample(logits, [0]).token_ids == [60]
+    assert batch.tokens(logits, [0]) == [60]
 
 
 def test_no_end_before_min_tokens():
@@ -197,7 +186,7 @@ def test_no_end_before_min_tokens():
     batch = Batch()
     batch.put(0, temperature=0.0, min_tokens=3, stop_token_ids=(9,), logit_bias={EOS: 100.0})
     batch.put(1, temperature=0.0, min_tokens=3, ignore_eos=True)
-    taken = [batch.sample(logits, [0, 1], offset).token_ids for offset in range(4)]
+    taken = [batch.tokens(logits, [0, 1], offset) for offset in range(4)]
     assert [pair[0] for pair in taken] == [20, 20, 20, EOS]
     assert [pair[1] for pair in taken] == [EOS] * 4  # nothing to ban: it does not end there
 
@@ -210,37 +199,43 @@ def test_broken_rows_are_told_and_the_others_are_whole():
     logits[4, 5] = -math.inf  # one impossible token is no fault
     batch = Batch()
     for slot in range(5):
-        batch.put(slot, top_p=0.9, top_k=50, logprobs=2)
+        batch.put(slot, top_p=0.9, top_k=50)
     sampled = batch.sample(logits, [0, 1, 2, 3, 4])
-    assert sampled.is_finite == [True, False, False, False, True]
+    assert sampled.is_finite.tolist() == [True, False, False, False, True]
     for place in (0, 4):
-        alone = batch.sample(logits[place : place + 1], [place])
-        assert sampled.token_ids[place] == alone.token_ids[0]
+        assert batch.tokens(logits[place : place + 1], [place]) == [int(sampled.token_ids[place])]
 
 
-def test_logprobs_are_of_the_raw_distribution():
+def test_logprobs_tell_value_rank_and_the_likeliest():
     logits = noise(2)
-    batch = Batch()
-    batch.put(0, temperature=0.0, logprobs=3, logit_bias={9: 100.0}, repetition_penalty=2.0)
-    batch.put(1, temperature=0.5, logprobs=0)
-    sampled = batch.sample(logits, [0, 1])
     raw = torch.log_softmax(logits, -1)
-    first, second = sampled.logprobs
-    assert first is not None
-    assert second is not None
+    first, second = entries(logprob_columns(logits, torch.tensor([9, 30]), 3), [3, 0])
     assert first.token_id == 9
     assert first.logprob == raw[0, 9].item()
     assert first.rank == 1 + int((raw[0] > raw[0, 9]).sum())
     assert first.top_ids == tuple(raw[0].topk(3).indices.tolist())
     assert first.top_logprobs == tuple(raw[0].topk(3).values.tolist())
-    assert second.token_id == sampled.token_ids[1]
-    assert (second.top_ids, second.top_logprobs) == ((), ())
+    assert (second.token_id, second.top_ids, second.top_logprobs) == (30, (), ())
+
+
+def test_bias_that_comes_and_goes_is_laid_out_anew():
+    logits = torch.zeros(2, VOCAB)
+    batch = Batch()
+    batch.put(0, temperature=0.0, logit_bias={50: 2.0, 51: 1.0})
+    batch.put(1, temperature=0.0, logit_bias={60: 5.0})
+    assert batch.tokens(logits, [0, 1]) == [50, 60]
+    batch.state.clear(0)
+    batch.put(2, temperature=0.0, logit_bias={70: 1.0})
+    assert batch.tokens(logits, [2, 1]) == [70, 60]
+    batch.put(0, temperature=0.0)
+    assert batch.tokens(logits, [0, 1]) == [0, 60]
 
 
 def test_a_tied_arg_max_comes_first():
     logits = torch.zeros(3, 64)
     for token in range(64):
-        for entry in token_logprobs(logits, torch.full((3,), token), [0, 1, 5]):
+        columns = logprob_columns(logits, torch.full((3,), token), 5)
+        for entry in entries(columns, [0, 1, 5]):
             assert entry.rank == 1
             assert entry.top_ids[:1] in ((), (token,))
             assert len(set(entry.top_ids)) == len(entry.top_ids) == len(entry.top_logprobs)
@@ -250,4 +245,4 @@ def test_a_tied_arg_max_comes_first():
 def test_tiny_temperature_is_greedy():
     logits = noise(1)
     batch = Batch().put(0, temperature=1e-30, top_p=0.9)
-    assert batch.sample(logits, [0]).token_ids == logits.argmax(-1).tolist()
+    assert batch.tokens(logits, [0]) == logits.argmax(-1).tolist()

@@ -1,0 +1,220 @@
+"""Decode steps as CUDA graphs: one replay in place of hundreds of launches.
+
+A step in which every row has one token is captured for a ladder of batch sizes, in two pieces:
+
+    packed rows ─► [ inputs ─ attention plan ─ layers ─ logits ] ─► [ sample ─ feed back ]
+
+The second is replayed where no row asks for more than the parameter table says; else the sampler
+runs by itself on the logits. A batch between two sizes is padded with rows of a spare slot that
+hold no token. Lengths, block tables and newest tokens lie on the device, so the graph of a size
+serves every batch that fits the bounds it was captured with.
+
+Prompt chunks are not captured: their kernels run for longer than they take to launch, and the
+overlapped loop launches them ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.kv_cache.storage import KVCache
+from engine.models.decoder import Decoder, StepState
+from engine.runner.inputs import HostBatch, build, geometry
+from engine.runner.rows import RowTable
+from engine.runner.transfer import Uploads
+from kernels.attention import AttentionSpec, BatchGeometry
+from kernels.inputs import StepRows
+from kernels.operations import Kernels
+from kernels.sampling import Sampled
+
+logger = logging.getLogger(__name__)
+
+Replay = Callable[[], None]
+Capture = Callable[[Callable[[], None]], Replay]
+
+# Sequences may share blocks, so their lengths together may exceed the cache's slots.
+_SHARING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGraph:
+    """One batch size, captured."""
+
+    packed: torch.Tensor  # [3 * size] int32: slots, starts, token ids
+    bounds: BatchGeometry
+    logits: torch.Tensor  # [size, vocab] float32
+    positions: torch.Tensor  # [size] int64, of the tokens to be chosen
+    sampled: Sampled  # [size]
+    forward: Replay
+    sample: Replay
+
+    @property
+    def size(self) -> int:
+        """Rows, those that pad included."""
+        return self.bounds.num_rows
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """[size] int32, of the rows loaded last."""
+        return self.packed[: self.size]
+
+
+class DecodeGraphs:
+    """The ladder: captured one by one when there is time, the largest first.
+
+    Args:
+        model, cache, kernels, spec, rows: the runner's.
+        max_num_rows: of a step.
+        capture: records what a function launches, and returns what launches it again.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        kernels: Kernels,
+        spec: AttentionSpec,
+        rows: RowTable,
+        max_num_rows: int,
+        capture: Capture,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._kernels = kernels
+        self._spec = spec
+        self._rows = rows
+        self._capture = capture
+        self._graphs: dict[int, DecodeGraph] = {}
+        self._to_capture = ladder(max_num_rows)  # the largest last
+        self._sizes = tuple(self._to_capture)
+        # One for all sizes: they are never run at once.
+        shape = (max_num_rows, model.spec.vocab_size)
+        self._logits = torch.empty(shape, dtype=torch.float32, device=spec.device)
+
+    def find(self, batch: HostBatch) -> DecodeGraph | None:
+        """The smallest graph that holds the batch; None where running it as it is costs less."""
+        if not batch.is_decode:
+            return None
+        num_rows = batch.slots.size
+        for size in self._sizes:
+            # Twice the rows cost less than the launches, for all but the largest models.
+            if num_rows <= size <= 2 * num_rows + 8 and (graph := self._graphs.get(size)):
+                actual = BatchGeometry(
+                    batch.query_start,
+                    batch.seq_lens,
+                    batch.slots,
+                    self._rows.host_tables,
+                    graph.bounds.device,
+                )
+                fits = self._kernels.attention.fits(graph.bounds, actual, self._spec)
+                return graph if fits else None
+        return None
+
+    def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:
+        """Bring a batch to where the graph reads it, padded."""
+        padding = graph.size - batch.slots.size
+        uploads.fill(
+            graph.packed,
+            (
+                np.pad(batch.slots, (0, padding), constant_values=self._rows.spare_slot),
+                np.pad(batch.starts, (0, padding), constant_values=-1),
+                np.pad(batch.token_ids, (0, padding)),
+            ),
+        )
+
+    def capture_next(self) -> bool:
+        """Capture one more size; whether there are more."""
+        if self._to_capture:
+            size = self._to_capture.pop()
+            self._graphs[size] = self._capture_size(size)
+            if not self._to_capture:
+                logger.info("captured decode steps of %d sizes", len(self._graphs))
+        return bool(self._to_capture)
+
+    def _capture_size(self, size: int) -> DecodeGraph:
+        device, table = self._spec.device, self._rows
+        steps = torch.arange(size + 1, dtype=torch.int32, device=device)
+        packed = torch.zeros(3 * size, dtype=torch.int32, device=device)
+        packed[:size] = table.spare_slot
+        packed[size : 2 * size] = -1
+        rows = StepRows(packed[:size], steps, *packed[size:].split(size))
+        batch = HostBatch(
+            slots=np.full(size, table.spare_slot, np.int32),
+            query_start=np.arange(size + 1, dtype=np.int32),
+            starts=np.full(size, self._longest(size) - 1, np.int32),
+            token_ids=np.zeros(size, np.int32),
+            sampling_rows=np.arange(size, dtype=np.int32),
+        )
+        logits = self._logits[:size]
+        positions = torch.empty(size, dtype=torch.int64, device=device)
+        seq_lens = torch.empty(size, dtype=torch.int32, device=device)
+        bounds = geometry(batch, rows, seq_lens, table)
+        sampled = Sampled(
+            token_ids=torch.zeros(size, dtype=torch.int64, device=device),
+            is_finite=torch.zeros(size, dtype=torch.bool, device=device),
+        )
+
+        def forward() -> None:
+            inputs = build(batch, rows, table, self._spec.block_size, self._kernels.operations)
+            seq_lens.copy_(inputs.seq_lens)
+            positions.copy_(inputs.seq_lens)
+            state = StepState(
+                attention=self._kernels.attention.plan(bounds, self._spec),
+                slot_mapping=inputs.slot_mapping,
+                rotation=self._model.rotation(inputs.positions),
+            )
+            hidden = self._model.forward(inputs.input_ids, state, self._cache.layers)
+            logits.copy_(self._model.logits(hidden))
+
+        def sample() -> None:
+            do, parameters = self._kernels.operations, table.sampling.table
+            chosen = do.sample(logits, rows.slots, positions, parameters)
+            do.feed_back(table.newest, rows.slots, chosen.token_ids, parameters.count_line)
+            for kept, fresh in zip(sampled, chosen, strict=True):
+                kept.copy_(fresh)
+
+        return DecodeGraph(
+            packed,
+            bounds,
+            logits,
+            positions,
+            sampled,
+            self._capture(forward),
+            self._capture(sample),
+        )
+
+    def _longest(self, size: int) -> int:
+        """The bound of each row's length, so that all together hold what the cache can."""
+        num_blocks, _, block_size, _ = self._cache.layers[0].keys.shape
+        of_a_row = self._rows.host_tables.shape[1] * block_size
+        return min(of_a_row, -(-_SHARING * num_blocks * block_size // size))
+
+
+def ladder(max_num_rows: int) -> list[int]:
+    """Sizes to capture: 1, 2, 4, then steps of 8 up to the most there can be."""
+    sizes = [1, 2, 4, *range(8, max_num_rows, 8)]
+    return [size for size in sizes if size < max_num_rows] + [max_num_rows]
+
+
+class CudaCapture:
+    """Captures into CUDA graphs that share one memory pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, function: Callable[[], None]) -> Replay:
+        """Run ``function`` once as it is, so that its kernels are compiled, and capture it."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            function()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            function()
+        return graph.replay

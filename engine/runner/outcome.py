@@ -1,0 +1,109 @@
+"""What a step produced, from tensors on the device to a ``StepResult``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.errors import Failure
+from engine.runner.transfer import Downloads
+from engine.sampling.logprobs import LogprobColumns, entries
+from engine.types import ScheduledRow, StepResult, TokenLogprobs
+from kernels.sampling import Sampled
+
+_NOT_FINITE = Failure(
+    kind="RequestFailed", message="the model's scores for this request are not finite"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """What became of the sampling rows, on the device."""
+
+    sampled: Sampled
+    telling: list[int] = field(default_factory=list)  # those of them that tell log-probabilities
+    num_top: list[int] = field(default_factory=list)  # alternatives that each of these asks for
+    columns: LogprobColumns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRow:
+    """Log-probabilities of a row's prompt tokens, on the device, in pieces."""
+
+    id: str
+    num_top: int
+    columns: list[LogprobColumns]
+
+
+class Outcome:
+    """A step's results on their way to the host.
+
+    Args:
+        rows: of the plan.
+        sampling_rows: [S] those that choose a token.
+        sampled: what they chose; None when there are none.
+        judged: rows that tell of their prompt.
+        downloads: of the device.
+    """
+
+    def __init__(
+        self,
+        rows: tuple[ScheduledRow, ...],
+        sampling_rows: np.ndarray,
+        sampled: SampledRows | None,
+        judged: list[JudgedRow],
+        downloads: Downloads,
+    ) -> None:
+        self._ids = [rows[row].id for row in sampling_rows.tolist()]
+        self._sampled = sampled
+        self._judged = judged
+        tensors: list[torch.Tensor] = []
+        if sampled is not None:
+            tensors += sampled.sampled
+            tensors += sampled.columns or ()
+        for row in judged:
+            for columns in row.columns:
+                tensors += columns
+        self._fetched = downloads.fetch(tensors)
+
+    def result(self) -> StepResult:
+        """Wait for the device, and tell; a row with an error is in ``errors`` alone."""
+        tensors = iter(self._fetched.wait())
+        errors: dict[str, Failure] = {}
+        token_ids: list[int] = []
+        logprobs: list[tuple[TokenLogprobs, ...] | None] = [None] * len(self._ids)
+        if self._sampled is not None:
+            count = len(self._ids)
+            token_ids = next(tensors)[:count].tolist()
+            is_finite = next(tensors)[:count]
+            if not is_finite.all():
+                bad = (~is_finite).nonzero().flatten().tolist()
+                errors = {self._ids[index]: _NOT_FINITE for index in bad}
+            if self._sampled.columns is not None:
+                told = entries(_next_columns(tensors), self._sampled.num_top)
+                for index, entry in zip(self._sampled.telling, told, strict=True):
+                    logprobs[index] = (entry,)
+        prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        for row in self._judged:
+            pieces = [_next_columns(tensors) for _ in row.columns]
+            judged = [e for p in pieces for e in entries(p, [row.num_top] * len(p.token_ids))]
+            if all(math.isfinite(entry.logprob) for entry in judged):
+                prompt_logprobs[row.id] = tuple(judged)
+            else:
+                errors[row.id] = _NOT_FINITE
+        good = [i for i, row_id in enumerate(self._ids) if row_id not in errors]
+        return StepResult(
+            ids=tuple(self._ids[i] for i in good),
+            token_ids=tuple((token_ids[i],) for i in good),
+            logprobs=tuple(logprobs[i] for i in good),
+            prompt_logprobs={k: v for k, v in prompt_logprobs.items() if k not in errors},
+            errors=errors,
+        )
+
+
+def _next_columns(tensors: Iterator[torch.Tensor]) -> LogprobColumns:
+    return LogprobColumns(*(next(tensors) for _ in LogprobColumns._fields))

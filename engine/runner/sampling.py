@@ -1,0 +1,59 @@
+"""The last part of a step: from logits to tokens, and the tokens back to where they are read."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.runner.inputs import HostBatch
+from engine.runner.outcome import SampledRows
+from engine.runner.rows import RowTable
+from engine.sampling.logprobs import logprob_columns
+from kernels.operations import Operations
+
+
+class Sampler:
+    """Chooses tokens by the table's parameters; keeps nothing itself."""
+
+    def __init__(self, operations: Operations, rows: RowTable) -> None:
+        self._operations = operations
+        self._rows = rows
+
+    def is_plain(self, batch: HostBatch) -> bool:
+        """Whether no row asks for more than the table's columns say: no counts, biases or
+        log-probabilities."""
+        state, slots = self._rows.sampling, batch.slots
+        tells = (state.num_logprobs[slots] >= 0).any()
+        return not tells and state.counts(slots) is None and state.bias(slots) is None
+
+    def sample(
+        self, logits: torch.Tensor, batch: HostBatch, slots: torch.Tensor, positions: torch.Tensor
+    ) -> SampledRows:
+        """A token for each sampling row.
+
+        Args:
+            logits: [S, vocab] float32; overwritten.
+            batch: of the step.
+            slots: [S] int32, the rows' places in the table.
+            positions: [S] int64, of the tokens to be chosen.
+        """
+        state = self._rows.sampling
+        host_slots = batch.slots[batch.sampling_rows]
+        num_logprobs = state.num_logprobs[host_slots]
+        telling = np.flatnonzero(num_logprobs >= 0)
+        # A copy of the raw logits of the rows that tell them: sampling writes in place.
+        at = torch.from_numpy(telling).to(logits.device, non_blocking=True)
+        raw = logits.index_select(0, at) if telling.size else None
+        counts = state.counts(host_slots)
+        sampled = self._operations.sample(
+            logits, slots, positions, state.table, counts, state.bias(host_slots)
+        )
+        self._operations.feed_back(
+            self._rows.newest, slots, sampled.token_ids, state.table.count_line, counts
+        )
+        if raw is None:
+            return SampledRows(sampled)
+        num_top = num_logprobs[telling].tolist()
+        told = sampled.token_ids.index_select(0, at)
+        columns = logprob_columns(raw, told, max(num_top))
+        return SampledRows(sampled, telling.tolist(), num_top, columns)

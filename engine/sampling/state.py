@@ -1,0 +1,169 @@
+"""What sampling knows of each request between steps: one slot a row, written when a row comes.
+
+The parameters lie on the host and on the device. On a CPU the two are one memory; on a GPU a
+changed slot travels with the next step's transfer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.sampling.counts import CountLines
+from engine.sampling.seeds import request_seed
+from engine.types import Request
+from kernels.sampling import LogitBias, SamplingTable, TokenCounts
+
+_FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
+_INTEGERS = ("top_k", "count_line", "mask_line", "bias_begin", "bias_end")
+_COLUMNS = _FLOATS + _INTEGERS
+_FOREVER = 2**62
+# Below this, dividing logits overflows; the likeliest token is certain long before.
+_LEAST_TEMPERATURE = 1e-4
+
+
+class SamplingState:
+    """The table, counts and biases that ``Operations.sample`` reads, and what asks for them.
+
+    Args:
+        capacity: slots.
+        vocab_size: of the model.
+        eos_token_ids: what ends a text, banned like stop ids until ``min_tokens``.
+        device: of the kernels.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
+        self._eos = eos_token_ids
+        self._device = device
+        self._columns = np.zeros((len(_COLUMNS), capacity), np.int32)
+        self._seeds = np.zeros(capacity, np.int64)
+        self._host = {name: self._columns[i] for i, name in enumerate(_COLUMNS)}
+        for name in _FLOATS:
+            self._host[name] = self._host[name].view(np.float32)
+        self._device_columns = torch.from_numpy(self._columns).to(device)
+        self._device_seeds = torch.from_numpy(self._seeds).to(device)
+        self.table = _table(self._device_columns, self._device_seeds)
+        self.num_logprobs = np.full(capacity, -1)  # asked for with each token; -1: none
+        self._changed: list[int] = []
+        self._lines = CountLines(vocab_size, device)
+        self._biases: dict[int, tuple[list[int], list[float], list[int]]] = {}
+        self._bias: LogitBias | None = None
+        self._bias_is_stale = False
+        self._host["count_line"][:] = -1
+        self._host["mask_line"][:] = -1
+        self._changed.extend(range(capacity))
+
+    # ------------------------------------------------------------ rows come and go
+
+    def set(self, slot: int, request: Request, output_ids: tuple[int, ...]) -> None:
+        """Write a request's parameters, and count the text it has so far."""
+        sampling, host = request.sampling, self._host
+        warmth = sampling.temperature
+        host["temperature"][slot] = max(warmth, _LEAST_TEMPERATURE) if warmth else 0.0
+        host["top_p"][slot] = sampling.top_p
+        host["min_p"][slot] = sampling.min_p
+        host["top_k"][slot] = max(sampling.top_k, 0)
+        host["presence"][slot] = sampling.presence_penalty
+        host["frequency"][slot] = sampling.frequency_penalty
+        host["repetition"][slot] = sampling.repetition_penalty
+        self._seeds[slot] = request_seed(request)
+        self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        is_penalised = (
+            sampling.presence_penalty != 0.0
+            or sampling.frequency_penalty != 0.0
+            or sampling.repetition_penalty != 1.0
+        )
+        host["count_line"][slot] = (
+            self._lines.take(slot, request.prompt_token_ids, output_ids) if is_penalised else -1
+        )
+        self._set_bias(slot, request)
+        self._changed.append(slot)
+
+    def clear(self, slot: int) -> None:
+        """Give back what a slot holds besides its columns, which the next ``set`` overwrites."""
+        self._lines.give_back(slot)
+        if self._biases.pop(slot, None) is not None:
+            self._bias_is_stale = True
+
+    def _set_bias(self, slot: int, request: Request) -> None:
+        sampling = request.sampling
+        self._host["bias_begin"][slot] = self._host["bias_end"][slot] = 0
+        ids = list(sampling.logit_bias)
+        values = list(sampling.logit_bias.values())
+        until = [_FOREVER] * len(ids)
+        if sampling.min_tokens:
+            ends = set(sampling.stop_token_ids)
+            if not sampling.ignore_eos:
+                ends.update(self._eos)
+            ids += sorted(ends)
+            values += [float("-inf")] * len(ends)
+            until += [len(request.prompt_token_ids) + sampling.min_tokens] * len(ends)
+        if ids:
+            self._biases[slot] = ids, values, until
+            self._bias_is_stale = True
+
+    # ------------------------------------------------------------ what a step reads
+
+    def counts(self, slots: np.ndarray) -> TokenCounts | None:
+        """The counts, if one of these rows has penalties."""
+        return self._lines.counts if (self._host["count_line"][slots] >= 0).any() else None
+
+    def bias(self, slots: np.ndarray) -> LogitBias | None:
+        """The biases, if one of these rows has any. Comes after ``flush``."""
+        has_bias = (self._host["bias_end"][slots] > self._host["bias_begin"][slots]).any()
+        return self._bias if has_bias else None
+
+    # ------------------------------------------------------------ to the device
+
+    def flush(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What has changed since the last time: slots [k], columns [fields, k], seeds [k, 2].
+
+        All int32, for the step's transfer and then ``write``; empty on a CPU.
+        """
+        if self._bias_is_stale:
+            self._lay_out_biases()
+        changed = np.array(self._changed if self._device.type != "cpu" else (), np.int32)
+        self._changed.clear()
+        columns = np.ascontiguousarray(self._columns[:, changed])
+        return changed, columns, self._seeds[changed].view(np.int32)
+
+    def write(self, slots: torch.Tensor, columns: torch.Tensor, seeds: torch.Tensor) -> None:
+        """Put what ``flush`` gave, now on the device, in its place."""
+        if slots.numel():
+            at = slots.long()
+            self._device_columns.index_copy_(1, at, columns)
+            # Not a view as int64: a slice of the transfer may begin anywhere.
+            pairs = torch.empty_like(seeds.view(-1, 2)).copy_(seeds.view(-1, 2))
+            self._device_seeds.index_copy_(0, at, pairs.view(torch.int64).squeeze(1))
+
+    def _lay_out_biases(self) -> None:
+        """All biases one after the other: they come and go with few requests, and rarely."""
+        ids: list[int] = []
+        values: list[float] = []
+        until: list[int] = []
+        for slot, (own_ids, own_values, own_until) in self._biases.items():
+            self._host["bias_begin"][slot] = len(ids)
+            ids += own_ids
+            values += own_values
+            until += own_until
+            self._host["bias_end"][slot] = len(ids)
+            self._changed.append(slot)
+        self._bias = LogitBias(
+            torch.tensor(ids, dtype=torch.int32, device=self._device),
+            torch.tensor(values, dtype=torch.float32, device=self._device),
+            torch.tensor(until, dtype=torch.int64, device=self._device),
+        )
+        self._bias_is_stale = False
+
+
+def _table(columns: torch.Tensor, seeds: torch.Tensor) -> SamplingTable:
+    by_name = {name: columns[i] for i, name in enumerate(_COLUMNS)}
+    for name in _FLOATS:
+        by_name[name] = by_name[name].view(torch.float32)
+    return SamplingTable(**by_name, seed=seeds)
