@@ -32,7 +32,7 @@ def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepRe
         EngineDead: the runner says that no later step can work either.
     """
     middle = len(plan.rows) // 2
-    stack: list[tuple[ScheduledRow, ...]] = [plan.rows[middle:], plan.rows[:middle]]
+    stack: list[Sequence[ScheduledRow]] = [plan.rows[middle:], plan.rows[:middle]]
     results: list[StepResult] = []
     errors: dict[str, Failure] = {}
     while stack:

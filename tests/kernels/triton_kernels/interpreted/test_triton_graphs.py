@@ -1,0 +1,75 @@
+"""Captured decode steps give the text of the others.
+
+There is no CUDA graph here: what stands for one is a function that is called again, which reads
+and writes the same static tensors and knows no more of the batch than a graph would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.runner import load_runner
+from engine.runner.graphs import DecodeGraph, DecodeGraphs, ladder
+from engine.types import Request, SamplingParams
+from tests import tiny_models
+
+SAMPLINGS = (
+    SamplingParams(temperature=0.0, max_tokens=3),
+    SamplingParams(temperature=0.9, seed=3, top_p=0.9, max_tokens=4),
+    SamplingParams(temperature=0.0, frequency_penalty=1.5, max_tokens=5),
+    SamplingParams(temperature=0.7, seed=5, logit_bias={30: 4.0}, logprobs=2, max_tokens=3),
+)
+
+
+def replayed(function: Callable[[], None]) -> Callable[[], None]:
+    function()
+    return function
+
+
+def texts(directory: str, *, graphs: bool, overlap: bool) -> tuple[dict[str, list], int]:
+    config = EngineConfig(
+        model=directory,
+        attention_backend="triton",
+        num_threads=1,
+        cache=CacheConfig(block_size=16, num_blocks=24),
+        scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=64, overlap=overlap),
+    )
+    runner = load_runner(config)
+    found: list[DecodeGraph | None] = []
+    if graphs:
+        args = (runner._model, runner._cache, runner._kernels, runner._spec, runner._rows)
+        runner._graphs = kept = DecodeGraphs(*args, 3, replayed)
+        while runner.prepare():
+            pass
+        find = kept.find
+        kept.find = lambda batch: found.append(find(batch)) or found[-1]  # type: ignore[method-assign]
+    core = EngineCore(config, runner)
+    told: dict[str, list] = {}
+    for index, sampling in enumerate(SAMPLINGS):
+        prompt = tuple(20 + (7 * index + i) % 90 for i in range(3 + 5 * index))
+        core.add(Request(id=str(index), prompt_token_ids=prompt, sampling=sampling))
+    while core.has_work:
+        output = core.step()
+        assert not output.errors
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            told.setdefault(row_id, []).extend(tokens)
+            told[row_id] += [entry.top_ids for entry in output.logprobs.get(row_id, ())]
+    assert core.stats.blocks.held == 0
+    return told, sum(graph is not None for graph in found)
+
+
+def test_text_is_that_of_the_steps_that_are_not_captured(tmp_path) -> None:
+    directory = str(tiny_models.save("qwen3", tmp_path))
+    expected, _ = texts(directory, graphs=False, overlap=False)
+    captured, num_replays = texts(directory, graphs=True, overlap=True)
+    assert captured == expected
+    assert num_replays >= 4
+
+
+def test_the_ladder_ends_with_the_most_there_can_be() -> None:
+    assert ladder(1) == [1]
+    assert ladder(5) == [1, 2, 4, 5]
+    assert ladder(24) == [1, 2, 4, 8, 16, 24]
+    assert ladder(30) == [1, 2, 4, 8, 16, 24, 30]
