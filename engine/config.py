@@ -9,6 +9,7 @@ import msgspec
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy", "stub"]
+Quantization = Literal["int8", "int4"]
 Policy = Literal["fcfs", "priority", "sjf"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -44,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Dtype = "auto"
     device: Device = "auto"
     load_format: LoadFormat = "auto"
+    quantization: Quantization | None = None  # of the weights, while they load
     max_model_len: int | None = None  # None: the model's own, cut to what the KV cache holds
     attention_backend: str = "auto"
     enforce_eager: bool = False  # no CUDA graphs

@@ -22,6 +22,7 @@ from engine.config import (
     EngineConfig,
     LoadFormat,
     Policy,
+    Quantization,
     SchedulerConfig,
 )
 from engine.core import EngineCore
@@ -55,6 +56,7 @@ class LLM:
         dtype: Dtype = "auto",
         device: Device = "auto",
         load_format: LoadFormat = "auto",
+        quantization: Quantization | None = None,
         max_model_len: int | None = None,
         attention_backend: str = "auto",
         num_threads: int | None = None,
@@ -75,8 +77,10 @@ class LLM:
             model: a directory in Hugging Face format; the embedded model when left out.
             tokenizer: another directory to take the tokenizer from.
             chat_template: a template's source or file, instead of the model's own.
-            dtype: number format of weights and KV cache; auto takes the checkpoint's.
+            dtype: number format of weights and KV cache. auto takes the checkpoint's on a GPU; on
+                a CPU bfloat16 where the processor computes in it, else float32.
             device: auto takes a GPU when there is one.
+            quantization: round the weights to "int8" or "int4" while they load; on a CPU only.
             load_format: "dummy" makes random weights from config.json alone, "stub" has no model.
             max_model_len: longest context in tokens, prompt and output together.
             attention_backend: auto takes the fastest that can serve the model.
@@ -104,6 +108,7 @@ class LLM:
             dtype=dtype,
             device=device,
             load_format=load_format,
+            quantization=quantization,
             max_model_len=max_model_len,
             attention_backend=attention_backend,
             num_threads=num_threads,

@@ -36,6 +36,7 @@ from engine.config import (
     LogFormat,
     LogLevel,
     Policy,
+    Quantization,
     SchedulerConfig,
 )
 from engine.paths import default_model_dir
@@ -122,7 +123,16 @@ class Settings(BaseSettings):
         None, _MODEL, "Jinja file that replaces the model's own chat template."
     )
     dtype: Dtype = _setting(
-        "auto", _MODEL, "Number format of weights and KV cache; auto takes the checkpoint's."
+        "auto",
+        _MODEL,
+        "Number format of weights and KV cache. auto takes the checkpoint's on a GPU; on a CPU "
+        "bfloat16 where the processor computes in it, else float32.",
+    )
+    quantization: Quantization | None = _setting(
+        None,
+        _MODEL,
+        "Round the weights while they load: int8 (one scale for each output) or int4 (one for 32 "
+        "inputs). On a CPU only.",
     )
     device: Device = _setting("auto", _MODEL, "Where to run; auto takes a GPU when there is one.")
     load_format: LoadFormat = _setting(
@@ -297,6 +307,7 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             device=self.device,
             load_format=self.load_format,
+            quantization=self.quantization,
             max_model_len=self.max_model_len,
             attention_backend=self.attention_backend,
             num_threads=self.num_threads,

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from engine.models.linear import Linear, LinearMethod
-from engine.models.loader import Weights
+from engine.models.modules import Layer, Modules
 from engine.models.rope import inverse_frequencies
 from engine.models.spec import DecoderSpec
-from kernels.attention import LayerAttention, LayerCache
+from kernels.attention import LayerCache
 from kernels.operations import Kernels
 
 
@@ -32,27 +30,12 @@ class StepState:
     rotation: tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the tokens' positions
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention: LayerAttention
-    has_rope: bool
-    attention_norm: torch.Tensor
-    qkv: Linear
-    qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
-    output: Linear
-    mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
-    next_norm: torch.Tensor  # of the layer behind this one; after the last, the model's own
-
-
 class Decoder:
     """A loaded model.
 
     Args:
         spec: what it is.
-        weights: its parameters (``engine.models.weights``), all on one device.
-        method: how its linear layers are held.
+        modules: its parameters, all on one device.
         kernels: what computes attention and all that is no matrix product.
         max_model_len: longest context served, in tokens.
     """
@@ -60,20 +43,20 @@ class Decoder:
     def __init__(
         self,
         spec: DecoderSpec,
-        weights: Weights,
-        method: LinearMethod,
+        modules: Modules,
         kernels: Kernels,
         max_model_len: int,
     ) -> None:
         self.spec = spec
         self._attention, self._operations = kernels
-        self._embedding = weights["embedding"]
-        self._head = method.make(weights.get("head", self._embedding), None)
-        self._layers = [_make_layer(spec, weights, method, i) for i in range(spec.num_layers)]
+        self._modules = modules
+        # The norm behind each layer: the next layer's, and after the last the model's own.
+        norms = (*(layer.attention_norm for layer in modules.layers[1:]), modules.norm)
+        self._layers = tuple(zip(modules.layers, norms, strict=True))
         frequencies, self._rope_scale = inverse_frequencies(
             spec.rope, spec.head_dim, spec.max_position_embeddings, max_model_len
         )
-        self._frequencies = frequencies.to(self._embedding.device)
+        self._frequencies = frequencies.to(modules.norm.device)
 
     def rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of a step's positions, for its ``StepState``."""
@@ -98,10 +81,10 @@ class Decoder:
             [num_wanted or num_tokens, hidden_size], ready for ``logits``.
         """
         do, eps = self._operations, self.spec.norm_eps
-        residual = functional.embedding(input_ids, self._embedding)
-        normed = do.rms_norm(residual, self._layers[0].attention_norm, eps)
-        last = self._layers[-1]
-        for layer, cache in zip(self._layers, caches, strict=True):
+        residual = self._modules.embed(input_ids)
+        normed = do.rms_norm(residual, self._modules.layers[0].attention_norm, eps)
+        last = self._modules.layers[-1]
+        for (layer, next_norm), cache in zip(self._layers, caches, strict=True):
             attended = self._attend(layer, normed, state, cache)
             if layer is last and wanted is not None:
                 # Once the last keys and values are stored, no token needs the others' results.
@@ -109,15 +92,15 @@ class Decoder:
                 attended = attended.index_select(0, wanted)
             normed = do.add_rms_norm(layer.output(attended), residual, layer.mlp_norm, eps)
             inner = do.silu_mul(layer.gate_up(normed))
-            normed = do.add_rms_norm(layer.down(inner), residual, layer.next_norm, eps)
+            normed = do.add_rms_norm(layer.down(inner), residual, next_norm, eps)
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of the next token: [rows, hidden_size] -> [rows, vocab_size] float32."""
-        return self._head(hidden).float()
+        return self._modules.head(hidden).float()
 
     def _attend(
-        self, layer: _Layer, normed: torch.Tensor, state: StepState, cache: LayerCache
+        self, layer: Layer, normed: torch.Tensor, state: StepState, cache: LayerCache
     ) -> torch.Tensor:
         """Store keys and values; [num_tokens, hidden_size] -> [num_tokens, query_size]."""
         spec = self.spec
@@ -131,28 +114,3 @@ class Decoder:
         )
         attended = self._attention.forward(state.attention, layer.attention, query, cache)
         return attended.view(-1, spec.query_size)
-
-
-def _make_layer(spec: DecoderSpec, weights: Weights, method: LinearMethod, i: int) -> _Layer:
-    def linear(name: str) -> Linear:
-        return method.make(weights[f"{i}.{name}.weight"], weights.get(f"{i}.{name}.bias"))
-
-    qk_norm = None
-    if spec.qk_norm:
-        query_norm = weights[f"{i}.query_norm"].expand(spec.num_heads, -1)
-        key_norm = weights[f"{i}.key_norm"].expand(spec.num_kv_heads, -1)
-        qk_norm = torch.cat((query_norm, key_norm))
-    return _Layer(
-        attention=LayerAttention(
-            spec.attention_scale, spec.layers[i].window, spec.attention_softcap
-        ),
-        has_rope=spec.layers[i].rope,
-        attention_norm=weights[f"{i}.attention_norm"],
-        qkv=linear("qkv"),
-        qk_norm=qk_norm,
-        output=linear("output"),
-        mlp_norm=weights[f"{i}.mlp_norm"],
-        gate_up=linear("gate_up"),
-        down=linear("down"),
-        next_norm=weights["norm" if i + 1 == spec.num_layers else f"{i + 1}.attention_norm"],
-    )

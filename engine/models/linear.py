@@ -11,8 +11,21 @@ from torch.nn import functional
 class Linear(Protocol):
     """``x W^T + b``: [n, inputs] -> [n, outputs]."""
 
+    @property
+    def num_bytes(self) -> int:
+        """What the layer takes in memory."""
+        ...
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply to a batch of rows."""
+        ...
+
+
+class Head(Linear, Protocol):
+    """The layer that makes logits; where embeddings are tied to it, it is their table too."""
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight: ids [n] -> [n, inputs], in the model's dtype."""
         ...
 
 
@@ -21,6 +34,10 @@ class LinearMethod(Protocol):
 
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """A layer from a loaded weight [outputs, inputs], which it may repack and let go."""
+        ...
+
+    def make_head(self, weight: torch.Tensor) -> Head:
+        """The head from its weight [vocab_size, hidden_size]."""
         ...
 
 
@@ -33,9 +50,18 @@ class DenseLinear:
         self.weight = weight
         self.bias = bias
 
+    @property
+    def num_bytes(self) -> int:
+        """See ``Linear``."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Linear``."""
         return functional.linear(x, self.weight, self.bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See ``Head``."""
+        return functional.embedding(ids, self.weight)
 
 
 class DenseMethod:
@@ -44,3 +70,7 @@ class DenseMethod:
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """See ``LinearMethod``."""
         return DenseLinear(weight, bias)
+
+    def make_head(self, weight: torch.Tensor) -> Head:
+        """See ``LinearMethod``."""
+        return DenseLinear(weight, None)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -15,11 +14,106 @@ from engine.models.safetensors import Header, TensorEntry, read_into
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target, is_redundant, parameters, targets
 
-Weights = dict[str, torch.Tensor]
-
 _DUMMY_STD = 0.02
 # A prime, so that no matrix has a period that divides its rows.
 _DUMMY_POOL = 1_048_573
+
+
+class Weights(Mapping[str, torch.Tensor]):
+    """The parameters of a decoder by name, each read when it is asked for and not kept."""
+
+    def __init__(
+        self,
+        wanted: dict[str, Parameter],
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: LoadProgress | None,
+    ) -> None:
+        self._wanted = wanted
+        self._dtype = dtype
+        self._device = device
+        self._on_progress = on_progress
+        self._total = _num_elements(wanted) or 1
+        self._done = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        parameter = self._wanted[name]
+        tensor = self._empty(parameter)
+        told = self._fill(name, parameter, tensor)
+        self._done += tensor.numel()
+        if self._on_progress is not None:
+            self._on_progress(min(1.0, self._done / self._total), told)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._wanted)
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
+        """Write a parameter's values; returns what progress is told of."""
+        raise NotImplementedError
+
+    def _empty(self, parameter: Parameter) -> torch.Tensor:
+        try:
+            return torch.empty(parameter.shape, dtype=self._dtype, device=self._device)
+        except RuntimeError as error:  # torch's allocators have no narrower one in common
+            size = self._total * self._dtype.itemsize
+            reason = str(error).splitlines()[0]
+            raise ModelLoadError(
+                f"the weights need {size / 2**20:,.0f} MiB, which {self._device} does not have: "
+                f"{reason}"
+            ) from None
+
+
+class _CheckpointWeights(Weights):
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        headers: list[Header],
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: LoadProgress | None,
+    ) -> None:
+        super().__init__(parameters(spec), dtype, device, on_progress)
+        self._places: dict[str, list[tuple[Header, TensorEntry, int]]] = {}
+        for header, entry, target in _assign(spec, headers, self._wanted):
+            place = (header, entry, target.part)
+            self._places.setdefault(target.parameter, []).append(place)
+
+    def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
+        told = ""
+        for header, entry, part in self._places[name]:
+            begin = sum(parameter.parts[:part])
+            with header.path.open("rb") as file:
+                # Contiguous, as parts lie along dimension 0.
+                read_into(file, entry, tensor[begin : begin + parameter.parts[part]])
+            told = f"loading {header.path.name}"
+        return told
+
+
+class _DummyWeights(Weights):
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        on_progress: LoadProgress | None,
+    ) -> None:
+        super().__init__(parameters(spec), dtype, device, on_progress)
+        generator = torch.Generator().manual_seed(seed)
+        pool = torch.randn(_DUMMY_POOL, generator=generator).mul_(_DUMMY_STD)
+        self._pool = pool.to(device=device, dtype=dtype)
+
+    def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
+        if parameter.is_norm:
+            tensor.fill_(1.0)
+        else:
+            digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
+            _tile(tensor.view(-1), self._pool, int.from_bytes(digest, "little") % _DUMMY_POOL)
+        return "making random weights"
 
 
 def load_weights(
@@ -33,21 +127,9 @@ def load_weights(
 
     Raises:
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing
-            has been allocated then. One line that names the tensor and the file.
+            has been read then. One line that names the tensor and the file.
     """
-    wanted = parameters(spec)
-    plan = list(_assign(spec, headers, wanted))
-    total = sum(entry.num_bytes for _, entry, _ in plan) or 1
-    weights = _allocate(wanted, dtype, device)
-    done = 0
-    for path, placed in groupby(plan, key=lambda item: item[0].path):
-        with path.open("rb") as file:
-            for _, entry, target in placed:
-                read_into(file, entry, _part_of(weights, wanted, target))
-                done += entry.num_bytes
-                if on_progress is not None:
-                    on_progress(done / total, f"loading {path.name}")
-    return weights
+    return _CheckpointWeights(spec, headers, dtype, device, on_progress)
 
 
 def dummy_weights(
@@ -62,26 +144,17 @@ def dummy_weights(
     One pool of a million variates is laid end to end, from a place of its own for each
     parameter: gigabytes at the speed of a copy, and the same for the same seed.
     """
-    wanted = parameters(spec)
-    generator = torch.Generator().manual_seed(seed)
-    pool = torch.randn(_DUMMY_POOL, generator=generator).mul_(_DUMMY_STD)
-    pool = pool.to(device=device, dtype=dtype)
-    weights = _allocate(wanted, dtype, device)
-    for count, (name, tensor) in enumerate(weights.items(), 1):
-        if wanted[name].is_norm:
-            tensor.fill_(1.0)
-        else:
-            digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
-            _tile(tensor.view(-1), pool, int.from_bytes(digest, "little") % _DUMMY_POOL)
-        if on_progress is not None:
-            on_progress(count / len(weights), "making random weights")
-    return weights
+    return _DummyWeights(spec, dtype, device, seed, on_progress)
+
+
+def num_parameters(spec: DecoderSpec) -> int:
+    """How many numbers the model was trained to have."""
+    return _num_elements(parameters(spec))
 
 
 def weights_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
-    """What the parameters take in memory."""
-    shapes = (parameter.shape for parameter in parameters(spec).values())
-    return sum(math.prod(shape) for shape in shapes) * dtype.itemsize
+    """What the parameters take in memory when they are held in ``dtype``."""
+    return num_parameters(spec) * dtype.itemsize
 
 
 def _assign(
@@ -114,25 +187,8 @@ def _assign(
         raise ModelLoadError(f"{directory}: missing tensors ({len(places)}): {missing}")
 
 
-def _allocate(wanted: dict[str, Parameter], dtype: torch.dtype, device: torch.device) -> Weights:
-    try:
-        return {
-            name: torch.empty(parameter.shape, dtype=dtype, device=device)
-            for name, parameter in wanted.items()
-        }
-    except RuntimeError as error:  # torch's allocators have no narrower one in common
-        size = sum(math.prod(p.shape) for p in wanted.values()) * dtype.itemsize
-        reason = str(error).splitlines()[0]
-        raise ModelLoadError(
-            f"the weights need {size / 2**20:,.0f} MiB, which {device} does not have: {reason}"
-        ) from None
-
-
-def _part_of(weights: Weights, wanted: dict[str, Parameter], target: Target) -> torch.Tensor:
-    """The slice a checkpoint tensor fills; contiguous, as parts lie along dimension 0."""
-    parts = wanted[target.parameter].parts
-    begin = sum(parts[: target.part])
-    return weights[target.parameter][begin : begin + parts[target.part]]
+def _num_elements(wanted: dict[str, Parameter]) -> int:
+    return sum(math.prod(parameter.shape) for parameter in wanted.values())
 
 
 def _tile(flat: torch.Tensor, pool: torch.Tensor, offset: int) -> None:

@@ -36,13 +36,17 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
-    """The dtype asked for; ``auto`` is the checkpoint's on a GPU and float32 on a CPU.
+    """The dtype asked for. ``auto`` is the checkpoint's on a GPU; on a CPU it is bfloat16, whatever
+    the checkpoint's, where the processor multiplies in it, and float32 elsewhere.
 
     Raises:
         ModelLoadError: the checkpoint's dtype is none that can be computed in.
     """
     if name == "auto":
-        name = (checkpoint or "bfloat16") if device.type == "cuda" else "float32"
+        if device.type == "cuda":
+            name = checkpoint or "bfloat16"
+        else:
+            name = "bfloat16" if _multiplies_bfloat16() else "float32"
     dtype = _DTYPES.get(name.removeprefix("torch."))
     if dtype is None:
         raise ModelLoadError(f"dtype {name[:40]!r} is not supported (known: {', '.join(_DTYPES)})")
@@ -73,6 +77,11 @@ def set_threads(num_threads: int | None, weights_bytes: int) -> int:
 def default_threads(num_cores: int, weights_bytes: int) -> int:
     """Threads for a model of this size when nothing is asked for."""
     return max(1, num_cores - 1) if weights_bytes < _SMALL_MODEL_BYTES else num_cores
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for products in bfloat16."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _physical_cores() -> int:

@@ -12,10 +12,17 @@ from engine.config import EngineConfig
 from engine.kv_cache.storage import KVCache, plan_memory
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config, read_headers
 from engine.models.decoder import Decoder
-from engine.models.linear import DenseMethod
-from engine.models.loader import Weights, dummy_weights, load_weights, weights_bytes
+from engine.models.loader import (
+    Weights,
+    dummy_weights,
+    load_weights,
+    num_parameters,
+    weights_bytes,
+)
+from engine.models.modules import make_modules
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
+from engine.quantization import choose_method
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.kernels import choose_kernels
@@ -38,7 +45,9 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     attention = _attention_spec(spec, config.cache.block_size, dtype, device)
     kernels = choose_kernels(config.attention_backend, attention)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
+    method = choose_method(config.quantization, dtype, device)
     weights = _load(config, spec, headers, dtype, device, on_progress)
+    modules = make_modules(spec, weights, method)
     memory = plan_memory(
         spec,
         config.cache,
@@ -46,11 +55,11 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         max_model_len=config.max_model_len,
         dtype=dtype,
         device=device,
-        weights_bytes=weights_bytes(spec, dtype),
+        weights_bytes=modules.num_bytes,
     )
     cache = KVCache(spec, memory.num_blocks, memory.block_size, dtype, device)
-    info = _info(config, model, headers, weights, attention, kernels.name, memory, started_s)
-    decoder = Decoder(spec, weights, DenseMethod(), kernels, memory.max_model_len)
+    info = _info(config, model, headers, attention, kernels.name, memory, started_s)
+    decoder = Decoder(spec, modules, kernels, memory.max_model_len)
     rows = RowTable(
         max_num_rows=config.scheduler.max_num_seqs,
         max_num_blocks=min(memory.num_blocks, -(-memory.max_model_len // memory.block_size)),
@@ -105,7 +114,6 @@ def _info(
     config: EngineConfig,
     model: ModelConfig,
     headers: list[Header],
-    weights: Weights,
     attention: AttentionSpec,
     backend: str,
     memory: MemoryPlan,
@@ -113,10 +121,11 @@ def _info(
 ) -> EngineInfo:
     spec, dtype = model.spec, dtype_name(attention.dtype)
     source = f"dummy {config.seed}" if config.load_format == "dummy" else "checkpoint"
+    rounding = config.quantization or "unquantised"
     return EngineInfo(
         model=config.model,
         architecture=spec.architecture,
-        num_parameters=sum(tensor.numel() for tensor in weights.values()),
+        num_parameters=num_parameters(spec),
         dtype=dtype,
         device=str(attention.device),
         attention_backend=backend,
@@ -124,6 +133,6 @@ def _info(
         max_model_len=memory.max_model_len,
         eos_token_ids=spec.eos_token_ids,
         memory=memory,
-        fingerprint=fingerprint(model, headers, dtype, source, backend),
+        fingerprint=fingerprint(model, headers, dtype, rounding, source, backend),
         load_s=time.monotonic() - started_s,
     )

@@ -31,6 +31,7 @@ class _PanelLinear:
         self._inputs = _round_up(self._columns, step)
         self._padding = self._inputs - self._columns
         self._bias = None if bias is None else bias.float()
+        self._dtype = weight.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[n, inputs] -> [n, outputs]."""
@@ -69,9 +70,9 @@ class PanelDense(_PanelLinear):
         return _num_bytes(self._packed, self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows [n] of the weight, as a table of embeddings is read: [n, inputs] bfloat16."""
+        """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
         found = self._packed[ids // _PANEL, :, ids % _PANEL]
-        return found.view(len(ids), self._inputs)[:, : self._columns]
+        return found.view(len(ids), self._inputs)[:, : self._columns].to(self._dtype).contiguous()
 
     def _compute(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self._product(
@@ -109,9 +110,9 @@ class PanelInt8(_PanelLinear):
         return _num_bytes(self._packed, self._scales, self._totals, self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows [n] of the weight, as a table of embeddings is read: [n, inputs] bfloat16."""
+        """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
         codes = self._packed[ids // _PANEL, :, ids % _PANEL].view(len(ids), self._inputs)
-        return (codes[:, : self._columns] * self._scales[ids, None]).to(torch.bfloat16)
+        return (codes[:, : self._columns] * self._scales[ids, None]).to(self._dtype)
 
     def _compute(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self._product(

@@ -25,7 +25,8 @@ GREEDY = SamplingParams(temperature=0.0)
 def load(
     directory: Path, num_blocks: int = 256, device: Device = "cpu", **changes: Any
 ) -> ModelRunner:
-    """A runner on one CPU thread with small blocks."""
+    """A runner on one CPU thread with small blocks, in float32 unless told otherwise."""
+    changes.setdefault("dtype", "float32")
     return load_runner(
         EngineConfig(
             model=str(directory),

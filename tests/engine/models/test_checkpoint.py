@@ -80,16 +80,17 @@ def test_dummy_weights_need_a_config_alone(copy):
     assert greedy(first) == greedy(again)
     assert first.info.fingerprint == again.info.fingerprint
     assert len({first.info.fingerprint, other.info.fingerprint, info.fingerprint}) == 3
-    weight = first._model._layers[0].gate_up.weight
+    weight = first._model._modules.layers[0].gate_up.weight
     assert abs(weight.std().item() - 0.02) < 0.002
-    assert not torch.equal(weight, other._model._layers[0].gate_up.weight)
-    assert bool((first._model._layers[-1].next_norm == 1).all())
+    assert not torch.equal(weight, other._model._modules.layers[0].gate_up.weight)
+    assert bool((first._model._modules.norm == 1).all())
 
 
 def test_fingerprint_follows_config_and_weights(saved, copy):
     base = load(saved).info.fingerprint
     assert load(copy).info.fingerprint == base
     assert load(copy, dtype="float16").info.fingerprint != base
+    assert load(copy, quantization="int8").info.fingerprint != base
     tiny_models.edit_config(copy, rope_parameters={"rope_type": "default", "rope_theta": 9e3})
     assert load(copy).info.fingerprint != base
 

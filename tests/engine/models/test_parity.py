@@ -143,7 +143,7 @@ def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind
     load_weights = load_module.load_weights
 
     def forgetful(spec, *arguments):
-        loaded = load_weights(spec, *arguments)
+        loaded = dict(load_weights(spec, *arguments))
         wanted = weights.parameters(spec)
         for name, target in weights.targets(spec, wanted).items():
             if name.endswith(pattern):

@@ -67,6 +67,7 @@ def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name, ov
     cache = {key: settings.pop(key) for key in fields if key in settings}
     config = EngineConfig(
         model=str(directory),
+        dtype="float32",
         num_threads=1,
         cache=CacheConfig(**cache),
         scheduler=SchedulerConfig(overlap=overlap, **settings),

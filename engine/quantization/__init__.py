@@ -1,0 +1,5 @@
+"""How linear layers are held: as loaded, or rounded to int8 or int4 while they load."""
+
+from engine.quantization.choose import choose_method
+
+__all__ = ["choose_method"]

@@ -1,0 +1,111 @@
+"""The linear methods of a CPU: native panels, and what serves where those cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from engine.config import Quantization
+from engine.models.linear import DenseLinear, Head, Linear
+from kernels.cpu.linear import INT4_GROUP, PanelDense, PanelInt4, PanelInt8
+from kernels.reference.quantised import (
+    Int4Weight,
+    Int8Weight,
+    linear_int4,
+    linear_int8,
+    quantise_int4,
+    quantise_int8,
+)
+
+# The number of rows for which oneDNN lays out its weights: in the middle of what decoding asks for.
+_PACKED_FOR_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PanelMethod:
+    """Weights in the native kernels' panels."""
+
+    layer: Callable[[torch.Tensor, torch.Tensor | None], Linear]
+    head: Callable[[torch.Tensor, torch.Tensor | None], Head]
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See ``LinearMethod``."""
+        return self.layer(weight, bias)
+
+    def make_head(self, weight: torch.Tensor) -> Head:
+        """See ``LinearMethod``."""
+        return self.head(weight, None)
+
+
+def panel_method(quantization: Quantization | None) -> PanelMethod:
+    """The native method. The head of an int4 model is int8: it decides between tokens, and is the
+    table of embeddings where the two are tied."""
+    if quantization is None:
+        return PanelMethod(PanelDense, PanelDense)
+    return PanelMethod(PanelInt8 if quantization == "int8" else PanelInt4, PanelInt8)
+
+
+class OneDnnLinear:
+    """A bfloat16 weight in oneDNN's own layout, which it would else make for each product."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.num_bytes = weight.nbytes
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Linear``."""
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+
+class OneDnnMethod:
+    """Unquantised bfloat16 weights; the head stays as it is, to be a table of embeddings too."""
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See ``LinearMethod``."""
+        return OneDnnLinear(weight, bias)
+
+    def make_head(self, weight: torch.Tensor) -> Head:
+        """See ``LinearMethod``."""
+        return DenseLinear(weight, None)
+
+
+class WidenedLinear:
+    """A rounded weight that is widened to the activations' dtype for each product."""
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization
+    ) -> None:
+        self._bias = bias
+        self._inputs = weight.shape[1]
+        if quantization == "int8":
+            self._weight: Int8Weight | Int4Weight = quantise_int8(weight)
+        else:
+            padding = -self._inputs % INT4_GROUP
+            self._weight = quantise_int4(functional.pad(weight, (0, padding)), INT4_GROUP)
+        self.num_bytes = sum(part.nbytes for part in self._weight)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Linear``."""
+        if isinstance(self._weight, Int8Weight):
+            return linear_int8(x, self._weight, self._bias)
+        padding = self._weight.codes.shape[1] - self._inputs
+        return linear_int4(functional.pad(x, (0, padding)), self._weight, self._bias)
+
+
+@dataclass(frozen=True, slots=True)
+class WidenedMethod:
+    """Rounded weights in torch alone; the head stays as it is."""
+
+    quantization: Quantization
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See ``LinearMethod``."""
+        return WidenedLinear(weight, bias, self.quantization)
+
+    def make_head(self, weight: torch.Tensor) -> Head:
+        """See ``LinearMethod``."""
+        return DenseLinear(weight, None)

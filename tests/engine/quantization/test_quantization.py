@@ -1,0 +1,87 @@
+"""Which linear method serves, what it says, and that models answer under each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine import LLM, SamplingParams
+from engine.errors import ModelLoadError
+from engine.models.linear import DenseMethod
+from engine.quantization import choose_method, cpu
+from engine.runner import device as device_module
+from engine.runner.device import choose_dtype
+from kernels.cpu import linear
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+native = pytest.mark.skipif(not linear.is_available(), reason="no native kernels here")
+
+
+@pytest.fixture
+def no_native(monkeypatch):
+    monkeypatch.setattr(linear, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_gpu_refuses_quantisation_in_one_line(quantization):
+    with pytest.raises(ModelLoadError, match=f"'{quantization}' is served on a CPU only"):
+        choose_method(quantization, torch.bfloat16, torch.device("cuda"))
+    assert isinstance(choose_method(None, torch.bfloat16, torch.device("cuda")), DenseMethod)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("native", marks=native), "torch"], ids=["native", "torch"]
+)
+def test_the_demo_model_answers(quantization, how, request, caplog):
+    if how == "torch":
+        request.getfixturevalue("no_native")
+    with caplog.at_level("INFO"), LLM(quantization=quantization, dtype="bfloat16") as llm:
+        info = llm.model_info()
+        answer = llm.chat(QUESTION, GREEDY, use_tqdm=False)[0].outputs[0].text
+    assert "Paris" in answer
+    assert ("linear layers: native" in caplog.text) == (how == "native")
+    parameters, told = info.num_parameters, info.memory.weights_bytes
+    bytes_each = {None: 2.0, "int8": 1.1, "int4": 0.9}[quantization]  # an int4 model's head is int8
+    # In torch alone the head stays in bfloat16 and an int4 code takes a byte.
+    spare = 0 if how == "native" else parameters
+    assert parameters * 0.5 < told <= parameters * bytes_each * 1.01 + spare
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.usefixtures("no_native")
+def test_without_native_kernels_quantisation_warns_that_it_is_slow(quantization, caplog):
+    method = choose_method(quantization, torch.float32, CPU)
+    assert "slow" in caplog.text
+    weight = torch.randn(20, 50)
+    layer = method.make(weight, torch.randn(20))
+    x = torch.randn(3, 50)
+    exact = torch.nn.functional.linear(x, weight, layer._bias)
+    assert (layer(x) - exact).norm() / exact.norm() < (0.02 if quantization == "int8" else 0.15)
+
+
+@pytest.mark.usefixtures("no_native")
+def test_without_native_kernels_bfloat16_is_packed_by_onednn():
+    method = choose_method(None, torch.bfloat16, CPU)
+    assert isinstance(method, cpu.OneDnnMethod)
+    weight, bias = torch.randn(64, 96).bfloat16(), torch.randn(64).bfloat16()
+    for rows in (1, 7, 130):
+        x = torch.randn(rows, 96).bfloat16()
+        exact = x.double() @ weight.double().T + bias.double()
+        error = (method.make(weight, bias)(x).double() - exact).norm() / exact.norm()
+        assert error < 5e-3
+
+
+def test_float32_needs_no_packing():
+    assert isinstance(choose_method(None, torch.float32, CPU), DenseMethod)
+
+
+@pytest.mark.parametrize(("computes", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_on_a_cpu_is_what_it_multiplies_in(monkeypatch, computes, expected):
+    monkeypatch.setattr(device_module, "_multiplies_bfloat16", lambda: computes)
+    for checkpoint in ("float32", "bfloat16", None):
+        assert choose_dtype("auto", checkpoint, CPU) == getattr(torch, expected)
+    assert choose_dtype("float32", "bfloat16", CPU) == torch.float32
