@@ -37,13 +37,25 @@ def _triton(spec: AttentionSpec) -> Kernels | str:
     return Kernels(TritonAttention(), operations)
 
 
-# ``auto`` takes the first that does not refuse. The Triton kernels come second until they have run
-# on a GPU (`make gpu-check`): so far they are held by the interpreter and by compiling them.
+def _proven_triton(spec: AttentionSpec) -> Kernels | str:
+    """For ``auto``: on a GPU alone, and there only when each kernel has given the right answer."""
+    if spec.device.type == "cpu":
+        return "it is for GPUs"
+    kernels = _triton(spec)
+    if isinstance(kernels, str):
+        return kernels
+    from kernels.triton.selfcheck import self_check
+
+    return kernels.attention.refuse(spec) or self_check(kernels, spec) or kernels
+
+
+# ``auto`` takes the first that does not refuse.
 # A maker returns the reason where its kernels cannot even be made.
 _MAKERS: dict[str, Callable[[AttentionSpec], Kernels | str]] = {
-    "reference": _reference,
     "triton": _triton,
+    "reference": _reference,
 }
+_AUTO_MAKERS = {**_MAKERS, "triton": _proven_triton}
 
 ATTENTION_BACKENDS = ("auto", *_MAKERS)
 
@@ -62,8 +74,9 @@ def select_kernels(name: str, spec: AttentionSpec) -> tuple[Kernels, list[tuple[
         known = ", ".join(ATTENTION_BACKENDS)
         raise NoKernelsError(f"unknown attention backend {name!r} (known: {known})")
     refusals: list[tuple[str, str]] = []
-    for candidate in _MAKERS if name == "auto" else (name,):
-        kernels = _MAKERS[candidate](spec)
+    makers = _AUTO_MAKERS if name == "auto" else {name: _MAKERS[name]}
+    for candidate, make in makers.items():
+        kernels = make(spec)
         reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)
         if not isinstance(kernels, str) and reason is None:
             return kernels, refusals

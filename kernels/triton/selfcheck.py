@@ -1,0 +1,205 @@
+"""Whether the kernels are right on this very device: each runs once, small, against its twin.
+
+What the interpreter and a compiler cannot tell is told here, at start, where the model will run:
+a driver that miscompiles, a device with too little shared memory, a bug that only parallel threads
+show. What is compiled on the way are the model's own kernels, which it is about to need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+from kernels.inputs import StepRows
+from kernels.operations import Kernels
+from kernels.reference import operations as reference
+from kernels.reference.attention import ReferenceAttention
+from kernels.sampling import LogitBias, SamplingTable, TokenCounts
+from kernels.triton.plan import queries_a_tile
+
+# Of the norm of a result. A twin rounds to the dtype in other places, but not at random.
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+_CPU = torch.device("cpu")
+_ROWS = 6
+_VOCAB = 4500
+
+
+def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
+    """Why the kernels are not to be trusted on ``spec.device``, or None when they are right."""
+    random = torch.Generator().manual_seed(0)
+    for what, check in _CHECKS.items():
+        try:
+            with torch.inference_mode():
+                worst = max(_error(*pair) for pair in check(kernels, spec, random))
+        # Whatever the compiler or the driver raises: the reference kernels can still serve.
+        except Exception as error:
+            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return f"its {what} cannot run on this device: {told}"
+        if not worst <= _TOLERANCES[spec.dtype]:
+            return f"its {what} is wrong on this device (relative error {worst:.1e})"
+    return None
+
+
+_Pairs = Iterator[tuple[Any, Any]]  # actual and expected: tensors, or tuples of such
+
+
+def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+    """Single queries in one split and in several, chunks with and without a past."""
+    two_tiles = queries_a_tile(spec.num_heads // spec.num_kv_heads) + 3
+    queries, past = np.array([1, 1, 7, two_tiles, 1]), np.array([0, 600, 70, 0, 33])
+    seq_lens = queries + past
+    blocks = -(-seq_lens // spec.block_size)
+    places = torch.randperm(int(blocks.sum()), generator=random).numpy()
+    tables = np.zeros((len(blocks), int(blocks.max())), np.int32)
+    is_used = np.zeros((len(places), spec.block_size), np.bool_)
+    for row, (end, count) in enumerate(zip(np.cumsum(blocks), blocks, strict=True)):
+        tables[row, :count] = places[end - count : end]
+        slots = np.arange(seq_lens[row])
+        is_used[tables[row, slots // spec.block_size], slots % spec.block_size] = True
+    cache = _cache(spec, len(places), random)
+    for stored in cache:
+        stored.transpose(1, 2)[torch.from_numpy(~is_used)] = float("nan")
+    query = _noise(random, spec.dtype, int(queries.sum()), spec.num_heads, spec.head_dim)
+    sinks = _noise(random, torch.float32, spec.num_heads) if spec.has_sinks else None
+    starts = np.concatenate(([0], np.cumsum(queries)))
+    sides = ((kernels.attention, spec), (ReferenceAttention(), replace(spec, device=_CPU)))
+    for window in spec.windows:
+        outputs = []
+        for backend, side in sides:
+            state = backend.plan(BatchGeometry.of(starts, seq_lens, tables, side.device), side)
+            layer = LayerAttention(spec.head_dim**-0.5, window, spec.softcap, sinks)
+            layer, *inputs = _moved((layer, query, cache), side.device)
+            # Freed at once, and likely what the output is made of: what is not written shows.
+            torch.full_like(inputs[0], float("nan"))
+            outputs.append(backend.forward(state, layer, *inputs))
+        yield outputs[0], outputs[1]
+
+
+def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+    hidden = spec.num_heads * spec.head_dim
+    x, residual, weight = (_noise(random, spec.dtype, *s) for s in ([5, hidden],) * 2 + ([hidden],))
+    yield _both(kernels, spec, "rms_norm", x, weight, 1e-5)
+    yield _both(kernels, spec, "add_rms_norm", x, residual, weight, 1e-5)
+    yield _both(kernels, spec, "silu_mul", _noise(random, spec.dtype, 5, 2 * hidden))
+
+
+def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+    """With norms of queries and keys and without; a padding token; a copy of a block."""
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    fused = _noise(random, spec.dtype, 5, heads, spec.head_dim)
+    weight = _noise(random, spec.dtype, heads - spec.num_kv_heads, spec.head_dim)
+    frequencies = torch.logspace(0, -4, spec.head_dim // 2)
+    rotation = reference.rope_tables(torch.arange(5) * 100, frequencies, 1.0)
+    slots = torch.tensor([3, 0, -1, 2 * spec.block_size, 1])
+    cache = _cache(spec, 4, random)
+    for norm in (weight, None):
+        yield _both(kernels, spec, "norm_rope_store", fused, norm, 1e-6, rotation, cache, slots)
+    yield _both(kernels, spec, "copy_blocks", cache, torch.tensor([0, 2]), torch.tensor([3, 1]))
+
+
+def _inputs(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+    """A chunk, newest tokens and a padding row; then tokens fed back."""
+    slots = torch.tensor([4, 0, 2], dtype=torch.int32)
+    rows = StepRows(
+        slots,
+        torch.tensor([0, 1, 31, 32], dtype=torch.int32),
+        torch.tensor([77, 15, -1], dtype=torch.int32),
+        torch.tensor([-1, *range(30), 0], dtype=torch.int32),
+    )
+    newest = torch.arange(100, 106)
+    tables = torch.randint(0, 99, (6, 1 + 77 // spec.block_size), generator=random).int()
+    tables = torch.cat((tables, tables), dim=1)
+    yield _both(kernels, spec, "build_inputs", rows, newest, tables, spec.block_size, 30)
+    counts = TokenCounts(torch.zeros(2, 9, dtype=torch.int32), torch.zeros(2, 9, dtype=torch.bool))
+    lines = torch.tensor([1, -1, 0, -1, -1, -1], dtype=torch.int32)
+    yield _both(kernels, spec, "feed_back", newest, slots, torch.tensor([7, 8, 5]), lines, counts)
+
+
+def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+    """Likeliest, drawn and truncated, with all that may change the logits and with nothing."""
+    ones, ints = torch.ones(_ROWS), torch.zeros(_ROWS, dtype=torch.int32)
+    table = SamplingTable(
+        temperature=torch.tensor([0.0, 1.0, 0.7, 1.0, 1.3, 0.0]),
+        top_k=torch.tensor([0, 0, 20, 0, 5, 0], dtype=torch.int32),
+        top_p=torch.tensor([1.0, 1.0, 1.0, 0.9, 0.8, 1.0]),
+        min_p=torch.tensor([0.0, 0.0, 0.0, 0.05, 0.0, 0.0]),
+        presence=ones,
+        frequency=ones / 2,
+        repetition=ones * 1.1,
+        seed=torch.arange(_ROWS),
+        count_line=torch.tensor([0, -1, 1, -1, -1, -1], dtype=torch.int32),
+        mask_line=torch.tensor([-1, 0, -1, -1, -1, 1], dtype=torch.int32),
+        bias_begin=ints,
+        bias_end=ints + 2,
+    )
+    counts = TokenCounts(
+        torch.randint(0, 3, (2, _VOCAB), generator=random).int(),
+        torch.rand(2, _VOCAB, generator=random) < 0.5,
+    )
+    bias = LogitBias(torch.tensor([1, 8]).int(), torch.tensor([5.0, -5.0]), torch.full((2,), 99))
+    masks = torch.randint(-(2**31), 2**31, (2, -(-_VOCAB // 32)), generator=random).int()
+    slots = torch.randperm(_ROWS, generator=random).int()
+    for extras in ((counts, bias, masks), (None, None, None)):
+        logits = _noise(random, torch.float32, _ROWS, _VOCAB) * 4
+        arguments = (logits, slots, torch.arange(_ROWS), table, *extras)
+        actual, expected = _both(kernels, spec, "sample", *arguments)
+        yield actual[0], expected[0]  # the logits are left in any state
+
+
+_CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], _Pairs]] = {
+    "attention": _attention,
+    "norms and activations": _layers,
+    "cache writes": _cache_writes,
+    "input building": _inputs,
+    "sampling": _sampling,
+}
+
+
+def _both(kernels: Kernels, spec: AttentionSpec, name: str, *arguments: Any) -> tuple[Any, Any]:
+    """What either twin returns, and what it made of its arguments; each has its own."""
+    sides = []
+    for operations, device in ((kernels.operations, spec.device), (reference, _CPU)):
+        moved = _moved(arguments, device)
+        sides.append((getattr(operations, name)(*moved), moved))
+    return sides[0], sides[1]
+
+
+def _error(actual: Any, expected: Any) -> float:
+    """The largest relative error of a tensor; infinite where integers or broken values differ."""
+    if isinstance(expected, tuple):
+        return max((_error(*pair) for pair in zip(actual, expected, strict=True)), default=0.0)
+    if not isinstance(expected, torch.Tensor):
+        return 0.0
+    actual = actual.cpu()
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(actual, expected) else float("inf")
+    if not torch.equal(actual.isnan(), expected.isnan()):
+        return float("inf")
+    actual, expected = actual.double().nan_to_num(), expected.double().nan_to_num()
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-6))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """A copy on a device of a tensor, or of a tuple or a layer with some in it."""
+    if isinstance(value, torch.Tensor):
+        return value.clone().to(device)
+    if isinstance(value, LayerAttention):
+        return replace(value, sinks=_moved(value.sinks, device))
+    if isinstance(value, tuple):
+        parts = [_moved(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def _cache(spec: AttentionSpec, num_blocks: int, random: torch.Generator) -> LayerCache:
+    shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+    return LayerCache(_noise(random, spec.dtype, *shape), _noise(random, spec.dtype, *shape))
+
+
+def _noise(random: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=random).to(dtype)

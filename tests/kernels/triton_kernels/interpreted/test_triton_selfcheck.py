@@ -1,0 +1,91 @@
+"""The check that kernels pass before they are trusted: right ones pass, each wrong one is named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import select
+from kernels.attention import AttentionSpec
+from kernels.operations import Kernels
+from kernels.select import select_kernels
+from kernels.triton import backend, decode, operations, prefill, selfcheck
+from kernels.triton.backend import TritonAttention
+from kernels.triton.selfcheck import self_check
+
+SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
+
+
+def with_operations(**changed: Any) -> Kernels:
+    kept = {name: getattr(operations, name) for name in operations.__all__}
+    return Kernels(TritonAttention(), SimpleNamespace(**{**kept, **changed}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spec", "invariant"),
+    [
+        (SPEC, True),
+        (AttentionSpec(6, 2, 32, 64, torch.float16, SPEC.device, (None, 100), 30.0, True), False),
+        (AttentionSpec(2, 2, 16, 8, torch.bfloat16, SPEC.device, (50,)), False),
+    ],
+)
+def test_right_kernels_pass(spec: AttentionSpec, invariant: bool) -> None:
+    assert self_check(Kernels(TritonAttention(invariant=invariant), operations), spec) is None
+
+
+_RETURN_NOTHING = ("copy_blocks", "feed_back")
+_TORCHS_OWN = "rope_tables"
+
+
+@pytest.mark.parametrize("name", sorted(set(operations.__all__) - {"rope_tables"}))  # torch's own
+def test_a_wrong_operation_is_refused(name: str) -> None:
+    def wrong(*arguments: Any) -> Any:
+        if name in _RETURN_NOTHING:
+            return None
+        result = getattr(operations, name)(*arguments)
+        if isinstance(result, torch.Tensor):
+            return result + 1
+        return result._replace(**{result._fields[0]: result[0] + 1})
+
+    assert "wrong on this device" in (self_check(with_operations(**{name: wrong}), SPEC) or "")
+
+
+@pytest.mark.parametrize(
+    ("module", "setting", "value"),
+    [(decode, "SPLIT_SIZE", 128), (prefill, "TILE_ROWS", 64)],
+)
+def test_a_bug_in_an_attention_kernel_is_refused(
+    module: Any, setting: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Splits that do not reach the next one, queries that no tile holds."""
+    monkeypatch.setattr(module, setting, value)
+    assert "attention is wrong" in (self_check(with_operations(), SPEC) or "")
+
+
+def test_what_cannot_be_compiled_is_refused() -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of resource: shared memory\n(many lines)")
+
+    reason = self_check(with_operations(silu_mul=fail), SPEC)
+    assert reason is not None
+    assert reason.endswith("cannot run on this device: out of resource: shared memory")
+
+
+def test_auto_takes_them_on_a_gpu_that_they_have_proved_themselves_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_gpu = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cuda"))
+    monkeypatch.setattr(backend, "refuse_device", lambda _: None)
+    for reason, expected in ((None, "triton"), ("its sampling is wrong", "reference")):
+        monkeypatch.setattr(selfcheck, "self_check", lambda *_, reason=reason: reason)
+        chosen, refusals = select_kernels("auto", on_gpu)
+        assert chosen.name == expected
+        assert refusals == ([] if reason is None else [("triton", reason)])
+    # On a CPU only by name, whatever the check would say.
+    monkeypatch.setattr(selfcheck, "self_check", lambda *_: None)
+    assert select_kernels("auto", SPEC)[0].name == "reference"
+    assert select_kernels("triton", SPEC)[0].name == "triton"
+    assert select.ATTENTION_BACKENDS[0] == "auto"
