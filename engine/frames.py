@@ -1,26 +1,31 @@
-"""What crosses the boundary between API and engine process, and how.
-
-A frame is a length (4 bytes, little-endian) and a message of that many bytes: msgpack of one of
-the types below, told apart by their tag. Nothing on this wire can name code to run.
-"""
+"""What crosses the boundary between API and engine process; ``engine/framing.py`` says how."""
 
 from __future__ import annotations
-
-import socket
-import struct
 
 import msgspec
 
 from engine.config import EngineConfig
+from engine.framing import MAX_FRAME_BYTES, FrameError, Framing, encode, receive
 from engine.types import EngineInfo, EngineOutput, Request
 
-MAX_FRAME_BYTES = 1 << 30
-_LENGTH = struct.Struct("<I")
-_RECEIVE_BYTES = 1 << 18
-
-
-class FrameError(Exception):
-    """The bytes are no frame of ours."""
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "Abort",
+    "Configure",
+    "Fatal",
+    "FrameError",
+    "FrameReader",
+    "FromEngine",
+    "Loading",
+    "Message",
+    "Output",
+    "Ready",
+    "Shutdown",
+    "Submit",
+    "ToEngine",
+    "encode",
+    "receive",
+]
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure", array_like=True):
@@ -59,9 +64,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
-    """From the engine: one step's news."""
+    """From the engine: one step's news, of the requests that came over this connection."""
 
     output: EngineOutput
+    sent_s: float  # time.monotonic(): of several clients' snapshots the newest is the true one
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
@@ -75,64 +81,11 @@ ToEngine = Configure | Submit | Abort | Shutdown
 FromEngine = Loading | Ready | Output | Fatal
 Message = ToEngine | FromEngine
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
-def encode(message: Message) -> bytes:
-    """The frame that carries ``message``."""
-    body = _encoder.encode(message)
-    if len(body) > MAX_FRAME_BYTES:
-        raise FrameError(f"a message of {len(body)} bytes is too large to send")
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameReader:
-    """Takes bytes as they come and gives the messages that they complete."""
+class FrameReader(Framing[Message]):
+    """Reads the messages above."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that ``data`` completes, in order.
-
-        Raises:
-            FrameError: these bytes are no frame; nothing after them can be read.
-        """
-        buffer = self._buffer
-        buffer += data
-        messages: list[Message] = []
-        start = 0
-        while len(buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, start)
-            if length > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame claims to be {length} bytes long")
-            end = start + _LENGTH.size + length
-            if len(buffer) < end:
-                break
-            messages.append(_decode(buffer[start + _LENGTH.size : end]))
-            start = end
-        del buffer[:start]
-        return messages
-
-
-def receive(connection: socket.socket, reader: FrameReader) -> list[Message]:
-    """Block until at least one message is complete; none means that the other side has gone.
-
-    Raises:
-        FrameError: what came is no frame.
-    """
-    while True:
-        data = connection.recv(_RECEIVE_BYTES)
-        if not data:
-            return []
-        messages = reader.feed(data)
-        if messages:
-            return messages
-
-
-def _decode(body: bytearray) -> Message:
-    try:
-        return _decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise FrameError(f"not a message: {error}") from None
+        super().__init__(_decoder)

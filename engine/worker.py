@@ -1,9 +1,11 @@
-"""The engine process: ``python -m engine.worker FD``, started by ``engine/process.py``.
+"""The engine process: ``python -m engine.worker FD``, started by ``engine/supervisor.py``.
 
-``FD`` is one end of a socket pair whose other end the API process holds. The first frame says what
-to load. End-of-file means that the API process has gone, however that came about: this one then
-ends at once, in the middle of a step if need be, and the kernel frees what it held. Ctrl-C is the
-API process's to decide upon, so SIGINT is ignored here; SIGTERM ends the process after its step.
+``FD`` is one end of a socket pair whose other end the supervising process holds. The first frame
+says what to load. End-of-file means that the supervisor has gone, however that came about: this
+process then ends at once, in the middle of a step if need be, and the kernel frees what it held.
+Ctrl-C is the supervisor's to decide upon, so SIGINT is ignored here; SIGTERM ends the process after
+its step. Requests come over the same connection, or with ``--listen`` over those that clients open
+at a listening socket.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="engine.worker")
     parser.add_argument("fd", type=int, help="the engine's end of the socket pair")
     parser.add_argument("--runner", default=DEFAULT_RUNNER, help="module:factory of the runner")
+    parser.add_argument("--listen", type=int, metavar="FD", help="where clients are accepted")
     parser.add_argument("--die-with-parent", action="store_true")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,12 +68,12 @@ def main(argv: list[str] | None = None) -> int:
     with socket.socket(fileno=args.fd) as connection:
         connection.setblocking(True)
         try:
-            return _serve(connection, args.runner)
+            return _serve(connection, args.runner, args.listen)
         except (BrokenPipeError, ConnectionResetError):
             return 0  # nobody is left to tell
 
 
-def _serve(connection: socket.socket, runner: str) -> int:
+def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int:
     reader = FrameReader()
     messages = receive(connection, reader)
     if not messages or not isinstance(messages[0], Configure):
@@ -87,6 +91,7 @@ def _serve(connection: socket.socket, runner: str) -> int:
 
     # Not at the top: the reader is already at its post when the tensor library is imported.
     from engine.core import EngineCore
+    from engine.hub import ClientHub
     from engine.loop import EngineLoop
 
     try:
@@ -101,10 +106,16 @@ def _serve(connection: socket.socket, runner: str) -> int:
         return 1
 
     gc.freeze()  # what is loaded stays: no collection in mid-stream need look at it
-    loop = EngineLoop(core, lambda output: send(Output(output)))
+    hub = None
+    if listen_fd is not None:
+        hub = ClientHub(socket.socket(fileno=listen_fd), core.info)
+    emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
+    loop = EngineLoop(core, emit)
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
     inbox.connect(loop.inbox.put, others)
     send(Ready(core.info))
+    if hub:
+        hub.start(loop.inbox.put)
     try:
         loop.run()
     except (BrokenPipeError, ConnectionResetError):
@@ -145,7 +156,7 @@ class _Inbox(threading.Thread):
                     for message in messages:
                         self._take(message)
         except FrameError as error:
-            logger.critical("the API process sent something else than a frame: %s", error)
+            logger.critical("the supervisor sent something else than a frame: %s", error)
             os._exit(1)
         except OSError:
             pass

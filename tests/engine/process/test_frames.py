@@ -69,7 +69,8 @@ MESSAGES: list[Message] = [
             timings={"b": RequestTimings(1.0, 2.0, 3.0, 4.0, 5)},
             errors={"b": Failure(kind="InvalidParameter", message="no", param="prompt")},
             stats=EngineStats(num_running=1, blocks=BlockStats(total=8, held=3)),
-        )
+        ),
+        sent_s=12.5,
     ),
     Fatal("no such file", "ModelLoadError"),
 ]

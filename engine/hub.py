@@ -1,0 +1,171 @@
+"""Several clients at one engine: who asked for what, and who is told what.
+
+    listening Unix socket ─accept─► a thread a client: Submit, Abort ──► the loop's inbox
+                                                                              │ one output a step
+    each client ◄── its own rows, the engine's stats ◄── emit ◄───────────────┘
+
+A client that goes away takes its own requests with it and nobody else's. The loop's thread
+writes, and a client that does not read would hold it up: it is hung up on after a moment. A
+client that was only slow dials again and resumes its streams.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from itertools import count
+from time import monotonic
+from typing import TypeVar
+
+import msgspec
+
+from engine.frames import Abort, FrameError, FrameReader, Output, Ready, Submit, encode, receive
+from engine.scheduler.output import OutputBuilder
+from engine.types import EngineInfo, EngineOutput, EngineStats
+
+logger = logging.getLogger(__name__)
+
+_SEND_TIMEOUT_S = 2
+_SEND_BUFFER_BYTES = 1 << 20
+
+_ValueT = TypeVar("_ValueT")
+
+
+class ClientHub:
+    """The clients of one engine, and the owners of its requests.
+
+    ``emit`` belongs to the loop's thread. A thread for each client names the owner of a request
+    before it hands the request on, so an output never comes before its owner is known.
+    """
+
+    def __init__(self, listener: socket.socket, info: EngineInfo) -> None:
+        self._listener = listener
+        self._hello = encode(Ready(info))
+        self._put: Callable[[Submit | Abort], None] = lambda command: None
+        self._owners: dict[str, _Client] = {}  # of live requests
+        self._clients: list[_Client] = []
+        self._numbers = count(1)
+
+    def start(self, put: Callable[[Submit | Abort], None]) -> None:
+        """Take clients from now on; their commands are handed to ``put``."""
+        self._put = put
+        threading.Thread(target=self._accept, name="engine-clients", daemon=True).start()
+
+    def emit(self, output: EngineOutput) -> None:
+        """Tell each client of its own rows. The step itself is told to one: counters are summed."""
+        shares = self._split(output)
+        if not shares:
+            shares = dict.fromkeys(self._clients[:1], OutputBuilder())
+        stats, sent_s = output.stats, monotonic()
+        for client, share in shares.items():
+            self._send(client, encode(Output(share.build(stats), sent_s)))
+            stats = _without_step(stats)
+
+    # ------------------------------------------------------------ the loop's thread
+
+    def _split(self, output: EngineOutput) -> dict[_Client, OutputBuilder]:
+        owners = self._owners
+        shares: dict[_Client, OutputBuilder] = {}
+        for request_id, token_ids, reason in zip(
+            output.ids, output.token_ids, output.finish_reasons, strict=True
+        ):
+            owner = owners.get(request_id)
+            if owner is None:
+                continue  # its client has gone
+            share = shares.get(owner)
+            if share is None:
+                share = shares[owner] = OutputBuilder()
+            share.append(request_id, token_ids, reason)
+        # Every id of a sparse column is among the ids.
+        for share in shares.values():
+            own = set(share.ids) if len(shares) > 1 else None
+            share.logprobs = _of(own, output.logprobs)
+            share.prompt_logprobs = _of(own, output.prompt_logprobs)
+            share.num_cached_tokens = _of(own, output.num_cached_tokens)
+            share.stop_token_ids = _of(own, output.stop_token_ids)
+            share.timings = _of(own, output.timings)
+            share.errors = _of(own, output.errors)
+        for request_id, reason in zip(output.ids, output.finish_reasons, strict=True):
+            if reason is not None:
+                owners.pop(request_id, None)
+        return shares
+
+    def _send(self, client: _Client, frame: bytes) -> None:
+        try:
+            client.connection.sendall(frame)
+        except BlockingIOError:
+            logger.warning("client %d does not read; hanging up", client.number)
+            self._forget(client)
+        except OSError:
+            self._forget(client)  # its own thread will find the same
+
+    # ------------------------------------------------------------ threads
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            timeout = struct.pack("ll", _SEND_TIMEOUT_S, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+            client = _Client(next(self._numbers), connection)
+            name = f"engine-client-{client.number}"
+            threading.Thread(target=self._serve, args=(client,), name=name, daemon=True).start()
+
+    def _serve(self, client: _Client) -> None:
+        reader = FrameReader()
+        try:
+            client.connection.sendall(self._hello)
+            self._clients.append(client)
+            while messages := receive(client.connection, reader):
+                for message in messages:
+                    if isinstance(message, Submit):
+                        self._owners.update((request.id, client) for request in message.requests)
+                    elif not isinstance(message, Abort):
+                        raise FrameError(f"{type(message).__name__} is not a client's to send")
+                    self._put(message)
+        except FrameError as error:
+            logger.error("client %d sent something else than a frame: %s", client.number, error)
+        except OSError:
+            pass
+        self._forget(client)
+        client.connection.close()
+
+    def _forget(self, client: _Client) -> None:
+        """End what a client has asked for, and wake its thread. Idempotent, from any thread."""
+        with client.lock:
+            if client.gone:
+                return
+            client.gone = True
+        if client in self._clients:
+            self._clients.remove(client)
+        ids = tuple(id_ for id_, owner in list(self._owners.items()) if owner is client)
+        for request_id in ids:
+            self._owners.pop(request_id, None)
+        self._put(Abort(ids))
+        with contextlib.suppress(OSError):  # it has hung up itself
+            client.connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Client:
+    """One API process at the other end of ``connection``."""
+
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number = number
+        self.connection = connection
+        self.lock = threading.Lock()
+        self.gone = False
+
+
+def _of(ids: set[str] | None, column: dict[str, _ValueT]) -> dict[str, _ValueT]:
+    """The part of a sparse column that belongs to ``ids``; all of it where they are None."""
+    if ids is None or not column:
+        return column
+    return {id_: value for id_, value in column.items() if id_ in ids}
+
+
+def _without_step(stats: EngineStats) -> EngineStats:
+    return msgspec.structs.replace(stats, step_tokens=0) if stats.step_tokens else stats

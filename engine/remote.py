@@ -1,0 +1,109 @@
+"""What the clients of an engine process have in common: streams that outlive it.
+
+When an engine has died and there is a link to another, every live request is submitted again with
+the output that its stream has already received; a token depends on the request's seed and its
+position alone, so each stream goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from engine.client import RequestStream
+from engine.errors import EngineDead, EngineError
+from engine.frames import Abort, Output, Submit
+from engine.link import EngineLink
+from engine.streams import StreamTable
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteClient:
+    """The part of a :class:`engine.client.EngineClient` that does not depend on who starts and
+    restarts the engine: that is its subclasses' to know.
+    """
+
+    def __init__(self) -> None:
+        self._streams = StreamTable(self._abort)
+        self._listeners: list[Callable[[EngineOutput], None]] = []
+        self._link: EngineLink | None = None  # while it may be given requests
+        self._info: EngineInfo | None = None
+        self._stats = EngineStats()
+        self._error: EngineError = EngineDead("the engine has not been started")
+        self._dead = False
+        self.stats_s = 0.0  # time.monotonic() at which the engine told ``stats``
+        self.num_resumed = 0  # requests that went on in another engine
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded. Raises EngineDead before ``start`` has returned."""
+        if self._info is None:
+            raise self._error
+        return self._info
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest snapshot."""
+        return self._stats
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be submitted now: false while the engine loads or restarts."""
+        return self._link is not None and self._link.open
+
+    @property
+    def dead(self) -> bool:
+        """Whether the engine has been given up for good."""
+        return self._dead
+
+    def submit(self, requests: Sequence[Request]) -> list[RequestStream]:
+        """Queue requests; they are sent when the event loop is next idle.
+
+        Raises:
+            EngineDead: the engine is gone, or being restarted.
+            ValueError: an id is in use.
+        """
+        if self._link is None or not self._link.open:
+            raise self._error
+        streams: list[RequestStream] = [self._streams.open(request) for request in requests]
+        self._link.send(Submit(tuple(requests)))
+        return streams
+
+    def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
+        """Call ``listener`` with each step's output."""
+        self._listeners.append(listener)
+
+    # ------------------------------------------------------------ for subclasses
+
+    def _attach(self, link: EngineLink) -> None:
+        """There is an engine at the other end of ``link``: whoever waits goes on there."""
+        self._link = link
+        self._error = EngineDead("the engine is being restarted")  # from when it is not open
+        requests = self._streams.resume_all()
+        if requests:
+            logger.warning("%d requests go on in another engine", len(requests))
+            self.num_resumed += len(requests)
+            link.send(Submit(tuple(requests)))
+
+    def _give_up(self, error: EngineError) -> None:
+        """There will be no other engine."""
+        self._dead = True
+        self._end(error if isinstance(error, EngineDead) else EngineDead(str(error)))
+
+    def _end(self, error: EngineDead) -> None:
+        self._link = None
+        self._error = error
+        self._streams.fail_all(error)
+
+    def _take(self, news: Output) -> None:
+        output = news.output
+        self._stats, self.stats_s = output.stats, news.sent_s
+        self._streams.dispatch(output)
+        for listener in self._listeners:
+            listener(output)
+
+    def _abort(self, request_id: str) -> None:
+        if self._link is not None:
+            self._link.send(Abort((request_id,)))

@@ -1,0 +1,80 @@
+"""A client of an engine process that somebody else starts and restarts.
+
+    API worker ── SharedClient ──┐ Submit, Abort
+    API worker ── SharedClient ──┼──────────────► listening Unix socket ─ ClientHub ─ EngineLoop
+    API worker ── SharedClient ──┘ ◄── Ready, Output                     (engine/hub.py)
+
+End-of-file means that the engine has died, and the client dials again: the socket is held open by
+the engine's supervisor (``engine/supervisor.py``), so the call waits there until another engine
+has loaded. Only the supervisor knows whether there will be one; whoever hears it from there tells
+the client through ``give_up``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from engine.client import LoadProgress
+from engine.errors import EngineDead, EngineError
+from engine.link import EngineLink
+from engine.remote import RemoteClient
+from engine.types import EngineInfo
+
+_REDIAL_S = 0.05  # after a call that came to nothing
+
+
+class SharedClient(RemoteClient):
+    """A :class:`engine.client.EngineClient` beside others of the same engine.
+
+    Args:
+        path: of the Unix socket at which the engine takes clients.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._task: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[EngineInfo] | None = None
+
+    async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
+        """Wait until the engine has loaded. Raises what ``give_up`` is told."""
+        if self._dead:
+            raise self._error
+        self._started = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep_connected(self._started))
+        return await self._started
+
+    def give_up(self, error: EngineError) -> None:
+        """There is no engine, and there will be none."""
+        self._give_up(error)
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(error)
+
+    async def close(self) -> None:
+        """Hang up; the engine ends what was asked of it here. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        link = self._link
+        self._end(EngineDead("the engine was closed"))
+        if link is not None:
+            link.close()
+
+    async def _keep_connected(self, started: asyncio.Future[EngineInfo]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            link = EngineLink(self._take)
+            try:
+                await loop.create_unix_connection(lambda link=link: link, self._path)
+                self._info = await link.ready
+            except (OSError, EngineError):  # it died as it loaded, or the line was busy
+                await asyncio.sleep(_REDIAL_S)
+                continue
+            except asyncio.CancelledError:
+                link.close()
+                raise
+            self._attach(link)
+            if not started.done():
+                started.set_result(self._info)
+            await link.lost

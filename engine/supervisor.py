@@ -1,0 +1,175 @@
+"""Keeps an engine process running: starts it, replaces it when it dies, gives it up at last.
+
+End-of-file is the death notice. An engine that keeps dying is given up, and so is one whose model
+cannot be loaded in the first place. Nothing here imports the tensor library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+from engine.child import Child
+from engine.client import LoadProgress
+from engine.config import EngineConfig
+from engine.errors import EngineDead, EngineError
+from engine.frames import Configure, Output, Shutdown, encode
+from engine.link import EngineLink
+from engine.types import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+MAX_CRASHES = 3  # within CRASH_WINDOW_S: no further restart
+CRASH_WINDOW_S = 60.0
+_EXIT_GRACE_S = 5.0  # from Shutdown to SIGTERM, and from there to SIGKILL
+_REAP_GRACE_S = 2.0  # for a process that has closed its socket
+
+
+class CrashLimit:
+    """Counts deaths within a window of time."""
+
+    def __init__(self) -> None:
+        self._crashes_s: list[float] = []
+
+    def reached(self) -> bool:
+        """Count one more; whether that is one too many."""
+        now_s = time.monotonic()
+        self._crashes_s = [at for at in self._crashes_s if now_s - at < CRASH_WINDOW_S]
+        self._crashes_s.append(now_s)
+        return len(self._crashes_s) >= MAX_CRASHES
+
+
+class EngineSupervisor:
+    """One engine process at a time.
+
+    Args:
+        config: what to load; sent to the child.
+        runner: ``module:factory`` of the runner, if it is not the engine's own.
+        listener: a listening Unix socket where the engine takes further clients; it stays ours,
+            so that clients which come between two engines wait for the second.
+        take: called with each step's output; without a ``listener`` only.
+        on_restart: called with the link to an engine that replaces a dead one.
+        on_death: called with the reason when the engine is given up after it had been ready.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        runner: str | None = None,
+        listener: socket.socket | None = None,
+        take: Callable[[Output], None] = lambda output: None,
+        on_restart: Callable[[EngineLink], None] = lambda link: None,
+        on_death: Callable[[EngineError], None] = lambda error: None,
+    ) -> None:
+        self._config = config
+        self._runner = runner
+        self._listener = listener
+        self._take = take
+        self._on_restart = on_restart
+        self._on_death = on_death
+        self._child: Child | None = None
+        self._dialled: EngineLink | None = None  # to the child there is, also while it loads
+        self._task: asyncio.Task[None] | None = None
+        self._crashes = CrashLimit()
+        self.link: EngineLink | None = None  # the same, once it may be given requests
+        self.num_restarts = 0  # engines started in place of one that died
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id, while there is one."""
+        return None if self._child is None else self._child.pid
+
+    def spawn(self) -> None:
+        """Start the child now, so that it loads while the caller goes on; ``start`` awaits it.
+
+        Needs no event loop, and returns as soon as the process exists. Idempotent.
+        """
+        if self._child is not None:
+            return
+        arguments = [] if self._runner is None else ["--runner", self._runner]
+        inherited = []
+        if self._listener is not None:
+            inherited.append(self._listener.fileno())
+            arguments += ["--listen", str(self._listener.fileno())]
+        self._child = Child("engine.worker", *arguments, pass_fds=inherited)
+        with contextlib.suppress(BrokenPipeError):  # it is dead already: end-of-file will tell
+            self._child.socket.sendall(encode(Configure(self._config)))
+
+    async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
+        """Load the model. Raises ModelLoadError or EngineDead."""
+        self.link, info = await self._connect(on_progress)
+        self._task = asyncio.create_task(self._supervise(self.link))
+        return info
+
+    async def close(self) -> None:
+        """End the engine: after its step, or by force after a grace. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        if self.link is not None:
+            self.link.send(Shutdown())
+            self.link.flush()
+        elif self._dialled is not None:
+            self._dialled.close()  # it is still loading: end-of-file ends it
+        elif self._child is not None:
+            self._child.socket.close()
+        self.link = None
+        child, self._child = self._child, None
+        if child is not None:
+            await asyncio.to_thread(child.end, _EXIT_GRACE_S)
+        if self._dialled is not None:
+            self._dialled.close()
+
+    # ------------------------------------------------------------ helpers
+
+    async def _connect(self, on_progress: LoadProgress | None) -> tuple[EngineLink, EngineInfo]:
+        """A link to the child once it has loaded. Raises ModelLoadError or EngineDead."""
+        self.spawn()
+        assert self._child is not None
+        self._dialled = link = EngineLink(self._take, on_progress)
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: link, sock=self._child.socket)
+        return link, await link.ready
+
+    async def _supervise(self, link: EngineLink) -> None:
+        """Replace each engine that dies; or give up."""
+        try:
+            while True:
+                await link.lost
+                self.link = None
+                link = await self._replace()
+                self.num_restarts += 1
+                self.link = link
+                self._on_restart(link)
+        except EngineError as error:
+            self._on_death(error)
+        except Exception as error:
+            logger.exception("the engine's supervisor failed")
+            self._on_death(EngineDead(f"{type(error).__name__}: {error}"))
+
+    async def _replace(self) -> EngineLink:
+        """Another engine in place of a dead one. Raises EngineDead when too many have died."""
+        while True:
+            await self._bury()
+            if self._crashes.reached():
+                raise EngineDead("the engine keeps dying")
+            logger.warning("restarting the engine; its requests will go on")
+            try:
+                link, _ = await self._connect(None)
+            except EngineError as error:
+                logger.error("the engine could not be restarted: %s", error)
+            else:
+                return link
+
+    async def _bury(self) -> None:
+        """See the dead process out: another must not load before its memory is free."""
+        child, self._child = self._child, None
+        if child is not None:
+            code = await asyncio.to_thread(child.end, _REAP_GRACE_S)
+            logger.error("the engine process %d ended with code %s", child.pid, code)
