@@ -1,7 +1,8 @@
 """What the API layer and the offline ``LLM`` know of an engine, wherever it runs.
 
-Two implementations: ``engine.inline.InlineClient`` (same process; offline use and tests) and
-``engine.process.SubprocessClient`` (its own process behind a socket pair; the server).
+Three implementations: ``engine.inline.InlineClient`` (same process; offline use and tests),
+``engine.process.SubprocessClient`` (a process of its own behind a socket pair; the server) and
+``engine.shared.SharedClient`` (the same process for several API workers).
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ at a listening socket.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import importlib
 import logging
@@ -25,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine import logs
+from engine.child import die_with_parent
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineDead, Failure, ModelLoadError
@@ -51,8 +51,6 @@ DEFAULT_RUNNER = "engine.runner:load_runner"
 
 LoadRunner = Callable[[EngineConfig, LoadProgress | None], Any]
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run an engine for the process at the other end of the socket; returns the exit code."""
@@ -64,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if args.die_with_parent:
-        _die_with_parent()
+        die_with_parent()
     with socket.socket(fileno=args.fd) as connection:
         connection.setblocking(True)
         try:
@@ -182,16 +180,6 @@ def _forward(put: Callable[[Submit | Abort | Shutdown], None], message: Message)
 def _resolve(runner: str) -> LoadRunner:
     module, _, factory = runner.partition(":")
     return getattr(importlib.import_module(module), factory)
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends (Linux only).
-
-    Belt and braces beside end-of-file, for the case that a call holds the interpreter's lock for
-    long. Only asked for by a parent whose starting thread is its main one.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ that other servers of this kind also have mean the same here.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import types
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -164,6 +165,13 @@ class Settings(BaseSettings):
         "127.0.0.1", _SERVER, "Address to listen on; 0.0.0.0 lets other machines connect."
     )
     port: int = _setting(8000, _SERVER, "Port to listen on; 0 picks a free one.", ge=0, le=65535)
+    api_workers: int = _setting(
+        1,
+        _SERVER,
+        "API processes that share the engine and the port, for when one is the bottleneck.",
+        ge=1,
+        le=64,
+    )
     shutdown_timeout_s: float = _setting(
         30.0, _SERVER, "Seconds that requests in flight are given to finish after SIGTERM.", ge=0
     )
@@ -268,6 +276,13 @@ class Settings(BaseSettings):
             return cls(**flags)
         except ValidationError as error:
             raise InvalidSettings(_explain(error, flags)) from None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What ``model_dump_json`` has written, in another process; no other source is asked."""
+        settings = cls.__new__(cls)
+        BaseModel.__init__(settings, **json.loads(text))
+        return settings
 
     @classmethod
     def settings_customise_sources(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.types import EngineInfo
 from server.errors import ApiError, overloaded, unavailable
-from server.metrics import Metrics
+from server.metrics import Metrics, Numbers
 from server.openai.defaults import read_sampling_defaults
 from server.settings import Settings
 
@@ -58,6 +59,8 @@ class ServerState:
     live_sequences: int = 0  # in the engine's hands, running or waiting
     requests_in_flight: int = 0  # HTTP requests that a graceful end waits for
     draining: bool = False  # told to end: unready, and no new work
+    # Asks all API workers for their numbers; None where there is only this process.
+    gather: Callable[[], Awaitable[Numbers]] | None = None
     _failure: EngineError | None = None
     _model: Model | None = None
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -129,10 +132,15 @@ class ServerState:
             raise unavailable()
         return self._model
 
+    async def numbers(self) -> Numbers:
+        """What the whole server has counted."""
+        return self.metrics.numbers if self.gather is None else await self.gather()
+
     @property
     def max_sequences(self) -> int:
-        """Sequences that may be in the engine's hands at once."""
-        return self.settings.max_num_seqs + self.settings.max_queued_requests
+        """Sequences that may be in the engine's hands at once: this process's share of them."""
+        settings = self.settings
+        return -(-(settings.max_num_seqs + settings.max_queued_requests) // settings.api_workers)
 
     def admit(self, num_sequences: int) -> None:
         """Take sequences on. Raises ApiError (503) when the queue is full, or nothing is served."""

@@ -41,8 +41,9 @@ async def version(request: Request) -> Response:
 
 @router.get("/metrics", summary="Prometheus metrics")
 async def metrics(request: Request) -> Response:
-    """All metrics in Prometheus' text format."""
-    text = generate_latest(state_of(request).metrics.registry)
+    """All metrics in Prometheus' text format, of all API workers together."""
+    state = state_of(request)
+    text = generate_latest(state.metrics.exposition(await state.numbers()))
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
 

@@ -10,15 +10,17 @@ engine process imports its tensor library while this one imports its web framewo
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from engine import logs
 from engine.client import LoadProgress
 from engine.config import EngineConfig
-from engine.errors import ModelLoadError
+from engine.errors import EngineError, ModelLoadError
 from engine.process import SubprocessClient
 from engine.types import EngineInfo
 from server.cli.flags import parse_settings
@@ -34,16 +36,24 @@ def main(argv: Sequence[str]) -> int:
     started_s = time.monotonic()
     try:
         settings = parse_settings(argv)
-        with bind(settings.host, settings.port) as sock:
-            return _serve(_with_model_directory(settings), sock, started_s)
+        sockets = bind(settings.host, settings.port, settings.api_workers)
+        with contextlib.ExitStack() as stack:
+            for sock in sockets:
+                stack.enter_context(sock)
+            settings = _with_model_directory(settings)
+            logs.configure(settings.log_level, settings.log_format)
+            announcer = Announcer(settings, sockets[0], started_s)
+            if settings.api_workers > 1:
+                return _serve_workers(settings, sockets, announcer)
+            return _serve(settings, sockets[0], announcer)
     except (InvalidSettings, ModelLoadError, BindError) as error:
         print(f"quire serve: {error}", file=sys.stderr)
         return 1
 
 
-def _serve(settings: Settings, sock: socket.socket, started_s: float) -> int:
-    logs.configure(settings.log_level, settings.log_format)
-    engine = AnnouncedEngine(settings.engine_config(), settings, sock, started_s)
+def _serve(settings: Settings, sock: socket.socket, announcer: Announcer) -> int:
+    """Serve from this process."""
+    engine = AnnouncedEngine(settings.engine_config(), announcer)
     engine.spawn()
 
     from server.app import create_app  # after the spawn: the two processes import side by side
@@ -51,22 +61,53 @@ def _serve(settings: Settings, sock: socket.socket, started_s: float) -> int:
 
     app = create_app(settings, engine)
     status = serve(app, settings, sock)
-    failure = app.state.server.failure
+    _tell_failure(app.state.server.failure)
+    return status
+
+
+def _serve_workers(
+    settings: Settings, sockets: Sequence[socket.socket], announcer: Announcer
+) -> int:
+    """Serve from processes of their own; this one only sees to them."""
+    from server.workers.supervisor import Supervisor
+
+    supervisor = Supervisor(settings, sockets, announcer.announce)
+    supervisor.spawn()
+    status = asyncio.run(supervisor.run())
+    _tell_failure(supervisor.failure)
+    return status
+
+
+def _tell_failure(failure: EngineError | None) -> None:
     if failure is not None:
         print(f"quire serve: {' '.join(str(failure).split())}", file=sys.stderr)
-    return status
 
 
 class BindError(Exception):
     """The address cannot be listened on; one line for a person."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, so that a port in use is known before anything is loaded.
+def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
+    """Listening sockets on one address, so that a port in use is known before anything is loaded.
+
+    Several share the port: the kernel spreads connections over them.
 
     Raises:
         BindError: the address is in use, or none of this machine's.
     """
+    first = _listen(host, port, shared=False)
+    if count == 1:
+        return [first]
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise BindError("several API workers need SO_REUSEPORT, which this system does not have")
+    # The first one was to find out whether the port is free: another server that shares its port
+    # would let us join it.
+    port = first.getsockname()[1]
+    first.close()
+    return [_listen(host, port, shared=True) for _ in range(count)]
+
+
+def _listen(host: str, port: int, *, shared: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -76,6 +117,8 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
         sock.listen(_BACKLOG)
     except OSError as error:
@@ -86,19 +129,20 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-class AnnouncedEngine(SubprocessClient):
-    """The engine process, with its loading shown and its readiness told on standard error."""
+class Announcer:
+    """Tells a person on standard error how the engine loads, and when it is ready."""
 
-    def __init__(
-        self, config: EngineConfig, settings: Settings, sock: socket.socket, started_s: float
-    ) -> None:
-        super().__init__(config)
+    def __init__(self, settings: Settings, sock: socket.socket, started_s: float) -> None:
         self._settings = settings
         self._port = sock.getsockname()[1]
         self._started_s = started_s
 
-    async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
-        """Load the model, telling how it goes. Raises ModelLoadError or EngineDead."""
+    async def announce(
+        self,
+        start: Callable[[LoadProgress | None], Awaitable[EngineInfo]],
+        on_progress: LoadProgress | None = None,
+    ) -> EngineInfo:
+        """Await ``start``. Raises what it raises."""
         display = LoadDisplay()
 
         def show(fraction: float, what: str) -> None:
@@ -107,7 +151,7 @@ class AnnouncedEngine(SubprocessClient):
                 on_progress(fraction, what)
 
         try:
-            info = await super().start(show)
+            info = await start(show)
         finally:
             display.clear()
         settings = self._settings
@@ -121,6 +165,18 @@ class AnnouncedEngine(SubprocessClient):
             )
         )
         return info
+
+
+class AnnouncedEngine(SubprocessClient):
+    """The engine process, with its loading shown and its readiness told on standard error."""
+
+    def __init__(self, config: EngineConfig, announcer: Announcer) -> None:
+        super().__init__(config)
+        self._announcer = announcer
+
+    async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
+        """Load the model, telling how it goes. Raises ModelLoadError or EngineDead."""
+        return await self._announcer.announce(super().start, on_progress)
 
 
 def _with_model_directory(settings: Settings) -> Settings:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Coroutine
 from types import FrameType
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -25,8 +27,20 @@ _POLL_S = 0.05
 _CLOSE_S = 1  # for connections to close once their requests are done
 
 
-def serve(app: FastAPI, settings: Settings, sock: socket.socket) -> int:
+def serve(
+    app: FastAPI,
+    settings: Settings,
+    sock: socket.socket,
+    *,
+    beside: Coroutine[Any, Any, None] | None = None,
+) -> int:
     """Serve ``app`` on ``sock`` until SIGTERM, SIGINT or the engine's end.
+
+    Args:
+        app: made by ``create_app``.
+        settings: the same that it was made with.
+        sock: listening, and not blocking.
+        beside: run on the same event loop, and cancelled in the end.
 
     Returns the process's exit status: 0 when told to end, 1 when the engine is gone for good.
     """
@@ -48,8 +62,17 @@ def serve(app: FastAPI, settings: Settings, sock: socket.socket) -> int:
         timeout_graceful_shutdown=_CLOSE_S,
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_Server(config, state).serve(sockets=[sock]))
+        runner.run(_run(_Server(config, state), sock, beside))
     return 1 if state.failure is not None else 0
+
+
+async def _run(
+    server: _Server, sock: socket.socket, beside: Coroutine[Any, Any, None] | None
+) -> None:
+    task = None if beside is None else asyncio.create_task(beside)
+    await server.serve(sockets=[sock])
+    if task is not None:
+        task.cancel()
 
 
 class _Server(uvicorn.Server):

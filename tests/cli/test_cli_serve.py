@@ -120,7 +120,7 @@ def test_what_cannot_be_served_is_told_in_one_line(arguments, told, capsys):
 
 
 def test_binding_is_listening():
-    with bind("localhost", 0) as sock:
+    with bind("localhost", 0)[0] as sock:
         socket.create_connection(sock.getsockname()[:2]).close()
     assert display_url("0.0.0.0", 80) == "http://127.0.0.1:80"
     assert display_url("::1", 80) == "http://[::1]:80"

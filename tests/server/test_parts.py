@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.errors import ApiError
-from server.metrics import Histogram
+from server.metrics import Numbers
+from server.metrics.exposition import Exposition
 from server.openai.inputs import ChatRequest, CompletionRequest
 from server.openai.json_body import parse_json_body
 from tests.server.asgi import running_app
@@ -65,12 +66,18 @@ def test_any_object_is_a_request_or_a_400_that_names_a_field(fields: dict[str, A
 
 
 def test_histogram_buckets_are_cumulative() -> None:
-    histogram = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 9.0):
-        histogram.observe(value)
-    histogram.observe(2.0, times=3)
-    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 6.0), ("+Inf", 7.0)]
-    assert histogram.total == 18.0
+    numbers = Numbers.zero()
+    for value in (0.5, 1.0, 1.5, 99.0):
+        numbers.observe("request_params_n", value)
+    numbers.observe("request_params_n", 2.0, times=3)
+    (family,) = [
+        family
+        for family in Exposition(numbers, None, prefix="p", model_name="m").collect()
+        if family.name == "p:request_params_n"
+    ]
+    buckets = {s.labels["le"]: s.value for s in family.samples if "le" in s.labels}
+    assert buckets == {"1.0": 2, "2.0": 6, "5.0": 6, "10.0": 6, "20.0": 6, "+Inf": 7}
+    assert [s.value for s in family.samples if s.name.endswith("_sum")] == [108.0]
 
 
 @pytest.mark.parametrize("prefix", ["quire", "vllm"])

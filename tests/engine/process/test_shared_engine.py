@@ -1,4 +1,4 @@
-"""Several clients at one engine process: each has its own, and only the engine's death is shared."""
+"""Several clients at one engine process: each has its own; only the engine's death is shared."""
 
 from __future__ import annotations
 
@@ -73,8 +73,7 @@ async def test_each_client_gets_its_own_and_the_steps_are_told_once(tmp_path: Pa
             client.on_output(heard.append)
         asked = [own_requests(n, 6, logprobs=0, prompt_logprobs=0) for n in range(2)]
         streams = [
-            client.submit(requests)
-            for client, requests in zip(shared.clients, asked, strict=True)
+            client.submit(requests) for client, requests in zip(shared.clients, asked, strict=True)
         ]
         for requests, own in zip(asked, streams, strict=True):
             outputs = await asyncio.gather(*map(collect, own))

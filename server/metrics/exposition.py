@@ -1,0 +1,139 @@
+"""Numbers as Prometheus families."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from engine.types import BlockStats, EngineInfo, EngineStats
+from server.metrics.names import COUNTERS, HISTOGRAMS, LABELLED_COUNTERS
+from server.metrics.numbers import Histogram, Numbers
+
+
+class Exposition(Collector):
+    """One scrape's families, for ``prometheus_client.generate_latest``.
+
+    Args:
+        numbers: what they tell.
+        info: of the model, once it is loaded.
+        prefix: first part of every name.
+        model_name: the label of every sample.
+    """
+
+    def __init__(
+        self, numbers: Numbers, info: EngineInfo | None, *, prefix: str, model_name: str
+    ) -> None:
+        self._numbers = numbers
+        self._info = info
+        self._prefix = prefix
+        self._labels = {"model_name": model_name, "engine": "0"}
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield from self._engine_gauges(self._numbers.stats)
+        yield from self._engine_counters(self._numbers)
+        for name, help in COUNTERS.items():
+            yield self._counter(name, help, self._numbers.counts[name])
+        for name, (label, help) in LABELLED_COUNTERS.items():
+            yield self._labelled_counter(name, help, label, self._numbers.labelled[name])
+        for name, (help, bounds) in HISTOGRAMS.items():
+            family = HistogramMetricFamily(self._name(name), help, labels=list(self._labels))
+            histogram = self._numbers.histograms[name]
+            family.add_metric(
+                list(self._labels.values()), _buckets(bounds, histogram), sum_value=histogram.total
+            )
+            yield family
+        http = CounterMetricFamily(
+            self._name("http_requests"),
+            "HTTP requests answered.",
+            labels=["method", "route", "status"],
+        )
+        for labels, count in self._numbers.http.items():
+            http.add_metric(labels, count)
+        yield http
+
+    def _engine_gauges(self, stats: EngineStats) -> Iterable[Metric]:
+        blocks = stats.blocks
+        if not blocks.total and self._info is not None:  # no step has told them yet
+            num_blocks = self._info.memory.num_blocks
+            blocks = BlockStats(total=num_blocks, free=num_blocks)
+        for name, help, value in (
+            ("num_requests_running", "Sequences in the running batch.", stats.num_running),
+            ("num_requests_waiting", "Sequences that wait for a place.", stats.num_waiting),
+            ("kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", blocks.utilisation),
+            ("kv_blocks_total", "KV blocks there are.", blocks.total),
+            ("kv_blocks_held", "KV blocks that sequences hold.", blocks.held),
+            ("kv_blocks_shared", "KV blocks that several sequences hold.", blocks.shared),
+            ("kv_blocks_cached", "KV blocks with a reusable prefix.", blocks.cached),
+            ("kv_blocks_free", "KV blocks that can be allocated.", blocks.free),
+            ("kv_wasted_slots", "Token slots in held blocks without a token.", blocks.wasted_slots),
+        ):
+            yield self._gauge(name, help, value)
+        info = self._info
+        if info is not None:
+            memory = info.memory
+            family = GaugeMetricFamily(
+                self._name("cache_config_info"),
+                "How the KV cache is laid out; always 1.",
+                labels=[*self._labels, "block_size", "num_gpu_blocks", "cache_dtype"],
+            )
+            sizes = (str(memory.block_size), str(memory.num_blocks), info.dtype)
+            family.add_metric([*self._labels.values(), *sizes], 1)
+            yield family
+
+    def _engine_counters(self, numbers: Numbers) -> Iterable[Metric]:
+        stats = numbers.stats
+        for name, help, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries),
+            ("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits),
+            ("num_preemptions", "Sequences sent back to the queue.", stats.num_preemptions),
+            ("engine_steps", "Steps the engine has run.", stats.num_steps),
+            ("kv_slots_held", "Slots of held blocks, summed over steps.", stats.slots_held_sum),
+            ("kv_slots_wasted", "Slots without a token, so summed.", stats.slots_wasted_sum),
+            (
+                "engine_restarts",
+                "Times the engine process was started again.",
+                numbers.num_restarts,
+            ),
+            (
+                "requests_resumed",
+                "Sequences continued after such a restart.",
+                numbers.num_resumed,
+            ),
+        ):
+            yield self._counter(name, help, value)
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}:{name}"
+
+    def _gauge(self, name: str, help: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(self._name(name), help, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, help: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(self._name(name), help, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _labelled_counter(
+        self, name: str, help: str, label: str, counts: Mapping[str, int]
+    ) -> CounterMetricFamily:
+        family = CounterMetricFamily(self._name(name), help, labels=[*self._labels, label])
+        for value, count in counts.items():
+            family.add_metric([*self._labels.values(), value], count)
+        return family
+
+
+def _buckets(bounds: Sequence[float], histogram: Histogram) -> list[tuple[str, float]]:
+    """Cumulative counts by upper limit, as Prometheus wants them."""
+    limits = [*map(str, bounds), "+Inf"]
+    return list(zip(limits, map(float, accumulate(histogram.counts)), strict=True))

@@ -1,0 +1,81 @@
+"""A process's numbers, as they are counted, sent and added up."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from engine.types import EngineStats
+from server.metrics.names import COUNTERS, HISTOGRAMS, LABELLED_COUNTERS
+
+_KeyT = TypeVar("_KeyT")
+
+
+class Histogram(msgspec.Struct, array_like=True):
+    """Counts by bucket, one more than there are upper limits, and a sum."""
+
+    counts: list[int]
+    total: float = 0.0
+
+
+class Numbers(msgspec.Struct):
+    """All that one API process has counted, and what it last heard from the engine."""
+
+    counts: dict[str, int]
+    labelled: dict[str, dict[str, int]]  # by name, then by label
+    http: dict[tuple[str, str, str], int]  # by method, route and status
+    histograms: dict[str, Histogram]
+    stats: EngineStats = EngineStats()
+    stats_s: float = 0.0  # time.monotonic() at which the engine told them
+    num_restarts: int = 0  # of the engine
+    num_resumed: int = 0
+
+    @classmethod
+    def zero(cls) -> Numbers:
+        """Nothing counted yet; every name is there."""
+        return cls(
+            counts=dict.fromkeys(COUNTERS, 0),
+            labelled={name: {} for name in LABELLED_COUNTERS},
+            http={},
+            histograms={
+                name: Histogram([0] * (len(bounds) + 1)) for name, (_, bounds) in HISTOGRAMS.items()
+            },
+        )
+
+    def count(self, name: str, label: str) -> None:
+        """Add one to a labelled counter."""
+        counts = self.labelled[name]
+        counts[label] = counts.get(label, 0) + 1
+
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        """Add ``value`` to a histogram, as often as it occurred."""
+        histogram = self.histograms[name]
+        histogram.counts[bisect_left(HISTOGRAMS[name][1], value)] += times
+        histogram.total += value * times
+
+
+def merge(parts: Iterable[Numbers]) -> Numbers:
+    """The sum of several processes' numbers, with the newest of their snapshots of the engine."""
+    total = Numbers.zero()
+    for part in parts:
+        _add(total.counts, part.counts)
+        for name, counts in part.labelled.items():
+            _add(total.labelled[name], counts)
+        _add(total.http, part.http)
+        for name, histogram in part.histograms.items():
+            into = total.histograms[name]
+            into.counts = [a + b for a, b in zip(into.counts, histogram.counts, strict=True)]
+            into.total += histogram.total
+        if part.stats_s >= total.stats_s:
+            total.stats, total.stats_s = part.stats, part.stats_s
+        total.num_restarts += part.num_restarts
+        total.num_resumed += part.num_resumed
+    return total
+
+
+def _add(into: dict[_KeyT, int], part: Mapping[_KeyT, int]) -> None:
+    for key, count in part.items():
+        into[key] = into.get(key, 0) + count

@@ -1,0 +1,134 @@
+"""The counters behind the metrics, and what adds to them."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from engine.client import EngineClient
+from engine.types import EngineInfo, EngineOutput, RequestTimings
+from server.metrics.exposition import Exposition
+from server.metrics.numbers import Numbers
+
+
+class Metrics:
+    """The metrics of one application, on a registry of their own."""
+
+    def __init__(self, engine: EngineClient, *, prefix: str, model_name: str) -> None:
+        self._engine = engine
+        self._model_name = model_name
+        self._prefix = prefix
+        self._info: EngineInfo | None = None
+        self._numbers = Numbers.zero()
+        # Live sequences: when their newest token came, None before the first.
+        self._last_token_s: dict[str, float | None] = {}
+        self._arrival_s: dict[str, float] = {}
+        engine.on_output(self._on_output)
+
+    # ------------------------------------------------------------ written by the API
+
+    def set_model(self, info: EngineInfo) -> None:
+        """Tell what was loaded, for the ``cache_config_info`` gauge."""
+        self._info = info
+
+    def submitted(self, id: str, arrival_s: float, prompt_tokens: int, max_tokens: int) -> None:
+        """A sequence went to the engine."""
+        self._last_token_s[id] = None
+        self._arrival_s[id] = arrival_s
+        self._numbers.observe("request_prompt_tokens", prompt_tokens)
+        self._numbers.observe("request_params_max_tokens", max_tokens)
+
+    def prompt(self, tokens: int, n: int) -> None:
+        """A prompt was taken in, to be continued ``n`` times."""
+        self._numbers.counts["prompt_tokens"] += tokens
+        self._numbers.observe("request_params_n", n)
+
+    def cached(self, tokens: int) -> None:
+        """So many tokens of a prompt were found in the prefix cache."""
+        self._numbers.counts["prompt_tokens_cached"] += tokens
+
+    def generated(self, tokens: int) -> None:
+        """So many tokens were taken by the API."""
+        self._numbers.counts["generation_tokens"] += tokens
+
+    def finished(self, id: str, reason: str, tokens: int, timings: RequestTimings | None) -> None:
+        """A sequence ended well, after ``tokens`` of output."""
+        arrival_s = self._forget(id)
+        if arrival_s is None:
+            return
+        self._numbers.count("request_success", reason)
+        now = time.monotonic()
+        observe = self._numbers.observe
+        observe("request_generation_tokens", tokens)
+        observe("e2e_request_latency_seconds", max(0.0, now - arrival_s))
+        if timings is None or not timings.scheduled_s:
+            return  # ended by the API (a stop string) before the engine told
+        first_s = timings.first_token_s or timings.finished_s
+        decode_s = max(0.0, timings.finished_s - first_s)
+        observe("request_queue_time_seconds", max(0.0, timings.scheduled_s - timings.arrival_s))
+        observe("request_prefill_time_seconds", max(0.0, first_s - timings.scheduled_s))
+        observe("request_decode_time_seconds", decode_s)
+        observe(
+            "request_inference_time_seconds", max(0.0, timings.finished_s - timings.scheduled_s)
+        )
+        if tokens > 1:
+            observe("request_time_per_output_token_seconds", decode_s / (tokens - 1))
+
+    def failed(self, id: str, reason: str) -> None:
+        """A sequence ended by an error."""
+        if self._forget(id) is not None:
+            self._numbers.count("request_failed", reason)
+
+    def aborted(self, id: str, phase: str) -> None:
+        """A sequence ended because its client went away."""
+        if self._forget(id) is not None:
+            self._numbers.count("request_aborted", phase)
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused before the engine took it."""
+        self._numbers.count("admission_rejections", reason)
+
+    def http_request(self, method: str, route: str, status: int) -> None:
+        """An HTTP request was answered; ``route`` is a template, never the client's path."""
+        key = method, route, str(status)
+        self._numbers.http[key] = self._numbers.http.get(key, 0) + 1
+
+    def _forget(self, id: str) -> float | None:
+        self._last_token_s.pop(id, None)
+        return self._arrival_s.pop(id, None)
+
+    def _on_output(self, output: EngineOutput) -> None:
+        """Latencies of each step's tokens, told by the engine as the step ends."""
+        numbers, last_token_s = self._numbers, self._last_token_s
+        if output.stats.step_tokens:
+            numbers.observe("iteration_tokens_total", output.stats.step_tokens)
+        now = time.monotonic()
+        observe_gap = partial(numbers.observe, "inter_token_latency_seconds")
+        for id, tokens in zip(output.ids, output.token_ids, strict=True):
+            if not tokens or id not in last_token_s:
+                continue
+            last = last_token_s[id]
+            if last is None:
+                since_s = max(0.0, now - self._arrival_s[id])
+                numbers.observe("time_to_first_token_seconds", since_s)
+                if len(tokens) > 1:
+                    observe_gap(0.0, len(tokens) - 1)
+            else:
+                observe_gap((now - last) / len(tokens), len(tokens))
+            last_token_s[id] = now
+
+    # ------------------------------------------------------------ read by a scrape
+
+    @property
+    def numbers(self) -> Numbers:
+        """This process's numbers as they stand, with the newest from the engine."""
+        numbers, engine = self._numbers, self._engine
+        numbers.stats = engine.stats
+        numbers.stats_s = getattr(engine, "stats_s", 0.0)
+        numbers.num_restarts = getattr(engine, "num_restarts", 0)
+        numbers.num_resumed = getattr(engine, "num_resumed", 0)
+        return numbers
+
+    def exposition(self, numbers: Numbers) -> Exposition:
+        """``numbers`` as Prometheus wants them: this process's, or those of all workers."""
+        return Exposition(numbers, self._info, prefix=self._prefix, model_name=self._model_name)

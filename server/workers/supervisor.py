@@ -1,0 +1,184 @@
+"""The process that owns the engine and the API workers, and serves nobody itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from engine.child import Child
+from engine.client import LoadProgress
+from engine.errors import EngineDead, EngineError
+from engine.frames import Fatal
+from engine.framing import encode
+from engine.link import read_fatal
+from engine.supervisor import CrashLimit, EngineSupervisor
+from engine.types import EngineInfo
+from server.metrics import Numbers, merge
+from server.settings import Settings
+from server.workers.messages import Ask, Gather, Gathered, Message, MessageReader, Setup, Told
+
+_log = logging.getLogger(__name__)
+_READ_BYTES = 1 << 16
+_TELL_S = 1.0  # for a worker to tell its numbers; after that its last ones count
+_REAP_GRACE_S = 2.0  # for a worker that has closed its socket
+
+Start = Callable[[LoadProgress | None], Awaitable[EngineInfo]]
+
+
+class Supervisor:
+    """One server of several API workers.
+
+    Args:
+        settings: of the server; ``api_workers`` says how many.
+        sockets: listening, one a worker.
+        announce: awaits the engine's start, telling a person how it goes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sockets: Sequence[socket.socket],
+        announce: Callable[[Start], Awaitable[EngineInfo]],
+    ) -> None:
+        self._settings = settings
+        self._sockets = sockets
+        self._announce = announce
+        self._directory = TemporaryDirectory(prefix="quire-")  # for its owner alone: mode 0700
+        self._path = str(Path(self._directory.name) / "engine")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self._path)
+        self._listener.listen()
+        self._engine = EngineSupervisor(
+            settings.engine_config(), listener=self._listener, on_death=self._fail
+        )
+        self._workers: dict[int, _Worker] = {}  # by the number of their socket
+        self._departed = Numbers.zero()  # what workers that have ended had counted
+        self._ending = False
+        self.failure: EngineError | None = None  # why the server could not go on
+
+    def spawn(self) -> None:
+        """Start the engine's process now; ``run`` awaits it."""
+        self._engine.spawn()
+
+    async def run(self) -> int:
+        """Serve until SIGTERM, SIGINT or a failure; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        starting = asyncio.create_task(self._start_engine())
+        try:
+            await asyncio.gather(*map(self._keep, range(len(self._sockets))))
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await self._engine.close()
+            self._listener.close()
+            self._directory.cleanup()
+        return 1 if self.failure is not None else 0
+
+    # ------------------------------------------------------------ ends
+
+    def _on_signal(self) -> None:
+        """Pass it on: a first one lets the workers drain, a second ends them."""
+        self._ending = True
+        for sock in self._sockets:  # a worker that has drained is not to be connected to any more
+            sock.close()
+        for worker in self._workers.values():
+            worker.child.process.terminate()
+
+    def _fail(self, error: EngineError) -> None:
+        """Nothing can be served any more: all workers are told, and end."""
+        if self.failure is None:
+            self.failure = error
+        self._ending = True
+        for worker in self._workers.values():
+            worker.send(Fatal(str(self.failure), type(self.failure).__name__))
+
+    async def _start_engine(self) -> None:
+        try:
+            await self._announce(self._engine.start)
+        except EngineError as error:
+            self._fail(error)
+
+    # ------------------------------------------------------------ workers
+
+    async def _keep(self, index: int) -> None:
+        """Keep a worker on socket ``index``, until the end."""
+        setup = Setup(self._settings.model_dump_json(), self._path)
+        crashes = CrashLimit()
+        while not self._ending:
+            worker = self._workers[index] = _Worker(self._sockets[index], setup)
+            await worker.listen(self._take)
+            code = await asyncio.to_thread(worker.child.end, _REAP_GRACE_S)
+            self._departed = merge([self._departed, self._workers.pop(index).numbers])
+            if self._ending:
+                return
+            _log.error("API worker %d ended with code %s", worker.child.pid, code)
+            if code and crashes.reached():
+                self._fail(EngineDead("the API workers keep dying"))
+
+    def _take(self, worker: _Worker, message: Message) -> None:
+        if isinstance(message, Told):
+            worker.hear(message.numbers)
+        elif isinstance(message, Gather):
+            worker.gathering = asyncio.create_task(self._gather(worker))
+        elif isinstance(message, Fatal):
+            self._fail(read_fatal(message))
+
+    async def _gather(self, asker: _Worker) -> None:
+        """Add everybody's numbers up for a worker that is scraped."""
+        answers = [worker.ask() for worker in self._workers.values()]
+        await asyncio.wait(answers, timeout=_TELL_S)
+        total = merge([self._departed, *(worker.numbers for worker in self._workers.values())])
+        total.num_restarts = self._engine.num_restarts
+        asker.send(Gathered(total))
+
+
+class _Worker:
+    """One API worker's process, and what it has counted as far as is known."""
+
+    def __init__(self, listener: socket.socket, setup: Setup) -> None:
+        self.child = Child(
+            "server.workers.worker", str(listener.fileno()), pass_fds=[listener.fileno()]
+        )
+        with contextlib.suppress(BrokenPipeError):  # it is dead already: end-of-file will tell
+            self.child.socket.sendall(encode(setup))
+        self.numbers = Numbers.zero()
+        self.gathering: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._answer: asyncio.Future[None] | None = None
+
+    async def listen(self, take: Callable[[_Worker, Message], None]) -> None:
+        """Hand on what it tells, until it has ended."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self.child.socket)
+        frames = MessageReader()
+        with contextlib.suppress(OSError):
+            while data := await reader.read(_READ_BYTES):
+                for message in frames.feed(data):
+                    take(self, message)
+        self.hear(self.numbers)
+        self._writer.close()
+
+    def send(self, message: Message) -> None:
+        """Tell it something, if it is there."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    def ask(self) -> asyncio.Future[None]:
+        """Ask for its numbers; done when it has told them, or has ended."""
+        if self._answer is None or self._answer.done():
+            self._answer = asyncio.get_running_loop().create_future()
+            self.send(Ask())
+        return self._answer
+
+    def hear(self, numbers: Numbers) -> None:
+        """It has told its numbers."""
+        self.numbers = numbers
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(None)

@@ -1,0 +1,114 @@
+"""An API worker: ``python -m server.workers.worker FD LISTEN``, started by the supervisor.
+
+``FD`` is its end of a socket pair with the supervisor, ``LISTEN`` the socket it accepts connections
+on. What it serves is the same application as that of a single process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+from engine import logs
+from engine.child import die_with_parent
+from engine.errors import EngineError
+from engine.frames import Fatal
+from engine.framing import encode, receive
+from engine.link import read_fatal
+from engine.shared import SharedClient
+from server.app import create_app
+from server.http import serve
+from server.metrics import Metrics, Numbers
+from server.settings import Settings
+from server.workers.messages import Ask, Gather, Gathered, Message, MessageReader, Setup, Told
+
+_READ_BYTES = 1 << 16
+_GATHER_S = 5.0  # for the supervisor to tell everybody's numbers
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve for the supervisor at the other end of the socket; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="server.workers.worker")
+    parser.add_argument("fd", type=int, help="the worker's end of the socket pair")
+    parser.add_argument("listen", type=int, help="the listening socket")
+    parser.add_argument("--die-with-parent", action="store_true")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor's to decide upon
+    if args.die_with_parent:
+        die_with_parent()
+    with socket.socket(fileno=args.fd) as supervisor, socket.socket(fileno=args.listen) as listener:
+        supervisor.setblocking(True)
+        messages = receive(supervisor, MessageReader())
+        if not messages or not isinstance(messages[0], Setup):
+            return 1
+        return _serve(messages[0], supervisor, listener)
+
+
+def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> int:
+    settings = Settings.from_json(setup.settings)
+    logs.configure(settings.log_level, settings.log_format)
+    engine = SharedClient(setup.engine)
+    app = create_app(settings, engine)
+    state = app.state.server
+    control = _Control(engine, state.metrics)
+    state.gather = control.gather
+    listener.setblocking(False)
+    # A duplicate: the event loop closes its own when it ends, and that must not look like death.
+    status = serve(app, settings, listener, beside=control.run(supervisor.dup()))
+    if state.failure is not None:
+        with contextlib.suppress(OSError):  # it knows already, and has gone
+            supervisor.sendall(encode(_fatal(state.failure)))
+    return status
+
+
+class _Control:
+    """The worker's side of the socket pair. Belongs to the event loop."""
+
+    def __init__(self, engine: SharedClient, metrics: Metrics) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._writer: asyncio.StreamWriter | None = None
+        self._gathered: asyncio.Future[Numbers] | None = None  # the sum that is under way
+
+    async def run(self, supervisor: socket.socket) -> None:
+        """Obey until the supervisor has gone; then end at once, as nothing can be resumed."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=supervisor)
+        frames = MessageReader()
+        while data := await reader.read(_READ_BYTES):
+            for message in frames.feed(data):
+                self._take(message)
+        os._exit(1)
+
+    async def gather(self) -> Numbers:
+        """Everybody's numbers. Raises TimeoutError when the supervisor is stuck."""
+        if self._gathered is None:
+            self._gathered = asyncio.get_running_loop().create_future()
+            self._send(Gather())
+        return await asyncio.wait_for(asyncio.shield(self._gathered), _GATHER_S)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Ask):
+            self._send(Told(self._metrics.numbers))
+        elif isinstance(message, Gathered):
+            gathered, self._gathered = self._gathered, None
+            if gathered is not None:
+                gathered.set_result(message.numbers)
+        elif isinstance(message, Fatal):
+            self._engine.give_up(read_fatal(message))
+
+    def _send(self, message: Message) -> None:
+        assert self._writer is not None
+        self._writer.write(encode(message))
+
+
+def _fatal(error: EngineError) -> Fatal:
+    return Fatal(str(error), type(error).__name__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
