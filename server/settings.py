@@ -13,14 +13,13 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -41,40 +40,15 @@ from engine.config import (
     SchedulerConfig,
 )
 from engine.paths import default_model_dir
+from server.setting_values import ScaledInt, StringList
 
 DEMO_MODEL_NAME = "quire-demo"
 
 _ENV_PREFIX = "QUIRE_"
-_SCALES = {
-    "": 1,
-    **{unit: 1000**power for power, unit in enumerate("kmgt", start=1)},
-    **{unit: 1024**power for power, unit in enumerate("KMGT", start=1)},
-    **{f"{unit}B": 1000**power for power, unit in enumerate("KMGT", start=1)},
-    **{f"{unit}iB": 1024**power for power, unit in enumerate("KMGT", start=1)},
-}
 
 
 class InvalidSettings(ValueError):
     """A setting that cannot be used, told in one line that names where it was given."""
-
-
-def _read_number(value: Any) -> Any:
-    """``"2GiB"`` -> 2147483648, ``"8K"`` -> 8192, ``"8k"`` -> 8000; anything else unchanged."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?|[KMGT]i?B)", value.strip())
-    return round(float(match[1]) * _SCALES[match[2]]) if match else value
-
-
-def _read_list(value: Any) -> Any:
-    """``"a,b"`` -> ``["a", "b"]``; anything else unchanged."""
-    if isinstance(value, str):
-        return [item for item in (part.strip() for part in value.split(",")) if item]
-    return value
-
-
-ScaledInt = Annotated[int, BeforeValidator(_read_number)]
-StringList = Annotated[list[str], BeforeValidator(_read_list)]
 
 
 def _setting(default: Any, group: str, help: str, *, name: str = "", **limits: Any) -> Any:

@@ -1,0 +1,35 @@
+"""Spellings of values that people may use in flags, environment and YAML alike."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+_SCALES = {
+    "": 1,
+    **{unit: 1000**power for power, unit in enumerate("kmgt", start=1)},
+    **{unit: 1024**power for power, unit in enumerate("KMGT", start=1)},
+    **{f"{unit}B": 1000**power for power, unit in enumerate("KMGT", start=1)},
+    **{f"{unit}iB": 1024**power for power, unit in enumerate("KMGT", start=1)},
+}
+
+
+def _read_number(value: Any) -> Any:
+    """``"2GiB"`` -> 2147483648, ``"8K"`` -> 8192, ``"8k"`` -> 8000; anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?|[KMGT]i?B)", value.strip())
+    return round(float(match[1]) * _SCALES[match[2]]) if match else value
+
+
+def _read_list(value: Any) -> Any:
+    """``"a,b"`` -> ``["a", "b"]``; anything else unchanged."""
+    if isinstance(value, str):
+        return [item for item in (part.strip() for part in value.split(",")) if item]
+    return value
+
+
+ScaledInt = Annotated[int, BeforeValidator(_read_number)]
+StringList = Annotated[list[str], BeforeValidator(_read_list)]
