@@ -10,9 +10,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels.attention import BatchGeometry, DeviceGeometry, LayerCache
+from kernels.attention import AttentionSpec, BatchGeometry, DeviceGeometry, LayerCache
 from kernels.bench.suite import MakeCase, full_suite, tiny_suite
+from kernels.operations import Kernels
+from kernels.triton import operations
 from kernels.triton.backend import TritonAttention
+from kernels.triton.matmul import invariant_linear
+from kernels.triton.selfcheck import self_check
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 pytestmark = pytest.mark.gpu
@@ -20,10 +24,10 @@ pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
 
 
-def run(problem: Problem) -> torch.Tensor:
+def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
     """The backend's answer, on the GPU, over output memory that held nan."""
     spec = replace(problem.spec, device=DEVICE)
-    backend = TritonAttention()
+    backend = TritonAttention(invariant=invariant)
     assert backend.refuse(spec) is None
     cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache))
     query = problem.query.to(DEVICE)
@@ -101,3 +105,36 @@ def test_decode_is_captured_once_for_all_lengths() -> None:
         graph.replay()
         expected = attend(replace(problem, geometry=actual))
         assert (output.cpu().double() - expected).norm() / expected.norm() < 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (60, None), (None, 20.0)])
+def test_invariant_queries_have_the_same_bits_in_any_chunk(
+    dtype: torch.dtype, window: int | None, softcap: float | None
+) -> None:
+    """What the interpreter cannot tell: that the compiler rounds alike in every part."""
+    problem = make_problem(
+        [300], [50], group=4, head_dim=128, window=window, softcap=softcap, dtype=dtype
+    )
+    whole = run(problem, invariant=True)
+    begin, tables = 0, problem.geometry.tables
+    for end in (1, 2, 77, 78, 230, 299, 300):
+        part = BatchGeometry.of(np.array([0, end - begin]), np.array([50 + end]), tables, DEVICE)
+        chunk = replace(problem, geometry=part, query=problem.query[begin:end])
+        assert torch.equal(run(chunk, invariant=True), whole[begin:end])
+        begin = end
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_rows_product_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+    x = torch.randn(700, 4096, dtype=dtype, device=DEVICE)
+    weight = torch.randn(1000, 4096, dtype=dtype, device=DEVICE)
+    whole = invariant_linear(x, weight)
+    for begin, end in ((0, 1), (5, 69), (64, 129), (333, 700)):
+        assert torch.equal(invariant_linear(x[begin:end], weight), whole[begin:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_check_at_start_passes(dtype: torch.dtype) -> None:
+    spec = AttentionSpec(8, 2, 128, 64, dtype, DEVICE, (None, 512))
+    assert self_check(Kernels(TritonAttention(), operations), spec) is None
