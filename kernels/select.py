@@ -24,6 +24,22 @@ def _reference(_: AttentionSpec) -> Kernels:
     return Kernels(ReferenceAttention(), operations)
 
 
+def _cpu(spec: AttentionSpec) -> Kernels | str:
+    if spec.device.type != "cpu":
+        return "the model is not on a CPU"
+    from kernels.cpu.native import build
+
+    try:
+        build.open_library()
+    except build.BuildError as error:
+        return str(error)
+    from kernels.cpu import operations
+    from kernels.cpu.backend import CpuAttention
+    from kernels.operations import Kernels
+
+    return Kernels(CpuAttention(), operations)
+
+
 def _triton(spec: AttentionSpec) -> Kernels | str:
     # Found out without the import, which a start on a CPU need not pay for.
     if spec.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -53,6 +69,7 @@ def _proven_triton(spec: AttentionSpec) -> Kernels | str:
 # A maker returns the reason where its kernels cannot even be made.
 _MAKERS: dict[str, Callable[[AttentionSpec], Kernels | str]] = {
     "triton": _triton,
+    "cpu": _cpu,
     "reference": _reference,
 }
 _AUTO_MAKERS = {**_MAKERS, "triton": _proven_triton}

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 
 import torch
 from torch.nn import functional
 
 from kernels.cpu.native import build
 from kernels.reference.quantised import LEVELS, quantise_int4, quantise_int8
+
+logger = logging.getLogger(__name__)
 
 INT4_GROUP = 32  # inputs that share a scale
 
@@ -169,7 +172,11 @@ class PanelInt4(_PanelLinear):
 
 def is_available() -> bool:
     """Whether these can be made here; if not, the log says why."""
-    return build.load() is not None
+    library = build.load()
+    if library is not None and not hasattr(library, "quire_dense"):
+        logger.info("no native linear layers: the processor lacks AVX-512 with BF16 and VNNI")
+        return False
+    return library is not None
 
 
 @functools.cache

@@ -169,7 +169,8 @@ def test_weights_of_zeros_stay_zeros():
 
 
 def test_without_a_compiler_there_is_no_library_and_the_log_says_so(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(build, "_missing", list)
+    monkeypatch.setattr(build, "_this_target", lambda: build._Target("x86_64", (), ()))
+    monkeypatch.setattr(build, "open_library", build.open_library.__wrapped__)
     monkeypatch.setattr(build, "_HERE", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -186,12 +187,16 @@ def test_a_compiler_that_fails_is_told_in_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "_HERE", tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(build.BuildError, match="error: expected") as raised:
-        build.compile_into(tmp_path / "cache")
+        build.compile_into(tmp_path / "cache", build._Target("x86_64", (), ()))
     assert "\n" not in str(raised.value)
     assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_processor_without_the_instructions_is_refused(monkeypatch):
-    monkeypatch.setattr(build, "_missing", lambda: ["avx512_bf16"])
-    with pytest.raises(build.BuildError, match="lacks avx512_bf16"):
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "_processor_flags", lambda: {"avx2", "sse2"})
+    with pytest.raises(build.BuildError, match="lacks fma"):
+        build.library()
+    monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
+    with pytest.raises(build.BuildError, match="lacks a kernel of its kind"):
         build.library()

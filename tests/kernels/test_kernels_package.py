@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,11 +21,11 @@ def test_transformers_imports_beside_our_package():
 
 def test_backends_are_named_and_losers_give_reasons():
     spec = AttentionSpec(4, 2, 8, 16, torch.float32, torch.device("cpu"))
-    assert ATTENTION_BACKENDS == ("auto", "triton", "reference")
+    assert ATTENTION_BACKENDS == ("auto", "triton", "cpu", "reference")
     for name in ("auto", "reference"):
-        chosen, _ = select_kernels(name, spec)
-        assert chosen.name == "reference"
-    with pytest.raises(NoKernelsError, match="known: auto, triton, reference"):
+        half = replace(spec, dtype=torch.float16)
+        assert select_kernels(name, half)[0].name == "reference"
+    with pytest.raises(NoKernelsError, match="known: auto, triton, cpu, reference"):
         select_kernels("flash", spec)
     odd = AttentionSpec(5, 2, 8, 16, torch.float32, torch.device("cpu"))
     with pytest.raises(NoKernelsError, match="reference: 5 heads"):

@@ -1,11 +1,14 @@
 """The C++ kernels of this folder as one library: found ready, or compiled on first use.
 
-    python -m kernels.cpu.native.build      compiles it into this folder, for an image or a wheel
+    python -m kernels.cpu.native.build           compiles it into the user's cache folder
+    python -m kernels.cpu.native.build --here    into this folder, for an image or a wheel
 
-A library is named by a hash of its sources and flags, so a stale one is never loaded. It is looked
-for in this folder, then in the user's cache folder; where it is in neither, it is compiled into the
-latter, which takes about two seconds once. Nothing here is required: where the processor or the
-compiler is missing, ``load`` says why in the log and other code serves.
+There are several kinds of processor (``_TARGETS``): attention, norms and sampling are written for
+all of them, the linear layers of ``avx512/`` for one. A library is named by a hash of its sources
+and flags, so a stale one is never loaded. It is looked for in this folder, then in the user's cache
+folder; where it is in neither, it is compiled into the latter, which takes some seconds once.
+Nothing here is required: where the processor or the compiler is missing, ``load`` says why in the
+log and other code serves.
 
 The library shares the threads of torch: both link to libgomp by the same name, and torch, which
 comes with one, is imported first.
@@ -23,18 +26,42 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
-_NEEDS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma")
-_FLAGS = (
-    *("-std=c++20", "-O3", "-fPIC", "-fopenmp"),
-    *(f"-m{name.replace('avx512_', 'avx512')}" for name in _NEEDS),
-)
 _COMPILERS = ("g++", "c++")
 _COMPILE_TIMEOUT_S = 120
+_FLAGS = (
+    *("-std=c++20", "-O3", "-fPIC", "-fopenmp"),
+    # No code here asks for errno or traps; vectors wider than the processor's are cut in two.
+    *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
+)
+
+
+class _Target(NamedTuple):
+    """A kind of processor that the library is compiled for."""
+
+    machine: str  # as platform.machine() names it
+    needs: tuple[str, ...]  # flags of /proc/cpuinfo
+    folders: tuple[str, ...]  # sources for it, beside those of this folder
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What the compiler is told of the instructions."""
+        return tuple(f"-m{name.replace('avx512_', 'avx512')}" for name in self.needs)
+
+
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma")
+# The first that this processor is of is taken.
+_TARGETS = (
+    _Target("x86_64", _AVX512, ("avx512",)),
+    _Target("x86_64", ("avx2", "fma"), ()),
+    _Target("aarch64", (), ()),
+)
 
 
 class BuildError(Exception):
@@ -44,13 +71,26 @@ class BuildError(Exception):
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The library, or None where it cannot be had; the reason is logged once."""
+    try:
+        return open_library()
+    except BuildError as error:
+        logger.info("no native CPU kernels: %s", error)
+        return None
+
+
+@functools.cache
+def open_library() -> ctypes.CDLL:
+    """The library.
+
+    Raises:
+        BuildError: it cannot be had; the message says why.
+    """
     import torch  # its libgomp must be the first  # noqa: F401
 
     try:
         return ctypes.CDLL(str(library()))
-    except (BuildError, OSError) as error:
-        logger.info("no native CPU kernels: %s", error)
-        return None
+    except OSError as error:
+        raise BuildError(str(error)) from None
 
 
 def library() -> Path:
@@ -59,19 +99,17 @@ def library() -> Path:
     Raises:
         BuildError: the processor lacks what the kernels are made of, or they cannot be compiled.
     """
-    if missing := _missing():
-        raise BuildError(f"the processor lacks {', '.join(missing)}")
-    name = _name()
+    target = _this_target()
     for folder in (_HERE, cache_dir()):
-        if (folder / name).is_file():
-            return folder / name
+        if (folder / _name(target)).is_file():
+            return folder / _name(target)
     try:
-        return compile_into(cache_dir())
+        return compile_into(cache_dir(), target)
     except OSError:  # no home, or it cannot be written: again at each start
-        return compile_into(Path(tempfile.mkdtemp(prefix="quire-")))
+        return compile_into(Path(tempfile.mkdtemp(prefix="quire-")), target)
 
 
-def compile_into(folder: Path) -> Path:
+def compile_into(folder: Path, target: _Target) -> Path:
     """Compile the library into a folder.
 
     Raises:
@@ -81,20 +119,24 @@ def compile_into(folder: Path) -> Path:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise BuildError(f"no C++ compiler ({', '.join(_COMPILERS)}) to build them with")
+    logger.info("compiling the native CPU kernels; this happens once and takes some seconds")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    target = folder / _name()
+    made = folder / _name(target)
     # Made aside and moved when whole: others may build or load the same at this moment.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        objects = [f"{scratch}/{source.stem}.o" for source in _sources(".cpp")]
-        compiles = [
-            (compiler, *_FLAGS, "-c", str(source), "-o", made)
-            for source, made in zip(_sources(".cpp"), objects, strict=True)
-        ]
-        _run(compiles)
-        whole = f"{scratch}/{target.name}"
+        sources = _sources(target, ".cpp")
+        objects = [f"{scratch}/{source.stem}.o" for source in sources]
+        flags = (*_FLAGS, *target.flags, f"-I{_HERE}")
+        _run(
+            [
+                (compiler, *flags, "-c", str(source), "-o", compiled)
+                for source, compiled in zip(sources, objects, strict=True)
+            ]
+        )
+        whole = f"{scratch}/{made.name}"
         _run([(compiler, "-shared", "-fopenmp", *objects, "-o", whole)])
-        os.replace(whole, target)
-    return target
+        os.replace(whole, made)
+    return made
 
 
 def cache_dir() -> Path:
@@ -125,30 +167,50 @@ def _run(commands: list[tuple[str, ...]]) -> None:
                 process.stderr.close()
 
 
-def _sources(*suffixes: str) -> list[Path]:
-    return sorted(path for path in _HERE.iterdir() if path.suffix in suffixes)
+def _sources(target: _Target, *suffixes: str) -> list[Path]:
+    folders = (_HERE, *(_HERE / name for name in target.folders))
+    found = (path for folder in folders for path in folder.iterdir() if path.suffix in suffixes)
+    return sorted(found)
 
 
-def _name() -> str:
-    digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    for source in _sources(".cpp", ".h"):
+def _name(target: _Target) -> str:
+    digest = hashlib.sha256(" ".join((*_FLAGS, *target.flags)).encode())
+    for source in _sources(target, ".cpp", ".h"):
         digest.update(source.read_bytes())
-    return f"libquire-{digest.hexdigest()[:16]}.so"
+    return f"libquire-{target.machine}-{digest.hexdigest()[:16]}.so"
 
 
-def _missing() -> list[str]:
-    """What the processor lacks of what the kernels need."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return ["x86-64 under Linux"]
+def _this_target() -> _Target:
+    """The first target that this machine meets.
+
+    Raises:
+        BuildError: it meets none.
+    """
+    if sys.platform != "linux":
+        raise BuildError("they are made for Linux")
+    flags = _processor_flags()
+    known = [target for target in _TARGETS if target.machine == platform.machine()]
+    for target in known:
+        if flags.issuperset(target.needs):
+            return target
+    lacking = [name for target in known[-1:] for name in target.needs if name not in flags]
+    raise BuildError(f"the processor lacks {', '.join(lacking) or 'a kernel of its kind'}")
+
+
+def _processor_flags() -> set[str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    flags = next((line for line in lines if line.startswith("flags")), "").split()
-    return [name for name in _NEEDS if name not in flags]
+    return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
-def main() -> int:
-    """Compile into this folder, whatever processor this machine has."""
+def main(arguments: Sequence[str]) -> int:
+    """Compile into the cache for this machine, or into this folder for all of its family."""
     try:
-        print(compile_into(_HERE).name)
+        if "--here" in arguments:
+            for target in _TARGETS:
+                if target.machine == platform.machine():
+                    print(compile_into(_HERE, target).name)
+        else:
+            print(library().name)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1
@@ -156,4 +218,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""The attention backend ``cpu``: blocks are read where they lie, by ``native/attention*.cpp``."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+from kernels.cpu.calls import CODE, COUNT, DTYPE_CODES, POINTER, function, pointer
+
+_MAX_HEAD_DIM = 512  # as in native/attention.h
+
+
+class _Batch(ctypes.Structure):
+    """``Batch`` of native/attention.h."""
+
+    _fields_ = (
+        ("query_start", POINTER),
+        ("seq_lens", POINTER),
+        ("slots", POINTER),
+        ("tables", POINTER),
+        ("rows", COUNT),
+        ("table_width", COUNT),
+        ("heads", COUNT),
+        ("kv_heads", COUNT),
+        ("head_dim", COUNT),
+        ("block_size", COUNT),
+        ("dtype", CODE),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CpuState:
+    """A step's geometry as the kernels read it."""
+
+    batch: _Batch
+    geometry: BatchGeometry  # owns the arrays that ``batch`` points into
+
+
+class CpuAttention:
+    """Paged attention in float32 sums; a row's result does not depend on the rest of the batch."""
+
+    name = "cpu"
+
+    def refuse(self, spec: AttentionSpec) -> str | None:
+        """See ``AttentionBackend.refuse``."""
+        if spec.device.type != "cpu":
+            return "the model is not on the CPU"
+        if spec.num_heads % spec.num_kv_heads:
+            return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
+        if spec.head_dim % 8 or spec.head_dim > _MAX_HEAD_DIM:
+            return f"a head size of {spec.head_dim} is no multiple of 8 up to {_MAX_HEAD_DIM}"
+        if spec.dtype not in DTYPE_CODES:
+            return f"no kernel for {spec.dtype}"
+        return None
+
+    def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> CpuState:
+        """The addresses of the host's arrays; the kernel cuts the work itself, in microseconds."""
+        # Asked for the number of its threads, torch tells it to the thread that runs the step.
+        torch.get_num_threads()
+        arrays = (geometry.query_start, geometry.seq_lens, geometry.slots, geometry.tables)
+        batch = _Batch(
+            *(array.ctypes.data for array in arrays),
+            geometry.num_rows,
+            geometry.tables.shape[1],
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.block_size,
+            DTYPE_CODES[spec.dtype],
+        )
+        return CpuState(batch, geometry)
+
+    def forward(
+        self,
+        state: CpuState,
+        layer: LayerAttention,
+        query: torch.Tensor,
+        cache: LayerCache,
+    ) -> torch.Tensor:
+        """See ``AttentionBackend.forward``."""
+        query = query.contiguous()
+        output = torch.empty_like(query)
+        function("quire_attention")(
+            ctypes.byref(state.batch),
+            layer.scale,
+            layer.softcap or 0.0,
+            layer.window or 0,
+            pointer(layer.sinks),
+            query.data_ptr(),
+            cache.keys.data_ptr(),
+            cache.values.data_ptr(),
+            output.data_ptr(),
+        )
+        return output

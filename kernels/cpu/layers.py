@@ -1,0 +1,56 @@
+"""Norms and activations by ``native/layers.cpp``; the contract is ``kernels.reference``'s."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu.calls import DTYPE_CODES, function
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See ``kernels.reference.layers``."""
+    x = x.contiguous()
+    normed = torch.empty_like(x)
+    dim = x.shape[-1]
+    function("quire_rms_norm")(
+        DTYPE_CODES[x.dtype],
+        x.data_ptr(),
+        weight.data_ptr(),
+        weight.numel() // dim,
+        x.numel() // dim,
+        dim,
+        eps,
+        normed.data_ptr(),
+    )
+    return normed
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """See ``kernels.reference.fused``."""
+    x = x.contiguous()
+    normed = torch.empty_like(x)
+    rows, dim = x.shape
+    function("quire_add_rms_norm")(
+        DTYPE_CODES[x.dtype],
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        rows,
+        dim,
+        eps,
+        normed.data_ptr(),
+    )
+    return normed
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See ``kernels.reference.layers``."""
+    gate_up = gate_up.contiguous()
+    rows, width = gate_up.shape
+    product = gate_up.new_empty((rows, width // 2))
+    function("quire_silu_mul")(
+        DTYPE_CODES[gate_up.dtype], gate_up.data_ptr(), rows, width // 2, product.data_ptr()
+    )
+    return product

@@ -1,0 +1,132 @@
+// Attention of a step: cut into items that the threads take one by one.
+#include "attention.h"
+
+#include "parallel.h"
+
+namespace quire {
+namespace {
+
+// Tokens of a split of a long context. Fixed, and so is the order in which splits are summed: a
+// row's result does not depend on the rest of the batch, nor on the number of threads.
+constexpr int64_t SPLIT = 512;
+constexpr int64_t CHUNK_ROWS = 64;       // queries times heads of a group in a prefill item
+constexpr int64_t SMALL = 1 << 18;       // multiplications below which a second thread is a loss
+
+struct Item {
+  int64_t row;
+  int64_t begin, end;  // a split's tokens, or a chunk's queries
+  int64_t partial;     // place of a split's sums; -1: a whole row, -2: a chunk
+};
+
+// The splits of a row that lie apart, and how many are still to come.
+struct Joint {
+  int64_t row, first, count;
+};
+
+struct Items {
+  std::vector<Item> items;
+  std::vector<Joint> joints;
+  int64_t partials = 0, work = 0;
+};
+
+void add_decode(Items& all, const Batch& batch, const Layer& layer, int64_t row) {
+  const int64_t end = batch.seq_lens[row], begin = first_seen(layer, end - 1);
+  const int64_t first = begin / SPLIT, last = (end - 1) / SPLIT;
+  all.work += (end - begin) * batch.heads * batch.head_dim * 2;
+  if (first == last) {
+    all.items.push_back({row, begin, end, -1});
+    return;
+  }
+  all.joints.push_back({row, all.partials, last - first + 1});
+  for (int64_t split = first; split <= last; ++split)
+    all.items.push_back({row, std::max(begin, split * SPLIT), std::min(end, (split + 1) * SPLIT),
+                         all.partials++});
+}
+
+void add_chunk(Items& all, const Batch& batch, int64_t row, int64_t queries) {
+  const int64_t step = std::max<int64_t>(1, CHUNK_ROWS / (batch.heads / batch.kv_heads));
+  all.work += queries * batch.seq_lens[row] * batch.heads * batch.head_dim;
+  // The last queries see the most: they begin.
+  for (int64_t begin = (queries - 1) / step * step; begin >= 0; begin -= step)
+    all.items.push_back({row, begin, std::min(queries, begin + step), -2});
+}
+
+Items items_of(const Batch& batch, const Layer& layer) {
+  Items all;
+  for (int64_t row = 0; row < batch.rows; ++row) {
+    const int64_t queries = batch.query_start[row + 1] - batch.query_start[row];
+    if (queries > 1) add_chunk(all, batch, row, queries);
+  }
+  for (int64_t row = 0; row < batch.rows; ++row)
+    if (batch.query_start[row + 1] - batch.query_start[row] == 1)
+      add_decode(all, batch, layer, row);
+  return all;
+}
+
+// The splits of a row's head: their weighted sums brought to the largest score of all.
+template <class T>
+void join(const Layer& layer, int64_t head, const float* splits, int64_t count, int64_t stride,
+          int64_t dim, T* output) {
+  const int64_t width = padded(dim);
+  float top = -INFINITE;
+  for (int64_t s = 0; s < count; ++s) top = std::max(top, splits[s * stride + width]);
+  float total = sink_weight(layer, head, top);
+  Floats sums[MAX_HEAD_DIM / LANES] = {};
+  for (int64_t s = 0; s < count; ++s) {
+    const float* split = splits + s * stride;
+    const float share = exp_of(split[width] - top);
+    total += split[width + 1] * share;
+    for (int64_t d = 0; d < width; d += LANES) sums[d / LANES] += load(split + d) * share;
+  }
+  for (int64_t d = 0; d < dim; d += LANES) store(output + d, sums[d / LANES] / total, dim - d);
+}
+
+template <class T>
+void attend(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
+  const Items all = items_of(batch, layer);
+  const int64_t kv_heads = batch.kv_heads, dim = batch.head_dim;
+  const int64_t group = batch.heads / kv_heads, a_head = padded(dim) + 2;
+  const int64_t stride = batch.heads * a_head;  // of the sums of one split
+  float* partials = scratch<Items>(all.partials * stride);
+
+  const auto finish = [&](int64_t row, int64_t kv_head, const float* splits, int64_t count,
+                          int64_t apart) {
+    T* out = tensors.output + batch.query_start[row] * batch.heads * dim;
+    for (int64_t g = 0; g < group; ++g) {
+      const int64_t head = kv_head * group + g;
+      join(layer, head, splits + g * a_head, count, apart, dim, out + head * dim);
+    }
+  };
+  parallel_items(all.items.size() * kv_heads, all.work < SMALL, [&](int64_t index) {
+    const Item& item = all.items[index / kv_heads];
+    const int64_t kv_head = index % kv_heads;
+    if (item.partial == -2)
+      return attend_chunk(batch, layer, tensors, item.row, kv_head, item.begin,
+                          item.end - item.begin);
+    float* sums = item.partial < 0 ? scratch<Item>(group * a_head)
+                                   : partials + item.partial * stride + kv_head * group * a_head;
+    attend_split(batch, layer, tensors, item.row, kv_head, item.begin, item.end, sums);
+    if (item.partial < 0) finish(item.row, kv_head, sums, 1, 0);
+  });
+  parallel_items(all.joints.size() * kv_heads, all.partials * stride < SMALL, [&](int64_t index) {
+    const Joint& joint = all.joints[index / kv_heads];
+    const int64_t kv_head = index % kv_heads;
+    const float* splits = partials + joint.first * stride + kv_head * group * a_head;
+    finish(joint.row, kv_head, splits, joint.count, stride);
+  });
+}
+
+}  // namespace
+}  // namespace quire
+
+// Writes [tokens][heads][head_dim]; the step's keys and values are in the cache already.
+extern "C" void quire_attention(const quire::Batch* batch, float scale, float softcap,
+                                int64_t window, const float* sinks, const void* query,
+                                const void* keys, const void* values, void* output) {
+  using namespace quire;
+  with_type(batch->dtype, [&]<class T>() {
+    attend(*batch, Layer{scale, softcap, window, sinks},
+           Tensors<T>{static_cast<const T*>(query), static_cast<const T*>(keys),
+                      static_cast<const T*>(values), static_cast<T*>(output)});
+  });
+}

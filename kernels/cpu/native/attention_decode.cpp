@@ -1,0 +1,134 @@
+// Attention of single queries. The group of heads that share a KV head shares each read of it.
+#include "attention.h"
+
+namespace quire {
+namespace {
+
+constexpr int MAX_GROUP = 8;  // heads at a time: their sums stay in registers
+
+// scores[g][i] = query g . key i; what lies behind the last key is 0.
+template <int GROUP, class T>
+void score(const float* query, const TileRows<T>& rows, int64_t dim, float (*scores)[TILE]) {
+  const int64_t stride = padded(dim);
+  for (int64_t base = 0; base < rows.count; base += LANES) {
+    Floats partial[GROUP][LANES];
+    for (int64_t i = 0; i < LANES; ++i) {
+      Floats sums[GROUP] = {};
+      if (base + i < rows.count) {
+        const T* key = rows.keys[base + i];
+        for (int64_t d = 0; d < dim; d += LANES) {
+          const Floats part = load(key + d, dim - d);
+          for (int g = 0; g < GROUP; ++g) sums[g] += load(query + g * stride + d) * part;
+        }
+      }
+      for (int g = 0; g < GROUP; ++g) partial[g][i] = sums[g];
+    }
+#pragma GCC unroll 1
+    for (int g = 0; g < GROUP; ++g) store(scores[g] + base, sum_each(partial[g]));
+  }
+}
+
+// VECTORS vectors of every head's sums: sums[g] = sums[g] * kept[g] + weights[g] . values.
+template <int GROUP, int VECTORS, class T>
+void add_values(const float (*weights)[TILE], const float* kept, const TileRows<T>& rows,
+                int64_t dim, int64_t first, float* sums) {
+  const int64_t stride = padded(dim);
+  Floats total[GROUP][VECTORS];
+  for (int g = 0; g < GROUP; ++g)
+    for (int v = 0; v < VECTORS; ++v)
+      total[g][v] = load(sums + g * stride + first + v * LANES) * kept[g];
+  for (int64_t i = 0; i < rows.count; ++i)
+    for (int v = 0; v < VECTORS; ++v) {
+      const int64_t d = first + v * LANES;
+      const Floats part = load(rows.values[i] + d, dim - d);
+      for (int g = 0; g < GROUP; ++g) total[g][v] += weights[g][i] * part;
+    }
+  for (int g = 0; g < GROUP; ++g)
+    for (int v = 0; v < VECTORS; ++v) store(sums + g * stride + first + v * LANES, total[g][v]);
+}
+
+// Scores become weights relative to the largest so far; returns what earlier sums are to keep.
+// One copy for all groups: the compiler takes twice as long otherwise.
+[[gnu::noinline]] float weigh(float* scores, int64_t count, float softcap, float& top, float& weight) {
+  Floats values[TILE / LANES], tops = fill(top);
+  const int64_t vectors = (count + LANES - 1) / LANES;
+  for (int64_t v = 0; v < vectors; ++v) {
+    values[v] = capped(load(scores + v * LANES), softcap);
+    for (int64_t i = count - v * LANES; i < LANES; ++i) values[v][i] = -INFINITE;
+    tops = larger(values[v], tops);
+  }
+  const float now = largest(tops), kept = exp_of(top - now);
+  Floats weights = {};
+  for (int64_t v = 0; v < vectors; ++v) {
+    const Floats each = exp(values[v] - now);
+    store(scores + v * LANES, each);
+    weights += each;
+  }
+  top = now;
+  weight = weight * kept + sum(weights);
+  return kept;
+}
+
+// GROUP heads of the split, the first of which is `head`.
+template <int GROUP, class T>
+void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
+                  int64_t kv_head, int64_t head, int64_t begin, int64_t end, float* results) {
+  // With few heads several vectors at a time, so that no sum waits for itself.
+  constexpr int VECTORS = GROUP <= 4 ? 4 : 2;
+  const int64_t dim = batch.head_dim, stride = padded(dim);
+  float* query = scratch<Batch>(2 * GROUP * stride);
+  float* sums = query + GROUP * stride;
+  const T* from = tensors.query + (batch.query_start[row] * batch.heads + head) * dim;
+  for (int g = 0; g < GROUP; ++g)
+    for (int64_t d = 0; d < dim; d += LANES) {
+      store(query + g * stride + d, load(from + g * dim + d, dim - d) * layer.scale);
+      store(sums + g * stride + d, Floats{});
+    }
+  float tops[GROUP], totals[GROUP] = {}, kept[GROUP], scores[GROUP][TILE];
+  std::fill(tops, tops + GROUP, -INFINITE);
+  for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
+    const int64_t last = std::min(end, (at / TILE + 1) * TILE);
+    const TileRows<T> rows(batch, tensors, row, kv_head, at, last);
+    score<GROUP>(query, rows, dim, scores);
+    for (int g = 0; g < GROUP; ++g)
+      kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
+    int64_t d = 0;
+    for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES)
+      add_values<GROUP, VECTORS>(scores, kept, rows, dim, d, sums);
+    for (; d < dim; d += LANES) add_values<GROUP, 1>(scores, kept, rows, dim, d, sums);
+  }
+  for (int g = 0; g < GROUP; ++g, results += stride + 2) {
+    std::copy(sums + g * stride, sums + (g + 1) * stride, results);
+    results[stride] = tops[g];
+    results[stride + 1] = totals[g];
+  }
+}
+
+// Calls body<GROUP>() for a number that is known when the program runs, 1 to MAX.
+template <int MAX, class Body>
+void with_group(int64_t group, Body body) {
+  if constexpr (MAX > 0) {
+    if (group == MAX) return body.template operator()<MAX>();
+    with_group<MAX - 1>(group, body);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
+                  int64_t kv_head, int64_t begin, int64_t end, float* sums) {
+  const int64_t group = batch.heads / batch.kv_heads;
+  for (int64_t g = 0; g < group; g += MAX_GROUP)
+    with_group<MAX_GROUP>(std::min<int64_t>(MAX_GROUP, group - g), [&]<int GROUP>() {
+      attend_group<GROUP>(batch, layer, tensors, row, kv_head, kv_head * group + g, begin, end,
+                          sums + g * (padded(batch.head_dim) + 2));
+    });
+}
+
+template void attend_split(const Batch&, const Layer&, const Tensors<float>&, int64_t, int64_t,
+                           int64_t, int64_t, float*);
+template void attend_split(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t, int64_t,
+                           int64_t, int64_t, float*);
+
+}  // namespace quire

@@ -1,0 +1,21 @@
+// A step's inputs from the state of its rows (kernels/reference/inputs.py).
+#include <cstdint>
+
+// Arrays as in kernels/inputs.py; tables[slots][width].
+extern "C" void quire_build_inputs(int64_t rows, const int32_t* slots, const int32_t* query_start,
+                                   const int32_t* starts, const int32_t* token_ids,
+                                   const int64_t* newest, const int32_t* tables, int64_t width,
+                                   int64_t block_size, int64_t* input_ids, int64_t* positions,
+                                   int64_t* slot_mapping, int32_t* seq_lens) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const int32_t* table = tables + slots[row] * width;
+    int64_t position = starts[row];
+    for (int64_t i = query_start[row]; i < query_start[row + 1]; ++i, ++position) {
+      input_ids[i] = token_ids[i] < 0 ? newest[slots[row]] : token_ids[i];
+      positions[i] = position;
+      slot_mapping[i] =
+          position < 0 ? -1 : table[position / block_size] * block_size + position % block_size;
+    }
+    seq_lens[row] = static_cast<int32_t>(position);
+  }
+}

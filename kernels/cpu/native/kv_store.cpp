@@ -1,0 +1,100 @@
+// Queries made ready to attend, keys and values put in their slots (kernels/reference/fused.py).
+#include <cmath>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t GRAIN = 8192;  // values below which a second thread costs more than it computes
+constexpr int64_t MAX_HEAD_DIM = 512;
+
+struct Projection {
+  int64_t tokens, heads, kv_heads, head_dim, block_size;
+  float eps;
+  const float *cos, *sin;  // [tokens][head_dim / 2]; null: no rotation
+  const int64_t* slots;    // [tokens]; -1: not stored
+};
+
+// One head's query or key: x normalised by `weight` (or not: null), rotated, written to y.
+template <class T>
+inline void norm_rope(const Projection& p, const T* x, const T* weight, int64_t token, T* y) {
+  const int64_t dim = p.head_dim, half = dim / 2;
+  alignas(64) float row[MAX_HEAD_DIM + LANES];
+  Floats squares = {};
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Floats part = load(x + d, dim - d);
+    squares += part * part;
+    store(row + d, part);
+  }
+  if (weight) {
+    const float factor = 1.0f / std::sqrt(sum(squares) / dim + p.eps);
+    for (int64_t d = 0; d < dim; d += LANES)
+      store(row + d, load(row + d) * factor * load(weight + d, dim - d));
+  }
+  if (!p.cos) {
+    for (int64_t d = 0; d < dim; d += LANES) store(y + d, load(row + d), dim - d);
+    return;
+  }
+  for (int64_t d = 0; d < half; d += LANES) {
+    const int64_t left = half - d;
+    const Floats cos = load(p.cos + token * half + d, left);
+    const Floats sin = load(p.sin + token * half + d, left);
+    const Floats first = load(row + d), second = load(row + half + d, left);
+    store(y + d, first * cos - second * sin, left);
+    store(y + half + d, second * cos + first * sin, left);
+  }
+}
+
+template <class T>
+void norm_rope_store(const Projection& p, const T* fused, const T* weight, T* query, T* keys,
+                     T* values) {
+  const int64_t dim = p.head_dim, rotated = p.heads + p.kv_heads;
+  const int64_t width = (rotated + p.kv_heads) * dim;
+  parallel_rows(p.tokens, std::max<int64_t>(1, GRAIN / width), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const T* x = fused + token * width;
+      for (int64_t head = 0; head < p.heads; ++head)
+        norm_rope(p, x + head * dim, weight ? weight + head * dim : nullptr, token,
+                  query + (token * p.heads + head) * dim);
+      const int64_t slot = p.slots[token];
+      if (slot < 0) continue;
+      for (int64_t head = 0; head < p.kv_heads; ++head) {
+        const int64_t at = p.heads + head;
+        const int64_t to = (slot / p.block_size * p.kv_heads + head) * p.block_size;
+        const int64_t place = (to + slot % p.block_size) * dim;
+        norm_rope(p, x + at * dim, weight ? weight + at * dim : nullptr, token, keys + place);
+        std::memcpy(values + place, x + (rotated + head) * dim, dim * sizeof(T));
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace quire
+
+extern "C" {
+
+// fused[tokens][heads + 2 kv_heads][head_dim] -> query[tokens][heads][head_dim] and the cache.
+void quire_norm_rope_store(int32_t dtype, const void* fused, const void* weight, float eps,
+                           const float* cos, const float* sin, const int64_t* slots,
+                           int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                           int64_t block_size, void* query, void* keys, void* values) {
+  const quire::Projection projection{tokens,     heads, kv_heads, head_dim,
+                                     block_size, eps,   cos,      sin,
+                                     slots};
+  quire::with_type(dtype, [&]<class T>() {
+    quire::norm_rope_store(projection, static_cast<const T*>(fused), static_cast<const T*>(weight),
+                           static_cast<T*>(query), static_cast<T*>(keys), static_cast<T*>(values));
+  });
+}
+
+// Blocks of `bytes` each: stored[targets[i]] = stored[sources[i]].
+void quire_copy_blocks(char* stored, const int64_t* sources, const int64_t* targets, int64_t count,
+                       int64_t bytes) {
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(stored + targets[i] * bytes, stored + sources[i] * bytes, bytes);
+}
+
+}  // extern "C"

@@ -1,0 +1,99 @@
+// The element-wise parts of a decoder layer (kernels/reference/layers.py, fused.py).
+#include <cmath>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace quire {
+namespace {
+
+// Values below which a second thread costs more than it computes.
+constexpr int64_t GRAIN = 16384;
+
+inline int64_t grain_rows(int64_t dim) { return std::max<int64_t>(1, GRAIN / dim); }
+
+template <class T>
+inline float inverse_norm(const T* x, int64_t dim, float eps) {
+  Floats squares = {};
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Floats part = load(x + d, dim - d);
+    squares += part * part;
+  }
+  return 1.0f / std::sqrt(sum(squares) / dim + eps);
+}
+
+template <class T>
+inline void scale_row(const T* x, const T* weight, int64_t dim, float factor, T* y) {
+  for (int64_t d = 0; d < dim; d += LANES)
+    store(y + d, load(x + d, dim - d) * factor * load(weight + d, dim - d), dim - d);
+}
+
+template <class T>
+void rms_norm(const T* x, const T* weight, int64_t weights, int64_t rows, int64_t dim, float eps,
+              T* y) {
+  parallel_rows(rows, grain_rows(dim), [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* row = x + r * dim;
+      scale_row(row, weight + r % weights * dim, dim, inverse_norm(row, dim, eps), y + r * dim);
+    }
+  });
+}
+
+template <class T>
+void add_rms_norm(const T* x, T* residual, const T* weight, int64_t rows, int64_t dim, float eps,
+                  T* y) {
+  parallel_rows(rows, grain_rows(dim), [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      T* row = residual + r * dim;
+      for (int64_t d = 0; d < dim; d += LANES)
+        store(row + d, load(row + d, dim - d) + load(x + r * dim + d, dim - d), dim - d);
+      // Read again as it was stored: the norm is of the rounded sum.
+      scale_row(row, weight, dim, inverse_norm(row, dim, eps), y + r * dim);
+    }
+  });
+}
+
+template <class T>
+void silu_mul(const T* gate_up, int64_t rows, int64_t dim, T* y) {
+  parallel_rows(rows, grain_rows(dim), [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T *gate = gate_up + 2 * r * dim, *up = gate + dim;
+      for (int64_t d = 0; d < dim; d += LANES) {
+        const Floats x = load(gate + d, dim - d);
+        store(y + r * dim + d, x / (1.0f + exp(-x)) * load(up + d, dim - d), dim - d);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace quire
+
+extern "C" {
+
+// x, y[rows][dim]; weight[weights][dim], of which row r has r % weights.
+void quire_rms_norm(int32_t dtype, const void* x, const void* weight, int64_t weights, int64_t rows,
+                    int64_t dim, float eps, void* y) {
+  quire::with_type(dtype, [&]<class T>() {
+    quire::rms_norm(static_cast<const T*>(x), static_cast<const T*>(weight), weights, rows, dim,
+                    eps, static_cast<T*>(y));
+  });
+}
+
+// residual += x, and y its norm.
+void quire_add_rms_norm(int32_t dtype, const void* x, void* residual, const void* weight,
+                        int64_t rows, int64_t dim, float eps, void* y) {
+  quire::with_type(dtype, [&]<class T>() {
+    quire::add_rms_norm(static_cast<const T*>(x), static_cast<T*>(residual),
+                        static_cast<const T*>(weight), rows, dim, eps, static_cast<T*>(y));
+  });
+}
+
+// gate_up[rows][2 * dim] -> y[rows][dim].
+void quire_silu_mul(int32_t dtype, const void* gate_up, int64_t rows, int64_t dim, void* y) {
+  quire::with_type(dtype, [&]<class T>() {
+    quire::silu_mul(static_cast<const T*>(gate_up), rows, dim, static_cast<T*>(y));
+  });
+}
+
+}  // extern "C"

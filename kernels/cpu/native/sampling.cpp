@@ -1,0 +1,240 @@
+// A sampling step, row by row (kernels/reference/sampling_step.py says what is computed).
+#include <cmath>
+#include <vector>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace quire {
+
+// Parameters by slot, and what the rows' bias, penalties and grammars read; null: there is none.
+struct Sampling {
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p, *presence, *frequency, *repetition;
+  const int64_t* seed;
+  const int32_t *count_line, *mask_line, *bias_begin, *bias_end;
+  const int32_t* output;  // [lines][vocab]
+  const uint8_t* prompt;  // [lines][vocab]
+  const int32_t* bias_ids;
+  const float* bias_values;
+  const int64_t* bias_until;
+  const uint32_t* masks;  // [lines][ceil(vocab / 32)]
+  int64_t vocab;
+};
+
+namespace {
+
+constexpr int64_t SMALL = 1 << 15;  // logits below which a second thread is a loss
+constexpr int64_t CHUNK = 64;       // tokens of which one maximum is kept
+constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+struct Best {
+  int64_t token;
+  float score;
+};
+
+void add_bias(const Sampling& s, int64_t slot, int64_t position, float* logits) {
+  for (int64_t i = s.bias_begin[slot]; i < s.bias_end[slot]; ++i)
+    if (position < s.bias_until[i]) logits[s.bias_ids[i]] += s.bias_values[i];
+}
+
+void penalise(const Sampling& s, int64_t slot, float* logits) {
+  const int32_t* output = s.output + s.count_line[slot] * s.vocab;
+  const uint8_t* prompt = s.prompt + s.count_line[slot] * s.vocab;
+  const float presence = s.presence[slot], frequency = s.frequency[slot];
+  const float repetition = s.repetition[slot];
+  for (int64_t i = 0; i < s.vocab; ++i) {
+    const float factor = (output[i] > 0) | prompt[i] ? repetition : 1.0f;
+    const float changed = logits[i] > 0 ? logits[i] / factor : logits[i] * factor;
+    logits[i] = changed - output[i] * frequency - (output[i] > 0 ? presence : 0.0f);
+  }
+}
+
+void forbid(const Sampling& s, int64_t slot, float* logits) {
+  const uint32_t* words = s.masks + s.mask_line[slot] * ((s.vocab + 31) / 32);
+  for (int64_t i = 0; i < s.vocab; ++i)
+    if (!(words[i / 32] >> i % 32 & 1)) logits[i] = -INFINITE;
+}
+
+inline Floats load_scores(const float* x, int64_t count) {
+  Floats scores = load(x, count);
+  for (int64_t i = count; i < LANES; ++i) scores[i] = -INFINITE;
+  return scores;
+}
+
+// The first of the largest; of a row that holds nan, the first nan.
+Best arg_max(const float* x, int64_t count) {
+  Floats tops = fill(-INFINITE), best = tops;
+  Ints places = LANE, broken = {};
+  for (int64_t i = 0; i < count; i += LANES) {
+    tops = load_scores(x + i, count - i);
+    broken |= tops != tops;
+    const Ints is_better = tops > best;
+    places = is_better ? LANE + int32_t(i) : places;
+    best = is_better ? tops : best;
+  }
+  for (int lane = 0; lane < LANES; ++lane)
+    if (broken[lane]) {
+      const float* first = std::find_if(x, x + count, [](float each) { return each != each; });
+      return {first - x, *first};
+    }
+  Best found{places[0], best[0]};
+  for (int lane = 1; lane < LANES; ++lane)
+    if (best[lane] > found.score || (best[lane] == found.score && places[lane] < found.token))
+      found = {places[lane], best[lane]};
+  return found;
+}
+
+// logits /= temperature; returns the largest of each chunk.
+std::vector<float>& heat(float* logits, int64_t vocab, float temperature) {
+  thread_local std::vector<float> tops;
+  tops.clear();
+  for (int64_t begin = 0; begin < vocab; begin += CHUNK) {
+    Floats top = fill(-INFINITE);
+    for (int64_t i = begin; i < std::min(vocab, begin + CHUNK); i += LANES) {
+      const Floats x = load_scores(logits + i, vocab - i) / temperature;
+      store(logits + i, x, vocab - i);
+      top = larger(x, top);
+    }
+    tops.push_back(largest(top));
+  }
+  return tops;
+}
+
+// At least the `count` largest entries (all of them where the row has fewer), falling; with them
+// come all that equal the last. The count-th largest of the chunks' maxima is no larger than the
+// count-th largest entry: what lies below it need not be looked at.
+std::vector<float>& largest_entries(const float* x, int64_t vocab, std::vector<float>& tops,
+                                    int64_t count) {
+  thread_local std::vector<float> entries;
+  entries.clear();
+  const auto chunks = static_cast<int64_t>(tops.size());
+  float bound = -INFINITE;
+  if (count <= chunks) {
+    thread_local std::vector<float> ordered;
+    ordered = tops;
+    std::nth_element(ordered.begin(), ordered.begin() + (count - 1), ordered.end(),
+                     std::greater<float>());
+    bound = ordered[count - 1];
+  }
+  for (int64_t chunk = 0; chunk < chunks; ++chunk)
+    if (tops[chunk] >= bound)
+      for (int64_t i = chunk * CHUNK; i < std::min(vocab, (chunk + 1) * CHUNK); ++i)
+        if (x[i] >= bound) entries.push_back(x[i]);
+  std::sort(entries.begin(), entries.end(), std::greater<float>());
+  return entries;
+}
+
+// The sum of exp(x - best) over the entries at or above the floor.
+double mass_above(const float* x, int64_t vocab, float floor, float best) {
+  double total = 0.0;
+  for (int64_t begin = 0; begin < vocab; begin += 1024) {
+    Floats part = {};
+    for (int64_t i = begin; i < std::min(vocab, begin + 1024); i += LANES) {
+      const Floats scores = load_scores(x + i, vocab - i);
+      part += scores >= floor ? exp(scores - best) : Floats{};
+    }
+    total += sum(part);
+  }
+  return total;
+}
+
+// The smallest logit that min_p, then top_k, then top_p keep.
+float threshold(const Sampling& s, int64_t slot, const float* x, float best,
+                std::vector<float>& tops) {
+  constexpr int64_t CANDIDATES = 64;
+  const int64_t top_k = s.top_k[slot];
+  const bool has_k = top_k > 0 && top_k < s.vocab;
+  const float top_p = s.top_p[slot];
+  float floor = best + std::log(s.min_p[slot]);  // log 0 = -inf: off
+  if (has_k) floor = std::max(floor, largest_entries(x, s.vocab, tops, top_k)[top_k - 1]);
+  if (top_p >= 1.0f) return floor;
+  const double wanted = top_p * mass_above(x, s.vocab, floor, best);
+  for (int64_t count = CANDIDATES;; count *= 8) {
+    const auto& entries = largest_entries(x, s.vocab, tops, has_k ? top_k : count);
+    double mass = 0.0;
+    float last = best;
+    for (size_t i = 0; i < entries.size() && entries[i] >= floor; ++i) {
+      if (i && mass >= wanted) return last;
+      last = entries[i];
+      mass += std::exp(last - best);
+    }
+    if (mass >= wanted || has_k || count >= s.vocab) return last;
+  }
+}
+
+inline Words mix(Words x) {  // MurmurHash3's fmix32
+  x = (x ^ (x >> 16)) * 0x85EBCA6B;
+  x = (x ^ (x >> 13)) * 0xC2B2AE35;
+  return x ^ (x >> 16);
+}
+
+inline uint64_t mix(uint64_t z) {  // splitmix64's finaliser
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+// log of standard exponential noise for sixteen tokens.
+inline Floats log_noise(Ints tokens, uint32_t low, uint32_t high) {
+  const Words hashed = mix(mix((Words)tokens * 0x9E3779B9 ^ low) + high) & 0x7FFFFFFF;
+  Floats u = (__builtin_convertvector((Ints)hashed, Floats) + 0.5f) * 0x1p-31f;
+  const float most = 1.0f - 0x1p-24f;
+  u = u > most ? fill(most) : u;
+  // -log(1 - u) for small u too: what 1 - u loses in rounding, the quotient puts back (Kahan).
+  const Floats rest = 1.0f - u;
+  const Floats noise = rest == 1.0f ? u : -log(rest) * (u / (1.0f - rest));
+  return log(noise);
+}
+
+// Gumbel-max over the entries at or above the threshold.
+int64_t draw(const float* x, int64_t vocab, float least, int64_t seed, int64_t position) {
+  constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
+  const uint64_t keys = mix(mix(seed + GOLDEN) + position * GOLDEN);
+  Floats best = fill(-INFINITE);
+  Ints places = {};
+  for (int64_t i = 0; i < vocab; i += LANES) {
+    const Floats logits = load_scores(x + i, vocab - i);
+    if (largest(logits) < least) continue;
+    const Ints tokens = LANE + int32_t(i);
+    const Floats noisy = logits - log_noise(tokens, uint32_t(keys), uint32_t(keys >> 32));
+    const Floats scores = logits >= least ? noisy : fill(-INFINITE);
+    const Ints is_better = scores > best;
+    places = is_better ? tokens : places;
+    best = is_better ? scores : best;
+  }
+  Best found{places[0], best[0]};
+  for (int lane = 1; lane < LANES; ++lane)
+    if (best[lane] > found.score || (best[lane] == found.score && places[lane] < found.token))
+      found = {places[lane], best[lane]};
+  return found.token;
+}
+
+void sample_row(const Sampling& s, int64_t slot, int64_t position, float* logits, int64_t* token,
+                bool* is_finite) {
+  if (s.bias_ids) add_bias(s, slot, position, logits);
+  if (s.output && s.count_line[slot] >= 0) penalise(s, slot, logits);
+  if (s.masks && s.mask_line[slot] >= 0) forbid(s, slot, logits);
+  const Best best = arg_max(logits, s.vocab);
+  *token = best.token;
+  *is_finite = std::isfinite(best.score);
+  if (!*is_finite || s.temperature[slot] <= 0.0f) return;
+  auto& tops = heat(logits, s.vocab, s.temperature[slot]);
+  const float least = threshold(s, slot, logits, logits[best.token], tops);
+  *token = draw(logits, s.vocab, least, s.seed[slot], position);
+}
+
+}  // namespace
+}  // namespace quire
+
+// logits[rows][vocab], overwritten; slots and positions of the rows.
+extern "C" void quire_sample(const quire::Sampling* sampling, float* logits, const int32_t* slots,
+                             const int64_t* positions, int64_t rows, int64_t* token_ids,
+                             bool* is_finite) {
+  const int64_t vocab = sampling->vocab;
+  quire::parallel_items(rows, rows * vocab < quire::SMALL, [&](int64_t row) {
+    quire::sample_row(*sampling, slots[row], positions[row], logits + row * vocab,
+                      token_ids + row, is_finite + row);
+  });
+}

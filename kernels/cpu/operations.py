@@ -1,0 +1,20 @@
+"""The CPU kernels as one set (``kernels.operations.Operations``)."""
+
+from kernels.cpu.feedback import feed_back
+from kernels.cpu.inputs import build_inputs
+from kernels.cpu.kv_store import copy_blocks, norm_rope_store
+from kernels.cpu.layers import add_rms_norm, rms_norm, silu_mul
+from kernels.cpu.sampling import sample
+from kernels.reference.layers import rope_tables
+
+__all__ = [
+    "add_rms_norm",
+    "build_inputs",
+    "copy_blocks",
+    "feed_back",
+    "norm_rope_store",
+    "rms_norm",
+    "rope_tables",
+    "sample",
+    "silu_mul",
+]

@@ -1,0 +1,165 @@
+"""The CPU kernels besides attention against their twins, in float64 or to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.attention import LayerCache
+from kernels.cpu import operations
+from kernels.cpu.native import build
+from kernels.inputs import StepRows
+from kernels.reference import operations as reference
+from kernels.sampling import TokenCounts
+
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
+dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+
+pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative to a norm of at least 1; nan if anything is nan."""
+    return float((actual.double() - expected).norm() / expected.norm().clamp(min=1.0))
+
+
+@given(rows=st.integers(1, 40), dim=st.integers(1, 1000), dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_norms(rows: int, dim: int, dtype: torch.dtype) -> None:
+    x = torch.randn(rows, 2 * dim).to(dtype)[:, :dim]  # rows not side by side
+    residual, weight = torch.randn(rows, dim).to(dtype), torch.randn(dim).to(dtype)
+    summed = residual + x
+    normed = operations.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, summed)
+    wide = reference.rms_norm(summed.double(), weight.double(), 1e-5)
+    assert error(normed, wide) < TOLERANCE[dtype]
+    assert torch.equal(operations.rms_norm(summed, weight, 1e-5), normed)
+
+
+def test_a_norm_with_a_weight_for_each_head() -> None:
+    x, weight = torch.randn(5, 3, 24), torch.randn(3, 24)
+    expected = reference.rms_norm(x.double(), weight.double(), 1e-6)
+    assert error(operations.rms_norm(x, weight, 1e-6), expected) < 1e-6
+
+
+@given(rows=st.integers(1, 40), dim=st.integers(1, 1000), dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_silu_mul(rows: int, dim: int, dtype: torch.dtype) -> None:
+    gate_up = (torch.randn(rows, 2 * dim) * 8).to(dtype)
+    gate_up[0, 0] = -300.0
+    expected = reference.silu_mul(gate_up.double())
+    assert error(operations.silu_mul(gate_up), expected) < TOLERANCE[dtype]
+
+
+@given(
+    num_tokens=st.integers(1, 70),
+    heads=st.integers(1, 9),
+    kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from([8, 24, 64, 80, 96, 128, 256]),
+    block_size=st.sampled_from([1, 8, 16]),
+    has_norm=st.booleans(),
+    has_rope=st.booleans(),
+    dtype=dtypes,
+)
+@settings(max_examples=60, deadline=None)
+def test_norm_rope_store(
+    num_tokens: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    has_norm: bool,
+    has_rope: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Queries, and every slot of the cache: those of the step, and those that must stay."""
+    fused = torch.randn(num_tokens, heads + 2 * kv_heads, head_dim).to(dtype)
+    weight = torch.randn(heads + kv_heads, head_dim).to(dtype) if has_norm else None
+    angles = torch.rand(num_tokens, 1, head_dim // 2) * 100
+    rotation = (angles.cos(), angles.sin()) if has_rope else None
+    blocks = -(-num_tokens // block_size) + 2
+    slots = torch.randperm(blocks * block_size)[:num_tokens]
+    slots[num_tokens // 2] = -1  # padding
+    before = LayerCache(*torch.randn(2, blocks, kv_heads, block_size, head_dim).to(dtype))
+    cache = LayerCache(*(stored.clone() for stored in before))
+    query = operations.norm_rope_store(fused, weight, 1e-6, rotation, cache, slots)
+    wide = LayerCache(*(stored.double() for stored in before))
+    expected = reference.norm_rope_store(
+        fused.double(), None if weight is None else weight.double(), 1e-6, rotation, wide, slots
+    )
+    assert query.is_contiguous()
+    assert error(query, expected) < TOLERANCE[dtype]
+    for stored, written, kept in zip(cache, wide, before, strict=True):
+        assert error(stored, written) < TOLERANCE[dtype]
+        is_kept = (written == kept.double()).all(dim=-1)
+        assert torch.equal(stored[is_kept], kept[is_kept])
+
+
+def test_rounding_is_torchs() -> None:
+    """To the nearest, ties to even; infinities and nan stay what they are."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (40_000,)).to(torch.int32)
+    bits[:8] = torch.tensor([0x7F800000, -0x800000, 0x7FC00001, 0x7F800001, 0x3F808000, 0, 1, -1])
+    bits[8:5000] = bits[8:5000] & ~0xFFFF | 0x8000  # ties
+    x = torch.stack((bits.view(torch.float32), torch.zeros(bits.shape)))
+    # x + 0 in float32 is x; the sum leaves rounded to bfloat16 through the residual.
+    wide = x[:1]
+    residual = wide.to(torch.bfloat16)
+    other = (wide - residual.float()).nan_to_num(0.0, 0.0, 0.0).to(torch.bfloat16)
+    expected = residual + other
+    operations.add_rms_norm(other, residual, torch.ones(40_000, dtype=torch.bfloat16), 1e-6)
+    assert torch.equal(residual.isnan(), expected.isnan())
+    assert torch.equal(residual.nan_to_num(0.0), expected.nan_to_num(0.0))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    block_size=st.sampled_from([1, 4, 16]),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_inputs(lengths: list[int], block_size: int, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    counts = torch.tensor([*lengths, 1], dtype=torch.int32)
+    starts = torch.randint(0, 50, (len(counts),), generator=random, dtype=torch.int32)
+    starts[-1] = -1  # padding
+    rows = StepRows(
+        slots=torch.randperm(9, generator=random)[: len(counts)].to(torch.int32),
+        query_start=torch.cat((torch.zeros(1), counts.cumsum(0))).to(torch.int32),
+        starts=starts,
+        token_ids=torch.randint(-1, 5, (int(counts.sum()),), generator=random).to(torch.int32),
+    )
+    newest = torch.randint(0, 1000, (9,), generator=random)
+    tables = torch.randint(0, 10**6, (9, 120), generator=random, dtype=torch.int32)
+    built = operations.build_inputs(rows, newest, tables, block_size, 60)
+    expected = reference.build_inputs(rows, newest, tables, block_size, 60)
+    for name, actual, wanted in zip(built._fields, built, expected, strict=True):
+        assert actual.dtype == wanted.dtype, name
+        assert torch.equal(actual, wanted), name
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_feed_back(is_counted: bool) -> None:
+    slots = torch.tensor([4, 0, 2], dtype=torch.int32)
+    token_ids = torch.tensor([7, 3, 7])
+    count_line = torch.tensor([1, 0, -1, 0, 1], dtype=torch.int32)
+    results = []
+    for twin in (operations, reference):
+        newest = torch.arange(5)
+        counts = TokenCounts(torch.ones(2, 9, dtype=torch.int32), torch.zeros(2, 9).bool())
+        twin.feed_back(newest, slots, token_ids, count_line, counts if is_counted else None)
+        results.append((newest, counts.output))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_copy_blocks(dtype: torch.dtype) -> None:
+    ours = LayerCache(*torch.randn(2, 9, 2, 16, 80).to(dtype))
+    theirs = LayerCache(*(stored.clone() for stored in ours))
+    sources, targets = torch.tensor([0, 4, 4]), torch.tensor([8, 2, 3])
+    operations.copy_blocks(ours, sources, targets)
+    reference.copy_blocks(theirs, sources, targets)
+    assert torch.equal(ours.keys, theirs.keys)
+    assert torch.equal(ours.values, theirs.values)
