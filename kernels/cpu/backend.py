@@ -43,6 +43,7 @@ class CpuAttention:
     """Paged attention in float32 sums; a row's result does not depend on the rest of the batch."""
 
     name = "cpu"
+    is_capturable = False
 
     def refuse(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
@@ -55,6 +56,10 @@ class CpuAttention:
         if spec.dtype not in DTYPE_CODES:
             return f"no kernel for {spec.dtype}"
         return None
+
+    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+        """Never: the kernels read the host's arrays."""
+        return False
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> CpuState:
         """The addresses of the host's arrays; the kernel cuts the work itself, in microseconds."""
