@@ -25,6 +25,7 @@ _ENDPOINT = Endpoint(False, MODEL_NAME, {"temperature": 0.0, "ignore_eos": True}
 # (The server's own use tells less: a load of one sequence need not fill all cores.)
 _FOREIGN_CORES = 0.1
 _TRIES = 3
+_TOLD = ("tokens_per_s", "itl_p99_ms", "server_cores", "foreign_cores")
 _MEDIANS = ("tokens_per_s", "wall_s", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "server_cores")
 
 
@@ -56,7 +57,7 @@ def measure_load(
                 if index:
                     server.pause()
             taken[name].append(result)
-            told = ", ".join(f"{key} {result[key]:.2f}" for key in ("tokens_per_s", "server_cores"))
+            told = ", ".join(f"{key} {result[key]:.2f}" for key in _TOLD)
             print(f"  {load.key} round {number + 1} {name}: {told}", file=sys.stderr, flush=True)
     return {
         name: {
