@@ -15,6 +15,7 @@ import logging
 import torch
 from torch.nn import functional
 
+from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
 from kernels.reference.quantised import LEVELS, quantise_int4, quantise_int8
 
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 INT4_GROUP = 32  # inputs that share a scale
 
 _PANEL = 32  # outputs of a panel, as in native/tiles.h
+_arena = Arena()
 _POINTER, _COUNT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool
 
 
@@ -58,9 +60,8 @@ class PanelDense(_PanelLinear):
         library, self._amx = _library()
         outputs, columns = weight.shape
         weight = weight.to(torch.bfloat16).contiguous()
-        self._packed = torch.empty(
-            (_round_up(outputs, _PANEL) // _PANEL, self._inputs // 2, _PANEL, 2),
-            dtype=torch.bfloat16,
+        self._packed = _arena.empty(
+            (_round_up(outputs, _PANEL) // _PANEL, self._inputs // 2, _PANEL, 2), torch.bfloat16
         )
         library.quire_dense_pack(
             weight.data_ptr(), outputs, columns, self._inputs, self._packed.data_ptr()
@@ -99,8 +100,8 @@ class PanelInt8(_PanelLinear):
         outputs, columns = weight.shape
         codes, self._scales = quantise_int8(weight)
         self._totals = codes.sum(1, dtype=torch.int32)
-        self._packed = torch.empty(
-            (_round_up(outputs, _PANEL) // _PANEL, self._inputs // 4, _PANEL, 4), dtype=torch.int8
+        self._packed = _arena.empty(
+            (_round_up(outputs, _PANEL) // _PANEL, self._inputs // 4, _PANEL, 4), torch.int8
         )
         library.quire_int8_pack(
             codes.data_ptr(), outputs, columns, self._inputs, self._packed.data_ptr()
@@ -142,7 +143,7 @@ class PanelInt4(_PanelLinear):
         weight = functional.pad(weight, (0, self._padding, 0, panels * _PANEL - weight.shape[0]))
         codes, scales = quantise_int4(weight, INT4_GROUP)
         self._scales = scales.view(panels, _PANEL, -1).transpose(1, 2).contiguous()
-        self._packed = torch.empty((panels, self._inputs // 8, _PANEL), dtype=torch.int32)
+        self._packed = _arena.empty((panels, self._inputs // 8, _PANEL), torch.int32)
         library.quire_int4_pack(
             codes.data_ptr(), panels * _PANEL, self._inputs, self._packed.data_ptr()
         )

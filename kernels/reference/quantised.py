@@ -5,6 +5,7 @@ The truth that the kernels of ``kernels/cpu`` are held to, and what serves where
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from torch.nn import functional
 
 # What a 4-bit code stands for, in units of its group's scale.
 LEVELS = tuple(float(code - 8) for code in range(16))
+
+_PIECE_ELEMENTS = 2**20
 
 
 class Int8Weight(NamedTuple):
@@ -30,9 +33,14 @@ class Int4Weight(NamedTuple):
 
 def quantise_int8(weight: torch.Tensor) -> Int8Weight:
     """[outputs, inputs] of any float dtype, one scale for each output."""
-    peak = weight.abs().amax(1).float()
-    scales = torch.where(peak > 0, peak / 127, 1.0)
-    return Int8Weight((weight / scales[:, None]).round_().to(torch.int8), scales)
+    codes = torch.empty_like(weight, dtype=torch.int8)
+    scales = torch.empty(weight.shape[0], device=weight.device)
+    for rows in _pieces(weight):
+        values = weight[rows].float()
+        peak = values.abs().amax(1)
+        scales[rows] = torch.where(peak > 0, peak / 127, 1.0)
+        codes[rows] = (values / scales[rows, None]).round_().to(torch.int8)
+    return Int8Weight(codes, scales)
 
 
 def quantise_int4(weight: torch.Tensor, group: int) -> Int4Weight:
@@ -42,13 +50,16 @@ def quantise_int4(weight: torch.Tensor, group: int) -> Int4Weight:
     scale takes its sign from that.
     """
     outputs, inputs = weight.shape
-    groups = weight.float().view(outputs, inputs // group, group)
-    least, most = groups.aminmax(dim=2)
-    peak = torch.where(-least >= most, least, most)
-    scales = (peak / -8).to(torch.float16)
-    steps = torch.where(scales == 0, 1.0, scales.float())[:, :, None]
-    codes = (groups / steps + 8).round_().clamp_(0, 15).to(torch.uint8)
-    return Int4Weight(codes.view(outputs, inputs), scales)
+    codes = torch.empty_like(weight, dtype=torch.uint8)
+    scales = torch.empty((outputs, inputs // group), dtype=torch.float16, device=weight.device)
+    for rows in _pieces(weight):
+        groups = weight[rows].float().view(-1, inputs // group, group)
+        least, most = groups.aminmax(dim=2)
+        peak = torch.where(-least >= most, least, most)
+        scales[rows] = (peak / -8).to(torch.float16)
+        steps = torch.where(scales[rows] == 0, 1.0, scales[rows].float())[:, :, None]
+        codes[rows] = (groups / steps + 8).round_().clamp_(0, 15).view(-1, inputs).to(torch.uint8)
+    return Int4Weight(codes, scales)
 
 
 def dequantise_int8(weight: Int8Weight, dtype: torch.dtype) -> torch.Tensor:
@@ -72,3 +83,10 @@ def linear_int8(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) 
 def linear_int4(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """[n, inputs] -> [n, outputs]; the weight is widened for each call."""
     return functional.linear(x, dequantise_int4(weight, x.dtype), bias)
+
+
+def _pieces(weight: torch.Tensor) -> Iterator[slice]:
+    """Runs of rows whose float32 copies are small: a head has hundreds of megabytes of them."""
+    step = max(1, _PIECE_ELEMENTS // weight.shape[1])
+    for begin in range(0, weight.shape[0], step):
+        yield slice(begin, begin + step)

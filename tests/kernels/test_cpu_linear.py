@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from kernels.bench import linear as bench
 from kernels.cpu import linear
+from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
 from kernels.reference.quantised import (
     dequantise_int4,
@@ -200,3 +203,26 @@ def test_a_processor_without_the_instructions_is_refused(monkeypatch):
     monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
     with pytest.raises(build.BuildError, match="lacks a kernel of its kind"):
         build.library()
+
+
+@native
+def test_the_bench_prints_ceilings_and_ends_in_json(capsys, monkeypatch):
+    monkeypatch.setattr(bench, "_SHAPES", ((64, 96), (96, 64)))
+    monkeypatch.setattr(bench, "_READ_BYTES", 2**20)
+    monkeypatch.setattr(bench, "_MATMUL_SIZE", 64)
+    assert bench.main(["--rows", "1,3", "--layers", "1"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["read_gb_s"] > 0
+    measured = {(result["weights"], result["rows"]) for result in told["results"]}
+    assert measured == {(kind, n) for kind in ("torch", "bf16", "int8", "int4") for n in (1, 3)}
+
+
+def test_memory_of_weights_is_aligned_and_each_has_its_own():
+    arena = Arena()
+    shapes = ((3, 5), (1,), (2**20,), (70 * 2**20,), (7, 7), (0, 4))
+    tensors = [arena.empty(shape, torch.int8).fill_(i) for i, shape in enumerate(shapes)]
+    for i, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
+        assert tensor.shape == shape
+        assert tensor.data_ptr() % 64 == 0
+        assert (tensor == i).all()
+    assert arena.empty((9,), torch.float32).data_ptr() % 64 == 0
