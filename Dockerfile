@@ -22,10 +22,9 @@ print(*project['dependencies'], sep='\n')" > requirements.txt \
     && pip install -c constraints.txt -r requirements.txt
 COPY README.md LICENSE ./
 COPY kernels kernels
-# Native CPU kernels, so that the image needs no compiler; on an ARM machine there are none, and
-# torch serves.
+# The kernels for CPUs, for every kind of processor: the image that serves has no compiler.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \
-    && (python -m kernels.cpu.native.build || true)
+    && python -m kernels.cpu.native.build --here
 COPY engine engine
 COPY loadtest loadtest
 COPY demo demo

@@ -4,7 +4,12 @@
 namespace quire {
 namespace {
 
-constexpr int MAX_GROUP = 8;  // heads at a time: their sums stay in registers
+// Heads at a time: their sums stay in registers.
+#ifdef __AVX512F__
+constexpr int MAX_GROUP = 8;
+#else
+constexpr int MAX_GROUP = 4;
+#endif
 
 // scores[g][i] = query g . key i; what lies behind the last key is 0.
 template <int GROUP, class T>
