@@ -11,7 +11,6 @@ at a listening socket.
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import logging
 import os
@@ -26,6 +25,7 @@ from typing import Any
 from engine import logs
 from engine.child import die_with_parent
 from engine.client import LoadProgress
+from engine.collector import settle
 from engine.config import EngineConfig
 from engine.errors import EngineDead, Failure, ModelLoadError
 from engine.frames import (
@@ -103,7 +103,7 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
         send(Fatal(Failure.of(error).message, "EngineDead"))
         return 1
 
-    gc.freeze()  # what is loaded stays: no collection in mid-stream need look at it
+    settle()
     hub = None
     if listen_fd is not None:
         hub = ClientHub(socket.socket(fileno=listen_fd), core.info)

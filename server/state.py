@@ -118,6 +118,10 @@ class ServerState:
         loaded = self._model is not None and self.failure is None
         return loaded and not self.draining and self.engine.alive
 
+    async def loaded(self) -> None:
+        """Wait until the model is loaded, or never will be."""
+        await self._loaded.wait()
+
     async def model(self) -> Model:
         """The model, once it is loaded.
 

@@ -18,6 +18,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from engine.collector import settle
 from server.http.protocol import HardenedProtocol
 from server.settings import Settings
 from server.state import ServerState
@@ -69,10 +70,17 @@ def serve(
 async def _run(
     server: _Server, sock: socket.socket, beside: Coroutine[Any, Any, None] | None
 ) -> None:
-    task = None if beside is None else asyncio.create_task(beside)
+    tasks = [asyncio.create_task(_settle(server.state))]
+    if beside is not None:
+        tasks.append(asyncio.create_task(beside))
     await server.serve(sockets=[sock])
-    if task is not None:
+    for task in tasks:
         task.cancel()
+
+
+async def _settle(state: ServerState) -> None:
+    await state.loaded()
+    settle()
 
 
 class _Server(uvicorn.Server):
@@ -80,23 +88,23 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config)
-        self._state = state
+        self.state = state
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Note the signal. uvicorn's own would raise it again at the end; ours exits with 0."""
-        if self._state.draining:
+        if self.state.draining:
             self.force_exit = True
-        self._state.draining = True
+        self.state.draining = True
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second: whether to end."""
-        return await super().on_tick(counter) or self._state.failure is not None
+        return await super().on_tick(counter) or self.state.failure is not None
 
     async def main_loop(self) -> None:
         """Serve, then let what is in flight finish."""
         await super().main_loop()
-        state = self._state
+        state = self.state
         in_flight = state.requests_in_flight
         if in_flight and state.failure is None:
             _log.info("ending; %d requests in flight are given time to finish", in_flight)

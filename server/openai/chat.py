@@ -30,6 +30,7 @@ from server.openai.outputs import (
     ChatCompletion,
     Delta,
     Message,
+    TextEvents,
     to_event,
 )
 from server.openai.sampling import chat_sampling
@@ -66,6 +67,7 @@ class _ChatCall:
         self._prompt = prompt
         self._sampling = sampling
         self._with_logprobs = bool(body.logprobs)
+        self._texts: dict[int, TextEvents] = {}  # by choice
         self._head: dict[str, Any] = {
             "id": new_id("chatcmpl"),
             "created": int(time.time()),
@@ -140,23 +142,30 @@ class _ChatCall:
         for choice, delta in step:
             if choice.index not in started:
                 started.add(choice.index)
-                chunks.append(self._chunk(choice, Delta(role="assistant", content="")))
+                opening = self._chunk(choice, Delta(role="assistant", content=""))
+                chunks.append(to_event(opening))
             if delta.text or delta.logprobs:
                 chunks.append(self._content(choice, delta))
             if delta.finished:
-                chunks.append(self._chunk(choice, Delta(), ends=True))
+                chunks.append(to_event(self._chunk(choice, Delta(), ends=True)))
         return b"".join(chunks)
 
     def _content(self, choice: Choice, delta: TextDelta) -> bytes:
-        logprobs = chat_logprobs(delta.logprobs) if self._with_logprobs else None
-        return self._chunk(choice, Delta(content=delta.text), logprobs=logprobs)
+        if self._with_logprobs:
+            logprobs = chat_logprobs(delta.logprobs)
+            return to_event(self._chunk(choice, Delta(content=delta.text), logprobs=logprobs))
+        events = self._texts.get(choice.index)
+        if events is None:
+            sample = self._chunk(choice, Delta(content=TextEvents.MARK))
+            events = self._texts[choice.index] = TextEvents(sample)
+        return events.event(delta.text)
 
-    def _chunk(self, choice: Choice, delta: Delta, *, ends: bool = False, **more: Any) -> bytes:
+    def _chunk(self, choice: Choice, delta: Delta, *, ends: bool = False, **more: Any) -> ChatChunk:
         if ends:
             more.update(finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
         part = ChatChunkChoice(index=choice.index, delta=delta, **more)
         usage = None if self._body.include_usage else UNSET
-        return to_event(ChatChunk(**self._head, choices=[part], usage=usage))
+        return ChatChunk(**self._head, choices=[part], usage=usage)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from engine.text.output import TextDelta, TokenLogprob, prompt_entries
+from engine.text.output import TokenLogprob, prompt_entries
 from server.openai.endpoint import (
     check_length,
     encode_texts,
@@ -20,7 +20,13 @@ from server.openai.endpoint import (
 from server.openai.generation import Choice, Generation, Job, Step
 from server.openai.inputs import CompletionRequest, Prompt
 from server.openai.logprobs import completion_logprobs, prompt_logprobs
-from server.openai.outputs import Completion, CompletionChoice, CompletionLogprobs, to_event
+from server.openai.outputs import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    TextEvents,
+    to_event,
+)
 from server.openai.sampling import check_token_ids, completion_sampling
 from server.openai.schema import describe
 from server.state import Model, ServerState
@@ -48,6 +54,7 @@ class _CompletionCall:
         self._model = model
         self._body = body
         self._jobs = jobs
+        self._texts: dict[int, TextEvents] = {}  # by choice
         self._head: dict[str, Any] = {
             "id": new_id("cmpl"),
             "created": int(time.time()),
@@ -133,23 +140,33 @@ class _CompletionCall:
             text, tokens = self._echo(choice) if begins else ("", [])
             offset = offsets.setdefault(choice.index, len(text))
             text += delta.text
-            if text or tokens or delta.logprobs or delta.finished:
-                logprobs = self._logprobs(tokens, list(delta.logprobs), offset)
-                chunks.append(self._chunk(choice, delta, text, logprobs))
+            if delta.finished or self._body.logprobs is not None:
+                if text or tokens or delta.logprobs or delta.finished:
+                    logprobs = self._logprobs(tokens, list(delta.logprobs), offset)
+                    chunks.append(to_event(self._chunk(choice, text, logprobs, delta.finished)))
+            elif text:
+                chunks.append(self._text_event(choice, text))
         return b"".join(chunks)
 
+    def _text_event(self, choice: Choice, text: str) -> bytes:
+        events = self._texts.get(choice.index)
+        if events is None:
+            sample = self._chunk(choice, TextEvents.MARK, None, ends=False)
+            events = self._texts[choice.index] = TextEvents(sample)
+        return events.event(text)
+
     def _chunk(
-        self, choice: Choice, delta: TextDelta, text: str, logprobs: CompletionLogprobs | None
-    ) -> bytes:
+        self, choice: Choice, text: str, logprobs: CompletionLogprobs | None, ends: bool
+    ) -> Completion:
         part = CompletionChoice(
             index=choice.index,
             text=text,
             logprobs=logprobs,
-            finish_reason=choice.finish_reason if delta.finished else None,
-            stop_reason=choice.stop_reason if delta.finished else UNSET,
+            finish_reason=choice.finish_reason if ends else None,
+            stop_reason=choice.stop_reason if ends else UNSET,
         )
         usage = None if self._body.include_usage else UNSET
-        return to_event(Completion(**self._head, choices=[part], usage=usage))
+        return Completion(**self._head, choices=[part], usage=usage)
 
     def _echo(self, choice: Choice) -> tuple[str, list[TokenLogprob]]:
         """The prompt's text and tokens, where they are to be part of the answer."""
