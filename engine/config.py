@@ -31,7 +31,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The paged KV cache."""
 
-    block_size: int = 16  # tokens a block
+    block_size: int | None = None  # tokens a block; None: what suits the device
     enable_prefix_caching: bool = True
     memory_bytes: int | None = None  # None: a share of what the device has free
     memory_utilization: float = 0.9  # of a GPU's memory, weights included
@@ -48,6 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Quantization | None = None  # of the weights, while they load
     max_model_len: int | None = None  # None: the model's own, cut to what the KV cache holds
     attention_backend: str = "auto"
+    batch_invariant: bool = False  # a sequence's logits have the same bits in any batch
     enforce_eager: bool = False  # no CUDA graphs
     num_threads: int | None = None  # CPU threads of the tensor library; None: one a core
     seed: int = 0  # of dummy weights

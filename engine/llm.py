@@ -59,12 +59,14 @@ class LLM:
         quantization: Quantization | None = None,
         max_model_len: int | None = None,
         attention_backend: str = "auto",
+        batch_invariant: bool = False,
+        enforce_eager: bool = False,
         num_threads: int | None = None,
         seed: int = 0,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048,
         scheduling_policy: Policy = "fcfs",
-        block_size: int = 16,
+        block_size: int | None = None,
         enable_prefix_caching: bool = True,
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
@@ -84,12 +86,14 @@ class LLM:
             load_format: "dummy" makes random weights from config.json alone, "stub" has no model.
             max_model_len: longest context in tokens, prompt and output together.
             attention_backend: auto takes the fastest that can serve the model.
+            batch_invariant: the same logits, bit for bit, in any batch; slower.
+            enforce_eager: capture no CUDA graphs.
             num_threads: CPU threads; one a core when left out.
             seed: of dummy weights.
             max_num_seqs: sequences that run at once.
             max_num_batched_tokens: tokens that one step computes.
             scheduling_policy: order of the queue.
-            block_size: tokens in one KV block.
+            block_size: tokens in one KV block; 64 on a GPU and 16 on a CPU when left out.
             enable_prefix_caching: reuse the KV blocks of prompts that begin alike.
             kv_cache_memory_bytes: size of the KV cache; a share of what is free when left out.
             gpu_memory_utilization: share of a GPU's memory to use, weights included.
@@ -111,6 +115,8 @@ class LLM:
             quantization=quantization,
             max_model_len=max_model_len,
             attention_backend=attention_backend,
+            batch_invariant=batch_invariant,
+            enforce_eager=enforce_eager,
             num_threads=num_threads,
             seed=seed,
             scheduler=SchedulerConfig(

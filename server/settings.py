@@ -13,13 +13,12 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
+from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -40,25 +39,14 @@ from engine.config import (
     SchedulerConfig,
 )
 from engine.paths import default_model_dir
+from server.setting import Setting, setting, table_of
 from server.setting_values import ScaledInt, StringList
 
 DEMO_MODEL_NAME = "quire-demo"
 
-_ENV_PREFIX = "QUIRE_"
-
 
 class InvalidSettings(ValueError):
     """A setting that cannot be used, told in one line that names where it was given."""
-
-
-def _setting(default: Any, group: str, help: str, *, name: str = "", **limits: Any) -> Any:
-    """A field of the table. ``name`` is what people call it where that is not the field's."""
-    return Field(
-        default,
-        description=help,
-        json_schema_extra={"group": group, "name": name},
-        **limits,
-    )
 
 
 _MODEL, _SERVER, _SCHEDULER = "Model", "Server", "Scheduling and batching"
@@ -75,105 +63,117 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     # Model
-    model: str | None = _setting(
+    model: str | None = setting(
         None,
         _MODEL,
         "Directory in Hugging Face format, or a name on the Hub (org/name). The model that ships "
         "with Quire when left out.",
     )
-    config: Path | None = _setting(
+    config: Path | None = setting(
         None, _MODEL, "YAML file with any of these settings, such as one from configs/."
     )
-    served_model_names: StringList = _setting(
+    served_model_names: StringList = setting(
         [],
         _MODEL,
         "Name under which clients ask for the model; may be repeated. The last part of MODEL "
         "when left out.",
         name="served_model_name",
     )
-    tokenizer: str | None = _setting(
+    tokenizer: str | None = setting(
         None, _MODEL, "Directory of the tokenizer, when it is not the model's own."
     )
-    chat_template: Path | None = _setting(
+    chat_template: Path | None = setting(
         None, _MODEL, "Jinja file that replaces the model's own chat template."
     )
-    dtype: Dtype = _setting(
+    dtype: Dtype = setting(
         "auto",
         _MODEL,
         "Number format of weights and KV cache. auto takes the checkpoint's on a GPU; on a CPU "
         "bfloat16 where the processor computes in it, else float32.",
     )
-    quantization: Quantization | None = _setting(
+    quantization: Quantization | None = setting(
         None,
         _MODEL,
         "Round the weights while they load: int8 (one scale for each output) or int4 (one for 32 "
         "inputs). On a CPU only.",
     )
-    device: Device = _setting("auto", _MODEL, "Where to run; auto takes a GPU when there is one.")
-    load_format: LoadFormat = _setting(
+    device: Device = setting("auto", _MODEL, "Where to run; auto takes a GPU when there is one.")
+    load_format: LoadFormat = setting(
         "auto",
         _MODEL,
         "For measuring: dummy makes random weights from config.json alone; stub has no model at "
         "all, and its tokens cost nothing.",
     )
-    max_model_len: ScaledInt | None = _setting(
+    max_model_len: ScaledInt | None = setting(
         None,
         _MODEL,
         "Longest context, prompt and output together, in tokens (8k = 8000, 8K = 8192). The "
         "model's own when left out, cut to what the KV cache holds.",
         ge=1,
     )
-    attention_backend: str = _setting(
+    attention_backend: str = setting(
         "auto", _MODEL, "Attention implementation; auto takes the fastest that can serve the model."
     )
-    num_threads: int | None = _setting(
+    batch_invariant: bool = setting(
+        False,
+        _MODEL,
+        "Give a sequence the same logits, bit for bit, whatever else is in the batch and however "
+        "its prompt is cut; slower.",
+    )
+    enforce_eager: bool = setting(False, _MODEL, "Do not capture CUDA graphs.")
+    num_threads: int | None = setting(
         None, _MODEL, "CPU threads of the engine; one for each core when left out.", ge=1
     )
-    seed: int = _setting(0, _MODEL, "Seed of dummy weights.", ge=0)
-    stub_step_ms: float = _setting(
+    seed: int = setting(0, _MODEL, "Seed of dummy weights.", ge=0)
+    stub_step_ms: float = setting(
         0.0, _MODEL, "Milliseconds that a step takes under --load-format stub.", ge=0, le=10_000
     )
 
     # Server
-    host: str = _setting(
+    host: str = setting(
         "127.0.0.1", _SERVER, "Address to listen on; 0.0.0.0 lets other machines connect."
     )
-    port: int = _setting(8000, _SERVER, "Port to listen on; 0 picks a free one.", ge=0, le=65535)
-    api_workers: int = _setting(
+    port: int = setting(8000, _SERVER, "Port to listen on; 0 picks a free one.", ge=0, le=65535)
+    api_workers: int = setting(
         1,
         _SERVER,
         "API processes that share the engine and the port, for when one is the bottleneck.",
         ge=1,
         le=64,
     )
-    shutdown_timeout_s: float = _setting(
+    shutdown_timeout_s: float = setting(
         30.0, _SERVER, "Seconds that requests in flight are given to finish after SIGTERM.", ge=0
     )
-    heartbeat_s: float = _setting(
+    heartbeat_s: float = setting(
         15.0, _SERVER, "Seconds between comment lines on a stream whose request waits.", gt=0
     )
 
     # Scheduling and batching
-    max_num_seqs: int = _setting(256, _SCHEDULER, "Sequences that run at once.", ge=1)
-    max_num_batched_tokens: ScaledInt = _setting(
+    max_num_seqs: int = setting(256, _SCHEDULER, "Sequences that run at once.", ge=1)
+    max_num_batched_tokens: ScaledInt = setting(
         2048, _SCHEDULER, "Tokens computed by one step, prompts and outputs together.", ge=1
     )
-    scheduling_policy: Policy = _setting(
+    scheduling_policy: Policy = setting(
         "fcfs",
         _SCHEDULER,
         "Order of the queue: fcfs (first come first served), priority (lower values first) or "
         "sjf (shortest job first).",
     )
-    batching_window_ms: float = _setting(
+    overlap: bool | None = setting(
+        None,
+        _SCHEDULER,
+        "Plan and launch each step while the one before it runs. When left out: on a GPU.",
+    )
+    batching_window_ms: float = setting(
         0.0,
         _SCHEDULER,
         "Milliseconds that new prompts may be held back to form a larger batch; 0 is off.",
         ge=0,
     )
-    batching_window_prompts: int = _setting(
+    batching_window_prompts: int = setting(
         0, _SCHEDULER, "Prompts that end the batching window early; 0 is no limit.", ge=0
     )
-    batching_window_tokens: int = _setting(
+    batching_window_tokens: int = setting(
         0,
         _SCHEDULER,
         "Prompt tokens that end the batching window early; 0 is max-num-batched-tokens.",
@@ -181,26 +181,32 @@ class Settings(BaseSettings):
     )
 
     # KV cache
-    block_size: int = _setting(16, _CACHE, "Tokens in one KV block.", ge=1, le=1024)
-    enable_prefix_caching: bool = _setting(
+    block_size: int | None = setting(
+        None,
+        _CACHE,
+        "Tokens in one KV block. When left out: 64 on a GPU, 16 on a CPU.",
+        ge=1,
+        le=1024,
+    )
+    enable_prefix_caching: bool = setting(
         True, _CACHE, "Keep the KV blocks of finished requests for prompts that begin alike."
     )
-    kv_cache_memory_bytes: ScaledInt | None = _setting(
+    kv_cache_memory_bytes: ScaledInt | None = setting(
         None,
         _CACHE,
         "Memory of the KV cache, such as 2GiB. When left out: what the share of a GPU leaves; on "
         "a CPU 512 MiB, or more where one sequence of full length needs it.",
         ge=1,
     )
-    gpu_memory_utilization: float = _setting(
+    gpu_memory_utilization: float = setting(
         0.9, _CACHE, "Share of a GPU's memory to use, weights included.", gt=0, le=1
     )
-    num_gpu_blocks_override: int | None = _setting(
+    num_gpu_blocks_override: int | None = setting(
         None, _CACHE, "Number of KV blocks on any device, whatever the memory.", ge=1
     )
 
     # Access and limits
-    api_keys: StringList = _setting(
+    api_keys: StringList = setting(
         [],
         _LIMITS,
         "Key that clients must send as a bearer token; may be repeated. No key is asked for when "
@@ -208,31 +214,31 @@ class Settings(BaseSettings):
         name="api_key",
         repr=False,
     )
-    strict: bool = _setting(
+    strict: bool = setting(
         False, _LIMITS, "Refuse requests with unknown fields instead of naming them in a header."
     )
-    max_queued_requests: int = _setting(
+    max_queued_requests: int = setting(
         1024, _LIMITS, "Sequences that may wait beyond those that run; more get a 503.", ge=0
     )
-    max_body_bytes: ScaledInt = _setting(
+    max_body_bytes: ScaledInt = setting(
         16 * 2**20, _LIMITS, "Largest request body, such as 16MiB.", ge=1
     )
-    max_messages: int = _setting(10_000, _LIMITS, "Messages in one chat request.", ge=1)
-    max_prompts: int = _setting(1024, _LIMITS, "Prompts in one completion request.", ge=1)
-    header_timeout_s: float = _setting(
+    max_messages: int = setting(10_000, _LIMITS, "Messages in one chat request.", ge=1)
+    max_prompts: int = setting(1024, _LIMITS, "Prompts in one completion request.", ge=1)
+    header_timeout_s: float = setting(
         10.0, _LIMITS, "Seconds a client may take to send a request's headers.", gt=0
     )
-    body_timeout_s: float = _setting(
+    body_timeout_s: float = setting(
         30.0, _LIMITS, "Seconds that may pass without a byte of a request's body.", gt=0
     )
 
     # Logs and metrics
-    log_level: LogLevel = _setting("info", _LOGS, "Least severity that is logged.")
-    log_format: LogFormat = _setting("text", _LOGS, "Lines for people, or one JSON object a line.")
-    disable_log_requests: bool = _setting(
+    log_level: LogLevel = setting("info", _LOGS, "Least severity that is logged.")
+    log_format: LogFormat = setting("text", _LOGS, "Lines for people, or one JSON object a line.")
+    disable_log_requests: bool = setting(
         False, _LOGS, "Do not log a line for each request. Prompts are never logged."
     )
-    metrics_prefix: str = _setting(
+    metrics_prefix: str = setting(
         "quire",
         _LOGS,
         "First part of the metric names; vllm emits the names that existing dashboards know.",
@@ -299,6 +305,8 @@ class Settings(BaseSettings):
             quantization=self.quantization,
             max_model_len=self.max_model_len,
             attention_backend=self.attention_backend,
+            batch_invariant=self.batch_invariant,
+            enforce_eager=self.enforce_eager,
             num_threads=self.num_threads,
             seed=self.seed,
             stub_step_ms=self.stub_step_ms,
@@ -306,6 +314,7 @@ class Settings(BaseSettings):
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 policy=self.scheduling_policy,
+                overlap=self.overlap,
                 batching_window_ms=self.batching_window_ms,
                 batching_window_prompts=self.batching_window_prompts,
                 batching_window_tokens=self.batching_window_tokens,
@@ -322,60 +331,9 @@ class Settings(BaseSettings):
         )
 
 
-class Setting(NamedTuple):
-    """One row of the table, as flags, environment, YAML and documentation see it."""
-
-    field: str
-    name: str  # what people call it: the YAML key, and the stem of the flag and the variable
-    group: str
-    help: str
-    default: Any
-    choices: tuple[str, ...]
-    kind: Literal["flag", "list", "value"]  # given alone, repeatable, or with one value
-
-    @property
-    def flag(self) -> str:
-        """Its spelling on the command line."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """Its spelling in the environment."""
-        return _ENV_PREFIX + self.name.upper()
-
-
 def settings_table() -> list[Setting]:
     """All settings in the order in which they are told to people."""
-    rows = []
-    for field, info in Settings.model_fields.items():
-        extra = info.json_schema_extra
-        assert isinstance(extra, dict)
-        rows.append(
-            Setting(
-                field=field,
-                name=str(extra["name"]) or field,
-                group=str(extra["group"]),
-                help=info.description or "",
-                default=info.default,
-                choices=_choices(info.annotation),
-                kind=_kind(info.annotation),
-            )
-        )
-    return rows
-
-
-def _kind(annotation: Any) -> Literal["flag", "list", "value"]:
-    if annotation is bool:
-        return "flag"
-    return "list" if get_origin(annotation) is list else "value"
-
-
-def _choices(annotation: Any) -> tuple[str, ...]:
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(choice for arm in get_args(annotation) for choice in _choices(arm))
-    return ()
+    return table_of(Settings)
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:

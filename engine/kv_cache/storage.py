@@ -61,6 +61,7 @@ def plan_memory(
     cache: CacheConfig,
     scheduler: SchedulerConfig,
     *,
+    block_size: int,
     max_model_len: int | None,
     dtype: torch.dtype,
     device: torch.device,
@@ -78,14 +79,14 @@ def plan_memory(
         )
     wanted_len = max_model_len or spec.default_context
     bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
-    block_bytes = bytes_per_token * cache.block_size
+    block_bytes = bytes_per_token * block_size
     available = available_bytes(device)
     if cache.num_blocks is not None:
         num_blocks = cache.num_blocks
     elif cache.memory_bytes is not None:
         num_blocks = cache.memory_bytes // block_bytes
     else:
-        blocks_a_sequence = -(-wanted_len // cache.block_size)
+        blocks_a_sequence = -(-wanted_len // block_size)
         if device.type == "cuda":
             budget = _gpu_budget(spec, cache, scheduler, dtype, device, available)
         else:
@@ -102,14 +103,14 @@ def plan_memory(
             f"the KV cache that is asked for takes {num_blocks * block_bytes / 2**20:,.0f} MiB, "
             f"{available / 2**20:,.0f} MiB are free"
         )
-    holds = num_blocks * cache.block_size
+    holds = num_blocks * block_size
     return MemoryPlan(
         weights_bytes=weights_bytes,
         kv_cache_bytes=num_blocks * block_bytes,
         free_bytes=max(0, available - num_blocks * block_bytes),
         bytes_per_token=bytes_per_token,
         num_blocks=num_blocks,
-        block_size=cache.block_size,
+        block_size=block_size,
         max_model_len=max_model_len or min(wanted_len, holds),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -74,3 +75,37 @@ class DenseMethod:
     def make_head(self, weight: torch.Tensor) -> Head:
         """See ``LinearMethod``."""
         return DenseLinear(weight, None)
+
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+class InvariantMethod:
+    """Unquantised weights, whose products have the same bits for a row in any batch.
+
+    Args:
+        product: of x [n, inputs], a weight [outputs, inputs] and a bias [outputs] or None.
+    """
+
+    def __init__(self, product: Product) -> None:
+        self._product = product
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See ``LinearMethod``."""
+        return _InvariantLinear(weight, bias, self._product)
+
+    def make_head(self, weight: torch.Tensor) -> Head:
+        """See ``LinearMethod``."""
+        return _InvariantLinear(weight, None, self._product)
+
+
+class _InvariantLinear(DenseLinear):
+    __slots__ = ("_product",)
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, product: Product) -> None:
+        super().__init__(weight, bias)
+        self._product = product
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Linear``."""
+        return self._product(x, self.weight, self.bias)

@@ -12,14 +12,16 @@ from kernels.select import NoKernelsError, select_kernels
 logger = logging.getLogger(__name__)
 
 
-def choose_kernels(name: str, spec: AttentionSpec) -> Kernels:
+def choose_kernels(name: str, spec: AttentionSpec, *, invariant: bool = False) -> Kernels:
     """The kernels called ``name``, or for ``auto`` the first kind that serves the model.
+
+    With ``invariant``, of those whose results for a sequence have the same bits in any batch.
 
     Raises:
         ModelLoadError: there is none; says why for each.
     """
     try:
-        kernels, refusals = select_kernels(name, spec)
+        kernels, refusals = select_kernels(name, spec, invariant=invariant)
     except NoKernelsError as error:
         raise ModelLoadError(str(error)) from None
     for loser, reason in refusals:

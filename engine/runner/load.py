@@ -33,6 +33,10 @@ from kernels.attention import AttentionSpec
 
 logger = logging.getLogger(__name__)
 
+# The keys of a block are one tile of a GPU's attention kernels; on a CPU, where caches are small,
+# what counts is how much of the last blocks is empty.
+_BLOCK_SIZES = {"cpu": 16, "cuda": 64}
+
 
 def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> ModelRunner:
     """See ``engine.runner.load_runner``. What can be refused is refused before weights load."""
@@ -42,16 +46,18 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     headers = [] if config.load_format == "dummy" else read_headers(model.directory)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
-    attention = _attention_spec(spec, config.cache.block_size, dtype, device)
-    kernels = choose_kernels(config.attention_backend, attention)
+    block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
+    attention = _attention_spec(spec, block_size, dtype, device)
+    kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
-    method = choose_method(config.quantization, dtype, device)
+    method = choose_method(config.quantization, dtype, device, invariant=config.batch_invariant)
     weights = _load(config, spec, headers, dtype, device, on_progress)
     modules = make_modules(spec, weights, method)
     memory = plan_memory(
         spec,
         config.cache,
         config.scheduler,
+        block_size=block_size,
         max_model_len=config.max_model_len,
         dtype=dtype,
         device=device,

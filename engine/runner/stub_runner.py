@@ -21,6 +21,7 @@ from engine.runner.protocol import Computed, Launched
 from engine.types import EngineInfo, MemoryPlan, StepPlan, StepResult
 
 _MAX_BLOCKS = 2**16  # the pool's books take memory, though the blocks do not
+_BLOCK_SIZE = 16
 _STRIDE = 7919  # a prime, so that neighbouring positions get unrelated words
 
 
@@ -104,7 +105,7 @@ def _plan(spec: DecoderSpec, config: EngineConfig) -> MemoryPlan:
             f"max_model_len {longest} is out of range: this model's context is "
             f"{spec.longest_context}"
         )
-    block_size = config.cache.block_size
+    block_size = config.cache.block_size or _BLOCK_SIZE
     num_blocks = config.cache.num_blocks or min(
         -(-longest // block_size) * config.scheduler.max_num_seqs, _MAX_BLOCKS
     )

@@ -82,8 +82,8 @@ def _argument(row: Setting) -> dict[str, Any]:
 
 
 def _default(row: Setting) -> str:
-    if row.kind == "flag":
-        return f" (default: {'on' if row.default else 'off'})"
     if row.default is None or row.default == []:
         return ""
+    if row.kind == "flag":
+        return f" (default: {'on' if row.default else 'off'})"
     return f" (default: {row.default})"

@@ -1,0 +1,65 @@
+"""Attention whose result for a token does not depend on how its prompt is cut into chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchGeometry,
+    DeviceGeometry,
+    LayerAttention,
+    LayerCache,
+)
+
+
+class PerTokenAttention:
+    """Every token of a chunk as a row of its own, of the length that ends with it.
+
+    A backend sums a single query's keys in one order and a chunk's in another. This way there is
+    one: what the inner backend does with single queries, which must not depend on the batch. The
+    price is that a chunk's tokens do not share what they read.
+    """
+
+    is_capturable = False
+
+    def __init__(self, inner: AttentionBackend) -> None:
+        self.name = inner.name
+        self._inner = inner
+
+    def refuse(self, spec: AttentionSpec) -> str | None:
+        """See ``AttentionBackend.refuse``."""
+        return self._inner.refuse(spec)
+
+    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+        """Never: the rows are laid out on the host."""
+        return False
+
+    def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> Any:
+        """See ``AttentionBackend.plan``."""
+        lengths = np.diff(geometry.query_start)
+        ends = np.arange(geometry.query_start[-1]) + 1  # tokens of the batch up to each one
+        starts = np.repeat(geometry.seq_lens - geometry.query_start[1:], lengths)
+        host = [
+            x.astype(np.int32)
+            for x in (np.append(0, ends), starts + ends, np.repeat(geometry.slots, lengths))
+        ]
+        on_device = (torch.from_numpy(x).to(spec.device) for x in host)
+        expanded = BatchGeometry(
+            host[0],
+            host[1],
+            host[2],
+            geometry.tables,
+            DeviceGeometry(*on_device, geometry.device.tables),
+        )
+        return self._inner.plan(expanded, spec)
+
+    def forward(
+        self, state: Any, layer: LayerAttention, query: torch.Tensor, cache: LayerCache
+    ) -> torch.Tensor:
+        """See ``AttentionBackend.forward``."""
+        return self._inner.forward(state, layer, query, cache)

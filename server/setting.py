@@ -1,0 +1,76 @@
+"""One setting: what a person may write for it, and its row of the table."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel, Field
+
+_ENV_PREFIX = "QUIRE_"
+
+
+def setting(default: Any, group: str, help: str, *, name: str = "", **limits: Any) -> Any:
+    """A field of the table. ``name`` is what people call it where that is not the field's."""
+    return Field(
+        default,
+        description=help,
+        json_schema_extra={"group": group, "name": name},
+        **limits,
+    )
+
+
+class Setting(NamedTuple):
+    """One row of the table, as flags, environment, YAML and documentation see it."""
+
+    field: str
+    name: str  # what people call it: the YAML key, and the stem of the flag and the variable
+    group: str
+    help: str
+    default: Any
+    choices: tuple[str, ...]
+    kind: Literal["flag", "list", "value"]  # given alone, repeatable, or with one value
+
+    @property
+    def flag(self) -> str:
+        """Its spelling on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its spelling in the environment."""
+        return _ENV_PREFIX + self.name.upper()
+
+
+def table_of(model: type[BaseModel]) -> list[Setting]:
+    """A row for each field that was made by ``setting``, in order."""
+    rows = []
+    for field, info in model.model_fields.items():
+        extra = info.json_schema_extra
+        assert isinstance(extra, dict)
+        rows.append(
+            Setting(
+                field=field,
+                name=str(extra["name"]) or field,
+                group=str(extra["group"]),
+                help=info.description or "",
+                default=info.default,
+                choices=_choices(info.annotation),
+                kind=_kind(info.annotation),
+            )
+        )
+    return rows
+
+
+def _kind(annotation: Any) -> Literal["flag", "list", "value"]:
+    if annotation is bool or bool in get_args(annotation):
+        return "flag"
+    return "list" if get_origin(annotation) is list else "value"
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(choice for arm in get_args(annotation) for choice in _choices(arm))
+    return ()
