@@ -44,18 +44,13 @@ class PerTokenAttention:
         lengths = np.diff(geometry.query_start)
         ends = np.arange(geometry.query_start[-1]) + 1  # tokens of the batch up to each one
         starts = np.repeat(geometry.seq_lens - geometry.query_start[1:], lengths)
-        host = [
-            x.astype(np.int32)
-            for x in (np.append(0, ends), starts + ends, np.repeat(geometry.slots, lengths))
-        ]
-        on_device = (torch.from_numpy(x).to(spec.device) for x in host)
-        expanded = BatchGeometry(
-            host[0],
-            host[1],
-            host[2],
-            geometry.tables,
-            DeviceGeometry(*on_device, geometry.device.tables),
-        )
+        query_start = np.append(0, ends).astype(np.int32)
+        seq_lens = (starts + ends).astype(np.int32)
+        slots = np.repeat(geometry.slots, lengths)
+        host = (query_start, seq_lens, slots)
+        starts, lens, lines = (torch.from_numpy(array).to(spec.device) for array in host)
+        on_device = DeviceGeometry(starts, lens, lines, geometry.device.tables)
+        expanded = BatchGeometry(query_start, seq_lens, slots, geometry.tables, on_device)
         return self._inner.plan(expanded, spec)
 
     def forward(

@@ -77,12 +77,31 @@ _AUTO_MAKERS = {**_MAKERS, "triton": _proven_triton}
 ATTENTION_BACKENDS = ("auto", *_MAKERS)
 
 
-def select_kernels(name: str, spec: AttentionSpec) -> tuple[Kernels, list[tuple[str, str]]]:
+def _invariant(kernels: Kernels) -> Kernels | str:
+    """These kernels, with an attention that sums a token's keys in one order however its prompt
+    is cut; the others have one order anyway. Or why there is none.
+    """
+    if kernels.name == "reference":
+        return "its sums depend on the batch"
+    if kernels.name == "triton":
+        from kernels.triton.backend import TritonAttention
+
+        return kernels._replace(attention=TritonAttention(invariant=True))
+    from kernels.per_token import PerTokenAttention
+
+    return kernels._replace(attention=PerTokenAttention(kernels.attention))
+
+
+def select_kernels(
+    name: str, spec: AttentionSpec, *, invariant: bool = False
+) -> tuple[Kernels, list[tuple[str, str]]]:
     """The kernels for a model, and what was passed over: (name, reason) in order of preference.
 
     Args:
         name: one of ``ATTENTION_BACKENDS``; the other kernels are of the attention's kind.
         spec: what the model asks of its attention.
+        invariant: only such whose results for a sequence have the same bits in any batch, however
+            its prompt is cut.
 
     Raises:
         NoKernelsError: the name is unknown, or every candidate refuses.
@@ -94,6 +113,8 @@ def select_kernels(name: str, spec: AttentionSpec) -> tuple[Kernels, list[tuple[
     makers = _AUTO_MAKERS if name == "auto" else {name: _MAKERS[name]}
     for candidate, make in makers.items():
         kernels = make(spec)
+        if invariant and not isinstance(kernels, str):
+            kernels = _invariant(kernels)
         reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)
         if not isinstance(kernels, str) and reason is None:
             return kernels, refusals

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import random
 
 import pytest
+import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import ModelLoadError
+from engine.quantization import choose_method
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from tests import tiny_models
@@ -77,10 +78,9 @@ def test_the_ordinary_mode_does_not_promise_it(directory: str) -> None:
     assert answers(core, prompts) != alone
 
 
-def test_what_cannot_be_invariant_is_refused_and_said(directory: str, caplog) -> None:
-    caplog.set_level(logging.INFO)
+def test_what_cannot_be_invariant_is_refused_and_said(directory: str) -> None:
     config = EngineConfig(model=directory, batch_invariant=True, attention_backend="reference")
     with pytest.raises(ModelLoadError, match="depend on the batch"):
         load_runner(config)
-    with pytest.raises(ModelLoadError, match=r"int4.*batch-invariant"):
-        load_runner(EngineConfig(model=directory, batch_invariant=True, quantization="int4"))
+    with pytest.raises(ModelLoadError, match=r"int4.*not batch-invariant"):
+        choose_method("int4", torch.bfloat16, torch.device("cpu"), invariant=True)

@@ -42,6 +42,7 @@ def plan(cache=CacheConfig(), max_num_seqs=256, max_model_len=None):  # noqa: B0
         SPEC,
         cache,
         SchedulerConfig(max_num_seqs=max_num_seqs),
+        block_size=cache.block_size or 16,
         max_model_len=max_model_len,
         dtype=torch.float32,
         device=torch.device("cpu"),
