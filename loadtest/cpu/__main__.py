@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", type=_names, metavar="PART,...", help=f"of {names}")
     add("--concurrency", type=_numbers, default=[], metavar="N,...", help="of the loads to send")
     add("--rounds", type=int, help="of each load and side (3; 1 under --quick)")
+    add("--tries", type=int, default=3, metavar="N", help="of a round that was disturbed")
     add("--quick", action="store_true", help=f"one round of {', '.join(_QUICK_PARTS)}")
     add("--out", type=Path, default=Path("loadtest/results/bench-cpu.json"), metavar="FILE")
     add("--models-dir", type=Path, default=Path("loadtest/out/models"), metavar="DIR")
@@ -99,6 +100,7 @@ def _measure(name: str, options: argparse.Namespace, result: dict[str, Any]) -> 
             PARTS[name],
             concurrencies=options.concurrency,
             rounds=options.rounds or (1 if options.quick else 3),
+            tries=options.tries,
             programs={program: getattr(options, program) for program in PROGRAMS},
             models=options.models_dir,
             command=command,

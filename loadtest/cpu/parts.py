@@ -82,6 +82,7 @@ def measure_part(
     *,
     concurrencies: Sequence[int],
     rounds: int,
+    tries: int,
     programs: Mapping[str, str],
     models: Path,
     command: Sequence[str],
@@ -92,6 +93,7 @@ def measure_part(
         part: what is measured.
         concurrencies: of its loads; all of them where empty.
         rounds: of each load and side.
+        tries: of a round that something else disturbs.
         programs: command lines of the peers that take part, by program.
         models: where the models are made.
         command: what runs Quire's command line; this interpreter's where empty.
@@ -111,7 +113,7 @@ def measure_part(
     ):
         sides = {QUIRE: quire, **peers}
         for load in chosen:
-            results = measure_load(sides, load, vocab=shape.vocab, rounds=rounds)
+            results = measure_load(sides, load, vocab=shape.vocab, rounds=rounds, tries=tries)
             limit_s = floor_s(shape, load, part.weight_bits, ceilings)
             loads[load.key] = {
                 "floor_tokens_per_s": load.output_tokens / limit_s,

@@ -24,19 +24,18 @@ _ENDPOINT = Endpoint(False, MODEL_NAME, {"temperature": 0.0, "ignore_eos": True}
 # Cores that neither the server nor this client used: above this share the round was disturbed.
 # (The server's own use tells less: a load of one sequence need not fill all cores.)
 _FOREIGN_CORES = 0.1
-_TRIES = 3
 _TOLD = ("tokens_per_s", "itl_p99_ms", "server_cores", "foreign_cores")
 _MEDIANS = ("tokens_per_s", "wall_s", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "server_cores")
 
 
 def measure_load(
-    sides: Mapping[str, RunningServer], load: CpuLoad, *, vocab: int, rounds: int
+    sides: Mapping[str, RunningServer], load: CpuLoad, *, vocab: int, rounds: int, tries: int = 3
 ) -> dict[str, dict[str, Any]]:
     """Medians over ``rounds`` and the rounds themselves, by side.
 
     All sides get the same prompts in one round and new ones in the next. All but the first, which
-    is Quire, are paused while it is not their turn. A disturbed round is repeated, and marked
-    where it stays so.
+    is Quire, are paused while it is not their turn. A disturbed round is repeated, up to
+    ``tries`` times in all, and marked where it stays so.
 
     Raises:
         RuntimeError: a side did not answer every request in full.
@@ -50,7 +49,7 @@ def measure_load(
                 if number < 0:
                     _round(server, _warm_up(load, vocab), load.concurrency)
                     continue
-                result = _undisturbed(server, load, vocab, number)
+                result = _undisturbed(server, load, vocab, number, tries)
             except RuntimeError as error:
                 raise RuntimeError(f"{name}, {load.key}: {error}") from None
             finally:
@@ -82,9 +81,11 @@ def _warm_up(load: CpuLoad, vocab: int) -> list[list[Ask]]:
     return [[Ask(ask.prompt, 8) for ask in asks[: load.concurrency]]]
 
 
-def _undisturbed(server: RunningServer, load: CpuLoad, vocab: int, number: int) -> dict[str, Any]:
+def _undisturbed(
+    server: RunningServer, load: CpuLoad, vocab: int, number: int, tries: int
+) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    for attempt in range(_TRIES):
+    for attempt in range(tries):
         rng = random.Random(f"{load.key} {number} {attempt}")
         result = _round(server, load.waves(vocab, rng), load.concurrency)
         if result["foreign_cores"] <= _FOREIGN_CORES:
