@@ -1,7 +1,11 @@
 // Attention of prompt chunks: a tile of queries against tiles of keys, as products of matrices
 // (FlashAttention, Dao et al. 2022). A query's result depends on where the tiles of keys begin,
 // which is fixed, and not on how its prompt was cut into chunks.
+//
+// The operands of the products are float32, or bfloat16 where the processor multiplies that; sums
+// and softmax are float32.
 #include "attention.h"
+#include "pairs.h"
 
 namespace quire {
 namespace {
@@ -59,62 +63,143 @@ void multiply(const float* a, int64_t a_stride, const float* b, int64_t rows, in
     multiply_columns<1>(a, a_stride, b + n, columns, rows, depth, c + n, columns);
 }
 
-// keys[padded dim][TILE] and values[TILE][padded dim] in float32; zeros where there is no token.
+// What the products of a tensor's type are made of; a query's length is a multiple of DEPTH.
 template <class T>
-void unpack(const TileRows<T>& rows, int64_t dim, float* keys, float* values) {
-  const int64_t stride = padded(dim);
-  for (int64_t base = 0; base < TILE; base += LANES)
-    for (int64_t d = 0; d < stride; d += LANES) {
-      Floats square[LANES];
-      for (int64_t i = 0; i < LANES; ++i)
-        square[i] = base + i < rows.count ? load(rows.keys[base + i] + d, dim - d) : Floats{};
-      transpose(square);
-      for (int64_t i = 0; i < LANES; ++i) store(keys + (d + i) * TILE + base, square[i]);
-    }
-  for (int64_t i = 0; i < rows.count; ++i)
-    for (int64_t d = 0; d < stride; d += LANES)
-      store(values + i * stride + d, load(rows.values[i] + d, dim - d));
-}
+struct Operands {
+  using Type = float;
+  static constexpr int64_t DEPTH = LANES;
+
+  // keys[depth][TILE] and values[TILE][padded dim]; zeros where there is no token.
+  void unpack(const TileRows<T>& rows, int64_t dim, float* keys, float* values) const {
+    const int64_t width = padded(dim);
+    for (int64_t base = 0; base < TILE; base += LANES)
+      for (int64_t d = 0; d < width; d += LANES) {
+        Floats square[LANES];
+        for (int64_t i = 0; i < LANES; ++i)
+          square[i] = base + i < rows.count ? load(rows.keys[base + i] + d, dim - d) : Floats{};
+        transpose(square);
+        for (int64_t i = 0; i < LANES; ++i) store(keys + (d + i) * TILE + base, square[i]);
+      }
+    for (int64_t i = 0; i < TILE; ++i)
+      for (int64_t d = 0; d < width; d += LANES)
+        store(values + i * width + d,
+              i < rows.count ? load(rows.values[i] + d, dim - d) : Floats{});
+  }
+
+  void multiply(const float* a, int64_t a_stride, const float* b, int64_t rows, int64_t columns,
+                int64_t depth, float* c) const {
+    quire::multiply(a, a_stride, b, rows, columns, depth, c);
+  }
+};
+
+#ifdef __AVX512BF16__
+template <>
+struct Operands<bfloat16> : PairProducts {
+  using Type = bfloat16;
+  static constexpr int64_t DEPTH = 2 * LANES;
+
+  // keys[depth / 2][TILE][2] and values[TILE / 2][padded dim][2]; zeros where there is no token.
+  void unpack(const TileRows<bfloat16>& rows, int64_t dim, bfloat16* keys,
+              bfloat16* values) const {
+    // A pair of neighbours in a key is moved as one word.
+    const auto words = [&](int64_t token, int64_t d) {
+      if (token >= rows.count) return Floats{};
+      return load(reinterpret_cast<const float*>(rows.keys[token] + d), (dim - d) / 2);
+    };
+    for (int64_t base = 0; base < TILE; base += LANES)
+      for (int64_t d = 0; d < dim; d += DEPTH) {
+        Floats square[LANES];
+        for (int64_t i = 0; i < LANES; ++i) square[i] = words(base + i, d);
+        transpose(square);
+        for (int64_t i = 0; i < LANES; ++i)
+          store(reinterpret_cast<float*>(keys + ((d / 2 + i) * TILE + base) * 2), square[i]);
+      }
+    const int64_t width = padded(dim);
+    const auto part = [&](int64_t token, int64_t d) {
+      return token < rows.count ? (Words)load(rows.values[token] + d, dim - d) : Words{};
+    };
+    for (int64_t i = 0; i < TILE; i += 2)
+      for (int64_t d = 0; d < width; d += LANES) {
+        const Words both = part(i, d) >> 16 | part(i + 1, d);
+        store(reinterpret_cast<float*>(values + (i / 2 * width + d) * 2), (Floats)both);
+      }
+  }
+};
+#endif
 
 // One query's scores of a tile become weights; it sees tokens [low, high) of the tile.
 // Returns what the query's earlier sums are to keep.
-inline float weigh(float* scores, int64_t low, int64_t high, float softcap, float& top,
-                   float& weight) {
+template <class Operand>
+inline float weigh(const Layer& layer, const float* scores, int64_t low, int64_t high, float& top,
+                   float& weight, Operand* weights) {
   constexpr int64_t COUNT = TILE / LANES;
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Floats values[COUNT], tops = fill(top);
   for (int64_t v = 0; v < COUNT; ++v) {
     const Ints at = lane + int32_t(v * LANES);
     const Ints seen = (at >= int32_t(low)) & (at < int32_t(high));
-    values[v] = seen ? capped(load(scores + v * LANES), softcap) : fill(-INFINITE);
+    const Floats scaled = load(scores + v * LANES) * layer.scale;
+    values[v] = seen ? capped(scaled, layer.softcap) : fill(-INFINITE);
     tops = larger(values[v], tops);
   }
   const float now = largest(tops), kept = exp_of(top - now);
-  Floats weights = {};
+  Floats total = {};
   for (int64_t v = 0; v < COUNT; ++v) {
     const Floats each = exp(values[v] - now);
-    store(scores + v * LANES, each);
-    weights += each;
+    store(weights + v * LANES, each);
+    total += each;
   }
   top = now;
-  weight = weight * kept + sum(weights);
+  weight = weight * kept + sum(total);
   return kept;
 }
+
+// Arrays cut from one piece of memory, each on the boundary of a cache line.
+class Cutter {
+ public:
+  explicit Cutter(float* memory) : memory_(memory) {}
+
+  template <class Element>
+  Element* take(int64_t count) {
+    float* const begin = memory_;
+    memory_ += (count * sizeof(Element) + 63) / 64 * LANES;
+    return reinterpret_cast<Element*>(begin);
+  }
+
+  template <class Element>
+  Element* zeros(int64_t count) {
+    auto* const taken = take<Element>(count);
+    std::fill(taken, taken + count, Element{});
+    return taken;
+  }
+
+ private:
+  float* memory_;
+};
+
+inline int64_t round_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
 
 }  // namespace
 
 template <class T>
 void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
                   int64_t kv_head, int64_t first, int64_t count) {
-  const int64_t dim = batch.head_dim, stride = padded(dim), group = batch.heads / batch.kv_heads;
+  using Operand = typename Operands<T>::Type;
+  const int64_t dim = batch.head_dim, width = padded(dim), group = batch.heads / batch.kv_heads;
+  const int64_t depth = round_up(dim, Operands<T>::DEPTH);
   const int64_t rows = count * group;  // row r: head r % group of query r / group
-  float* query = scratch<Batch>((2 * rows + 2 * TILE) * stride + rows * (TILE + 2));
-  float* sums = query + rows * stride;
-  float* keys = sums + rows * stride;
-  float* values = keys + TILE * stride;
-  float* scores = values + TILE * stride;
-  float* tops = scores + rows * TILE;
-  float* totals = tops + rows;
+  const int64_t all_rows = round_up(rows, LANES);
+  Cutter cutter(scratch<Batch>(all_rows * (depth + width + 2 * TILE) + TILE * (depth + width) +
+                               2 * all_rows + 7 * LANES));
+  auto* query = cutter.zeros<Operand>(all_rows * depth);
+  auto* keys = cutter.take<Operand>(depth * TILE);
+  auto* values = cutter.take<Operand>(TILE * width);
+  auto* weights = cutter.zeros<Operand>(all_rows * TILE);
+  auto* scores = cutter.take<float>(all_rows * TILE);
+  auto* sums = cutter.zeros<float>(all_rows * width);
+  auto* totals = cutter.zeros<float>(all_rows);
+  auto* tops = cutter.take<float>(all_rows);
+  std::fill(tops, tops + rows, -INFINITE);
 
   const int64_t begin = batch.query_start[row], end = batch.query_start[row + 1];
   const int64_t position = batch.seq_lens[row] - (end - begin) + first;  // of the first query
@@ -122,38 +207,38 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
     const int64_t token = begin + first + r / group;
     return (token * batch.heads + kv_head * group + r % group) * dim;
   };
-  for (int64_t r = 0; r < rows; ++r) {
-    const T* from = tensors.query + place(r);
+  for (int64_t r = 0; r < rows; ++r)
     for (int64_t d = 0; d < dim; d += LANES)
-      store(query + r * stride + d, load(from + d, dim - d) * layer.scale);
-  }
-  std::fill(sums, sums + rows * stride, 0.0f);
-  std::fill(tops, tops + rows, -INFINITE);
-  std::fill(totals, totals + rows, 0.0f);
+      store(query + r * depth + d, load(tensors.query + place(r) + d, dim - d));
 
+  const Operands<T> products;
   const int64_t last = position + count;  // one past the last query's position
   for (int64_t tile = first_seen(layer, position) / TILE * TILE; tile < last; tile += TILE) {
     const TileRows<T> tokens(batch, tensors, row, kv_head, tile, std::min(last, tile + TILE));
-    unpack(tokens, dim, keys, values);
-    std::fill(scores, scores + rows * TILE, 0.0f);
-    multiply(query, stride, keys, rows, TILE, dim, scores);
+    products.unpack(tokens, dim, keys, values);
+    std::fill(scores, scores + all_rows * TILE, 0.0f);
+    products.multiply(query, depth, keys, rows, TILE, depth, scores);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t at = position + r / group;
       const int64_t low = first_seen(layer, at) - tile, high = at + 1 - tile;
+      Operand* const weighed = weights + r * TILE;
       if (high <= 0 || low >= TILE) {  // nothing seen here: the sums stay as they are
-        std::fill(scores + r * TILE, scores + (r + 1) * TILE, 0.0f);
+        std::fill(weighed, weighed + TILE, Operand{});
         continue;
       }
-      const float kept = weigh(scores + r * TILE, low, high, layer.softcap, tops[r], totals[r]);
-      for (int64_t d = 0; d < stride; d += LANES)
-        store(sums + r * stride + d, load(sums + r * stride + d) * kept);
+      const float kept =
+          weigh(layer, scores + r * TILE, low, high, tops[r], totals[r], weighed);
+      if (kept == 1.0f) continue;
+      for (int64_t d = 0; d < width; d += LANES)
+        store(sums + r * width + d, load(sums + r * width + d) * kept);
     }
-    multiply(scores, TILE, values, rows, stride, tokens.count, sums);
+    const int64_t used = round_up(tokens.count, Operands<T>::DEPTH);
+    products.multiply(weights, TILE, values, rows, width, used, sums);
   }
   for (int64_t r = 0; r < rows; ++r) {
     const float total = totals[r] + sink_weight(layer, kv_head * group + r % group, tops[r]);
     for (int64_t d = 0; d < dim; d += LANES)
-      store(tensors.output + place(r) + d, load(sums + r * stride + d) / total, dim - d);
+      store(tensors.output + place(r) + d, load(sums + r * width + d) / total, dim - d);
   }
 }
 

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
 _COMPILERS = ("g++", "c++")
-_COMPILE_TIMEOUT_S = 120
+_COMPILE_TIMEOUT_S = 600
 _FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fopenmp"),
     # No code here asks for errno or traps; vectors wider than the processor's are cut in two.
