@@ -13,6 +13,7 @@ from engine.errors import ModelLoadError
 from engine.models.safetensors import Header, TensorEntry, read_into
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target, is_redundant, parameters, targets
+from kernels.cpu.memory import own_pages
 
 _DUMMY_STD = 0.02
 # A prime, so that no matrix has a period that divides its rows.
@@ -57,8 +58,10 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def _empty(self, parameter: Parameter) -> torch.Tensor:
         try:
+            if self._device.type == "cpu":
+                return own_pages(parameter.shape, self._dtype)
             return torch.empty(parameter.shape, dtype=self._dtype, device=self._device)
-        except RuntimeError as error:  # torch's allocators have no narrower one in common
+        except (RuntimeError, OSError) as error:  # torch's allocators have no narrower in common
             size = self._total * self._dtype.itemsize
             reason = str(error).splitlines()[0]
             raise ModelLoadError(

@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from engine.errors import ModelLoadError
+from kernels.cpu.memory import own_pages
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _STAGING_BYTES = 8 * 2**20
@@ -98,6 +99,9 @@ def read_into(file: BufferedReader, entry: TensorEntry, target: torch.Tensor) ->
     """
     flat = target.view(-1)
     file.seek(entry.begin)
+    if flat.device.type == "cpu" and flat.dtype == entry.dtype:
+        _read_exactly(file, entry, flat.view(torch.uint8).numpy().data)
+        return
     done = 0
     for piece in _pieces(file, entry):
         flat[done : done + piece.numel()].copy_(piece)
@@ -106,15 +110,20 @@ def read_into(file: BufferedReader, entry: TensorEntry, target: torch.Tensor) ->
 
 def _pieces(file: BufferedReader, entry: TensorEntry) -> Iterator[torch.Tensor]:
     """The tensor's values in file order, some MiB at a time; each piece reuses one buffer."""
-    staging = torch.empty(min(_STAGING_BYTES, entry.num_bytes), dtype=torch.uint8)
+    # In pages of its own: between what stays of a model, it would leave holes in the heap.
+    staging = own_pages((min(_STAGING_BYTES, entry.num_bytes),), torch.uint8)
     view = staging.numpy().data
     left = entry.num_bytes
     while left:
         size = min(left, len(view))
-        if file.readinto(view[:size]) != size:
-            raise ModelLoadError(f"{file.name}: '{entry.name}' is cut short")
+        _read_exactly(file, entry, view[:size])
         yield staging[:size].view(entry.dtype)
         left -= size
+
+
+def _read_exactly(file: BufferedReader, entry: TensorEntry, into: memoryview) -> None:
+    if file.readinto(into) != len(into):
+        raise ModelLoadError(f"{file.name}: '{entry.name}' is cut short")
 
 
 def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
-from kernels.reference.quantised import LEVELS, quantise_int4, quantise_int8
+from kernels.reference.quantised import LEVELS
 
 logger = logging.getLogger(__name__)
 
@@ -98,13 +98,20 @@ class PanelInt8(_PanelLinear):
         super().__init__(weight, bias, 64)
         library, self._amx = _library()
         outputs, columns = weight.shape
-        codes, self._scales = quantise_int8(weight)
-        self._totals = codes.sum(1, dtype=torch.int32)
+        weight = weight.to(torch.bfloat16).contiguous()
+        self._scales = torch.empty(outputs)
+        self._totals = torch.empty(outputs, dtype=torch.int32)  # of an output's codes
         self._packed = _arena.empty(
             (_round_up(outputs, _PANEL) // _PANEL, self._inputs // 4, _PANEL, 4), torch.int8
         )
         library.quire_int8_pack(
-            codes.data_ptr(), outputs, columns, self._inputs, self._packed.data_ptr()
+            weight.data_ptr(),
+            outputs,
+            columns,
+            self._inputs,
+            self._packed.data_ptr(),
+            self._scales.data_ptr(),
+            self._totals.data_ptr(),
         )
         self._product = library.quire_int8
 
@@ -139,13 +146,22 @@ class PanelInt4(_PanelLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias, INT4_GROUP)
         library, self._amx = _library()
-        panels = _round_up(weight.shape[0], _PANEL) // _PANEL
-        weight = functional.pad(weight, (0, self._padding, 0, panels * _PANEL - weight.shape[0]))
-        codes, scales = quantise_int4(weight, INT4_GROUP)
-        self._scales = scales.view(panels, _PANEL, -1).transpose(1, 2).contiguous()
+        outputs, columns = weight.shape
+        weight = weight.to(torch.bfloat16).contiguous()
+        panels = _round_up(outputs, _PANEL) // _PANEL
+        # Zeros where the last panel has no outputs.
+        self._scales = torch.zeros(
+            (panels, self._inputs // INT4_GROUP, _PANEL), dtype=torch.float16
+        )
         self._packed = _arena.empty((panels, self._inputs // 8, _PANEL), torch.int32)
         library.quire_int4_pack(
-            codes.data_ptr(), panels * _PANEL, self._inputs, self._packed.data_ptr()
+            weight.data_ptr(),
+            outputs,
+            columns,
+            self._inputs,
+            INT4_GROUP,
+            self._packed.data_ptr(),
+            self._scales.data_ptr(),
         )
         self._levels = torch.tensor(LEVELS * 2, dtype=torch.bfloat16)
         self._product = library.quire_int4
@@ -192,14 +208,14 @@ def _library() -> tuple[ctypes.CDLL, bool]:
         raise RuntimeError("the native CPU kernels are not available")
     size = (_POINTER, _COUNT, _COUNT)  # activations, rows, inputs
     result = (_POINTER, _POINTER, _COUNT, _FLAG)  # bias, y, outputs, AMX
-    pack = (_POINTER, _COUNT, _COUNT, _COUNT, _POINTER)
+    pack = (_POINTER, _COUNT, _COUNT, _COUNT)  # weight, outputs, columns, inputs
     signatures = {
         "quire_dense": (*size, _POINTER, *result),
-        "quire_dense_pack": pack,
+        "quire_dense_pack": (*pack, _POINTER),
         "quire_int8": (*size, _POINTER, _POINTER, _POINTER, *result),
-        "quire_int8_pack": pack,
+        "quire_int8_pack": (*pack, _POINTER, _POINTER, _POINTER),
         "quire_int4": (*size, _POINTER, _POINTER, _POINTER, _COUNT, *result),
-        "quire_int4_pack": (_POINTER, _COUNT, _COUNT, _POINTER),
+        "quire_int4_pack": (*pack, _COUNT, _POINTER, _POINTER),
     }
     for name, arguments in signatures.items():
         function = getattr(library, name)

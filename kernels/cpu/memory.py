@@ -41,6 +41,19 @@ class Arena:
         return taken.view(dtype).view(shape)
 
 
+def own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in pages of its own, zeros; they go back to the system as soon as it is dropped.
+
+    The allocator would keep them for later: read a model through it, and holes of hundreds of
+    megabytes stay behind.
+
+    Raises:
+        OSError: the system has no such memory.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    return _map(size)[:size].view(dtype).view(shape)
+
+
 def _map(size: int) -> torch.Tensor:
     pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

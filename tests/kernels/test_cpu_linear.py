@@ -11,7 +11,7 @@ import torch
 
 from kernels.bench import linear as bench
 from kernels.cpu import linear
-from kernels.cpu.memory import Arena
+from kernels.cpu.memory import Arena, own_pages
 from kernels.cpu.native import build
 from kernels.reference.quantised import (
     dequantise_int4,
@@ -125,6 +125,25 @@ def test_rows_of_a_weight_come_back_as_embeddings(make):
 
 
 @native
+@pytest.mark.parametrize("shape", [(97, 50), (64, 128), (1, 31)])
+def test_weights_are_rounded_as_the_reference_rounds_them(shape):
+    outputs, inputs = shape
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(7)).bfloat16()
+    weight[0, :3] = 0.0
+    expected = dequantise_int8(quantise_int8(weight), torch.bfloat16)
+    assert torch.equal(linear.PanelInt8(weight, None).rows(torch.arange(outputs)), expected)
+    padded = torch.nn.functional.pad(weight, (0, -inputs % linear.INT4_GROUP))
+    codes = quantise_int4(padded, linear.INT4_GROUP)
+    expected = dequantise_int4(codes, torch.bfloat16)[:, :inputs]
+    layer = linear.PanelInt4(weight, None)
+    identity = torch.eye(inputs).bfloat16()
+    one_by_one = torch.cat([layer(row[None]) for row in identity])
+    assert torch.equal(one_by_one.T, expected)
+    # Ties between two bfloat16 values may go either way where a panel is unpacked.
+    torch.testing.assert_close(layer(identity).T, expected, rtol=2**-7, atol=0)
+
+
+@native
 def test_any_float_dtype_goes_in_and_comes_out():
     x, weight, bias = _problem(3, 64, 64, seed=4)
     layer = linear.PanelDense(weight.float(), bias.bfloat16())
@@ -226,3 +245,16 @@ def test_memory_of_weights_is_aligned_and_each_has_its_own():
         assert tensor.data_ptr() % 64 == 0
         assert (tensor == i).all()
     assert arena.empty((9,), torch.float32).data_ptr() % 64 == 0
+
+
+def test_a_tensor_with_pages_of_its_own_gives_them_back():
+    def mapped_kb() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * 4
+
+    before = mapped_kb()
+    tensor = own_pages((300, 2**20), torch.int8)
+    assert not tensor[::50, ::99].any()
+    assert mapped_kb() > before + 250 * 1024
+    del tensor
+    assert mapped_kb() < before + 50 * 1024
+    assert own_pages((0, 3), torch.bfloat16).shape == (0, 3)

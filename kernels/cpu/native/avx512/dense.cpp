@@ -14,10 +14,12 @@ void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed
   });
 }
 
-// `columns` is the weight's own number of inputs, at most `inputs`.
+// Packs a weight [outputs][columns]; `inputs` is `columns` rounded up.
 void quire_dense_pack(const bf16* weight, int64_t outputs, int64_t columns, int64_t inputs,
                       bf16* packed) {
-  pack_panels<2>(weight, outputs, columns, inputs, packed);
+  pack_panels<2>(outputs, inputs, packed, [=](int64_t n, bf16* row) {
+    std::copy_n(weight + n * columns, columns, row);
+  });
 }
 
 }  // extern "C"

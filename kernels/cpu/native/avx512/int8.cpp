@@ -111,10 +111,23 @@ void quire_int8(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packe
   });
 }
 
-// `columns` is the weight's own number of inputs, at most `inputs`.
-void quire_int8_pack(const int8_t* weight, int64_t outputs, int64_t columns, int64_t inputs,
-                     int8_t* packed) {
-  pack_panels<4>(weight, outputs, columns, inputs, packed);
+// Rounds a weight [outputs][columns] to the nearest and packs it; `inputs` is `columns` rounded up.
+// The scale of an output maps its value of largest magnitude to 127 or -127.
+void quire_int8_pack(const bf16* weight, int64_t outputs, int64_t columns, int64_t inputs,
+                     int8_t* packed, float* scales, int32_t* totals) {
+  pack_panels<4>(outputs, inputs, packed, [=](int64_t n, int8_t* codes) {
+    const bf16* values = weight + n * columns;
+    bf16 peak = 0;  // without their signs, floats are in the order of their bits
+    for (int64_t k = 0; k < columns; ++k) peak = std::max<bf16>(peak, values[k] & 0x7fff);
+    const float scale = peak ? to_float(peak) / 127.0f : 1.0f;
+    int32_t total = 0;
+    for (int64_t k = 0; k < columns; ++k) {
+      codes[k] = static_cast<int8_t>(__builtin_nearbyintf(to_float(values[k]) / scale));
+      total += codes[k];
+    }
+    scales[n] = scale;
+    totals[n] = total;
+  });
 }
 
 }  // extern "C"

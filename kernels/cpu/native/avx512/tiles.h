@@ -27,6 +27,13 @@ constexpr int64_t VECTOR_ROWS = 12;  // rows of a vector tile: 24 sums, 2 weight
 constexpr int64_t MATRIX_ROWS = 32;  // rows of an AMX tile block: two tiles of 16
 constexpr int64_t CACHED_BYTES = 1 << 20;  // activations that stay in a core's second-level cache
 
+inline float to_float(bf16 value) {
+  const uint32_t bits = uint32_t{value} << 16;
+  float result;
+  __builtin_memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
 bool has_amx();  // the processor has AMX, and the kernel lets this process use it
 
 // Calls body(begin, end, panel) for blocks of rows by panels, each thread on its own run of panels.
@@ -71,18 +78,33 @@ class Scratch {
   T* data_;
 };
 
-// [outputs][columns] -> [outputs / 32][inputs / GROUP][32][GROUP], zeros where there is no weight.
-template <int64_t GROUP, class T>
-void pack_panels(const T* weight, int64_t outputs, int64_t columns, int64_t inputs, T* packed) {
+// Calls body(panel, rows), each thread on panels of its own, with the panel's 32 rows of `inputs`
+// values: what read(n, row) writes, and zeros.
+template <class T, class Read, class Body>
+void for_panel_rows(int64_t outputs, int64_t inputs, Read read, Body body) {
   const int64_t panels = (outputs + PANEL - 1) / PANEL;
-#pragma omp parallel for
-  for (int64_t panel = 0; panel < panels; ++panel) {
+#pragma omp parallel
+  {
+    const Scratch<T> rows(PANEL * inputs);
+#pragma omp for
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      std::fill_n(rows.get(), PANEL * inputs, T{0});
+      const int64_t end = std::min(outputs, (panel + 1) * PANEL);
+      for (int64_t n = panel * PANEL; n < end; ++n) read(n, rows.get() + n % PANEL * inputs);
+      body(panel, rows.get());
+    }
+  }
+}
+
+// The same, laid out as [outputs / 32][inputs / GROUP][32][GROUP].
+template <int64_t GROUP, class T, class Read>
+void pack_panels(int64_t outputs, int64_t inputs, T* packed, Read read) {
+  for_panel_rows<T>(outputs, inputs, read, [=](int64_t panel, const T* rows) {
     T* out = packed + panel * PANEL * inputs;
     for (int64_t k = 0; k < inputs; k += GROUP)
-      for (int64_t n = panel * PANEL; n < (panel + 1) * PANEL; ++n)
-        for (int64_t i = k; i < k + GROUP; ++i)
-          *out++ = n < outputs && i < columns ? weight[n * columns + i] : T{0};
-  }
+      for (int64_t n = 0; n < PANEL; ++n, out += GROUP)
+        std::copy_n(rows + n * inputs + k, GROUP, out);
+  });
 }
 
 // The lanes of a panel's half that are outputs: the last panel may be narrower.
