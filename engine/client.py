@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request, RequestOutput
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request, RequestOutput, Trace
 
 
 class LoadProgress(Protocol):
@@ -85,6 +85,26 @@ class EngineClient(Protocol):
 
     def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
         """Call ``listener`` with each step's output (metrics); it must be quick and not raise."""
+        ...
+
+    async def start_profile(self, num_steps: int) -> None:
+        """Record the next ``num_steps`` steps, of everybody's requests.
+
+        Raises:
+            ProfileRefused: profiling is off, or a profile is being recorded.
+            InvalidParameter: so many steps cannot be recorded.
+            EngineDead: the engine is gone, or being restarted.
+        """
+        ...
+
+    async def stop_profile(self) -> Trace:
+        """End the recording, if it has not ended by itself.
+
+        Raises:
+            ProfileRefused: nothing was recorded by this engine process.
+            RequestFailed: the trace could not be written.
+            EngineDead: the engine is gone, or being restarted.
+        """
         ...
 
     async def close(self) -> None:

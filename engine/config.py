@@ -55,5 +55,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     stub_step_ms: float = 0.0  # milliseconds that a step takes under load_format "stub"
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
+    profile_dir: str | None = None  # where traces of steps are written; None: there are none
     log_level: LogLevel = "info"  # of the engine's own process, where it has one
     log_format: LogFormat = "text"

@@ -27,6 +27,7 @@ from engine.config import EngineConfig, SchedulerConfig
 from engine.errors import EngineDead, InvalidParameter
 from engine.isolation import run_isolated
 from engine.kv_cache.pool import BlockPool
+from engine.profiler import Profiler, Spans
 from engine.runner.protocol import Launched, Runner
 from engine.scheduler import Scheduler
 from engine.types import EngineInfo, EngineOutput, EngineStats, Request, StepPlan, StepResult
@@ -76,6 +77,9 @@ class EngineCore:
         self._is_prepared = False
         self._num_until_prepare = _PREPARE_EVERY
         self._stats = self._scheduler.stats()
+        self._spans = Spans()
+        self._profiler = Profiler(config.profile_dir, info.device, self._spans)
+        runner.mark(self._spans)
 
     @classmethod
     def load(cls, config: EngineConfig, on_progress: LoadProgress | None = None) -> EngineCore:
@@ -93,6 +97,11 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """The snapshot after the last step."""
         return self._stats
+
+    @property
+    def profiler(self) -> Profiler:
+        """Records steps into a trace; to be called between them."""
+        return self._profiler
 
     @property
     def has_work(self) -> bool:
@@ -131,10 +140,13 @@ class EngineCore:
         Raises:
             EngineDead: the device is lost.
         """
-        while len(self._flights) < self._depth and self._launch():
-            pass
-        output = self._land() if self._flights else self._scheduler.tell()
+        with self._spans("step"):
+            while len(self._flights) < self._depth and self._launch():
+                pass
+            with self._spans("output"):
+                output = self._land() if self._flights else self._scheduler.tell()
         self._stats = output.stats
+        self._profiler.count_step()
         self._prepare_now_and_then()
         return output
 
@@ -164,9 +176,10 @@ class EngineCore:
         if self._flights and self._flights[-1].launched is None:
             return False  # its rows are run again first
         scheduler = self._scheduler
-        now_s = self._clock()
-        admit = self._window.remaining_s(scheduler, now_s) <= 0.0
-        plan = scheduler.schedule(admit, now_s)
+        with self._spans("schedule"):
+            now_s = self._clock()
+            admit = self._window.remaining_s(scheduler, now_s) <= 0.0
+            plan = scheduler.schedule(admit, now_s)
         if not scheduler.num_waiting:
             self._window.close()
         if plan.is_empty:

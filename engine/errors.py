@@ -4,7 +4,8 @@
     ├── RequestError              the request is at fault: a 4xx, never retried
     │   ├── InvalidParameter      a field has a value that cannot be served (names the field)
     │   ├── ContextLengthExceeded the prompt (and what it asks for) can never fit
-    │   └── TemplateError         the chat template refused, or did not finish in time
+    │   ├── TemplateError         the chat template refused, or did not finish in time
+    │   └── ProfileRefused        no profile can be started, or none can be stopped, now: a 409
     ├── RequestFailed             this one request failed through our own fault: a 500
     │   └── OutOfMemory           it was the victim of a step that ran out of memory: a 503
     ├── EngineDead                the engine process is gone: a 503 for everybody
@@ -55,6 +56,10 @@ class TemplateError(RequestError):
 
     def __init__(self, message: str, *, param: str = "messages") -> None:
         super().__init__(message, param=param, code="template_error")
+
+
+class ProfileRefused(RequestError):
+    """A profile was to be started or stopped, and this is not the moment."""
 
 
 class RequestFailed(EngineError):
@@ -108,6 +113,7 @@ _KINDS: dict[str, type[EngineError]] = {
         InvalidParameter,
         ContextLengthExceeded,
         TemplateError,
+        ProfileRefused,
         RequestFailed,
         OutOfMemory,
         EngineDead,

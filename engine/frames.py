@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from engine.config import EngineConfig
+from engine.errors import Failure
 from engine.framing import MAX_FRAME_BYTES, FrameError, Framing, encode, receive
-from engine.types import EngineInfo, EngineOutput, Request
+from engine.types import EngineInfo, EngineOutput, Request, Trace
 
 __all__ = [
     "MAX_FRAME_BYTES",
     "Abort",
+    "Answered",
     "Configure",
     "Fatal",
     "FrameError",
@@ -19,8 +21,11 @@ __all__ = [
     "Loading",
     "Message",
     "Output",
+    "Question",
     "Ready",
     "Shutdown",
+    "StartProfile",
+    "StopProfile",
     "Submit",
     "ToEngine",
     "encode",
@@ -44,6 +49,16 @@ class Abort(msgspec.Struct, frozen=True, tag="abort", array_like=True):
     """To the engine: end these; ids that are not live are skipped."""
 
     ids: tuple[str, ...]
+
+
+class StartProfile(msgspec.Struct, frozen=True, tag="start_profile", array_like=True):
+    """To the engine: record the next so many steps. It answers."""
+
+    num_steps: int
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile", array_like=True):
+    """To the engine: record no longer. It answers."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
@@ -70,6 +85,13 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
     sent_s: float  # time.monotonic(): of several clients' snapshots the newest is the true one
 
 
+class Answered(msgspec.Struct, frozen=True, tag="answered", array_like=True):
+    """From the engine: what came of a question. They are answered in the order they came in."""
+
+    trace: Trace | None  # that a StopProfile has ended
+    failure: Failure | None
+
+
 class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
     """From the engine, last of all: why it ends. ``kind`` is the error's class name."""
 
@@ -77,8 +99,9 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
     kind: str
 
 
-ToEngine = Configure | Submit | Abort | Shutdown
-FromEngine = Loading | Ready | Output | Fatal
+Question = StartProfile | StopProfile
+ToEngine = Configure | Submit | Abort | Question | Shutdown
+FromEngine = Loading | Ready | Output | Answered | Fatal
 Message = ToEngine | FromEngine
 
 _decoder = msgspec.msgpack.Decoder(Message)

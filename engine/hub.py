@@ -1,6 +1,6 @@
 """Several clients at one engine: who asked for what, and who is told what.
 
-    listening Unix socket ─accept─► a thread a client: Submit, Abort ──► the loop's inbox
+    listening Unix socket ─accept─► a thread a client: Submit, Abort, questions ──► loop's inbox
                                                                               │ one output a step
     each client ◄── its own rows, the engine's stats ◄── emit ◄───────────────┘
 
@@ -23,7 +23,20 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.frames import Abort, FrameError, FrameReader, Output, Ready, Submit, encode, receive
+from engine.frames import (
+    Abort,
+    Answered,
+    FrameError,
+    FrameReader,
+    Message,
+    Output,
+    Question,
+    Ready,
+    Submit,
+    encode,
+    receive,
+)
+from engine.loop import Asked
 from engine.scheduler.output import OutputBuilder
 from engine.types import EngineInfo, EngineOutput, EngineStats
 
@@ -45,12 +58,12 @@ class ClientHub:
     def __init__(self, listener: socket.socket, info: EngineInfo) -> None:
         self._listener = listener
         self._hello = encode(Ready(info))
-        self._put: Callable[[Submit | Abort], None] = lambda command: None
+        self._put: Callable[[Submit | Abort | Asked], None] = lambda command: None
         self._owners: dict[str, _Client] = {}  # of live requests
         self._clients: list[_Client] = []
         self._numbers = count(1)
 
-    def start(self, put: Callable[[Submit | Abort], None]) -> None:
+    def start(self, put: Callable[[Submit | Abort | Asked], None]) -> None:
         """Take clients from now on; their commands are handed to ``put``."""
         self._put = put
         threading.Thread(target=self._accept, name="engine-clients", daemon=True).start()
@@ -122,17 +135,27 @@ class ClientHub:
             self._clients.append(client)
             while messages := receive(client.connection, reader):
                 for message in messages:
-                    if isinstance(message, Submit):
-                        self._owners.update((request.id, client) for request in message.requests)
-                    elif not isinstance(message, Abort):
-                        raise FrameError(f"{type(message).__name__} is not a client's to send")
-                    self._put(message)
+                    self._take(client, message)
         except FrameError as error:
             logger.error("client %d sent something else than a frame: %s", client.number, error)
         except OSError:
             pass
         self._forget(client)
         client.connection.close()
+
+    def _take(self, client: _Client, message: Message) -> None:
+        if isinstance(message, Question):
+
+            def answer(answered: Answered) -> None:
+                self._send(client, encode(answered))
+
+            self._put(Asked(message, answer))
+            return
+        if isinstance(message, Submit):
+            self._owners.update((request.id, client) for request in message.requests)
+        elif not isinstance(message, Abort):
+            raise FrameError(f"{type(message).__name__} is not a client's to send")
+        self._put(message)
 
     def _forget(self, client: _Client) -> None:
         """End what a client has asked for, and wake its thread. Idempotent, from any thread."""

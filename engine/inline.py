@@ -13,10 +13,11 @@ from engine.client import LoadProgress, RequestStream
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineDead, EngineError, Failure
-from engine.frames import Abort, Shutdown, Submit
-from engine.loop import EngineLoop
+from engine.frames import Abort, Answered, Question, Shutdown, StartProfile, StopProfile, Submit
+from engine.loop import Asked, EngineLoop
+from engine.questions import Questions
 from engine.streams import StreamTable
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
 
 LoadCore = Callable[[EngineConfig, LoadProgress | None], EngineCore]
 
@@ -33,6 +34,7 @@ class InlineClient:
         self._config = config
         self._load = load
         self._streams = StreamTable(self._abort)
+        self._questions = Questions()
         self._listeners: list[Callable[[EngineOutput], None]] = []
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -91,6 +93,16 @@ class InlineClient:
         """Call ``listener`` with each step's output, on the event loop."""
         self._listeners.append(listener)
 
+    async def start_profile(self, num_steps: int) -> None:
+        """Record the next steps; see :class:`engine.client.EngineClient`."""
+        await self._ask(StartProfile(num_steps))
+
+    async def stop_profile(self) -> Trace:
+        """Record no longer; see :class:`engine.client.EngineClient`."""
+        trace = await self._ask(StopProfile())
+        assert trace is not None
+        return trace
+
     async def close(self) -> None:
         """End the engine after the step in flight, or once it has loaded. Idempotent."""
         self._closed = True
@@ -136,10 +148,23 @@ class InlineClient:
         if self._engine is not None:
             self._engine.inbox.put(Abort((request_id,)))
 
+    async def _ask(self, question: Question) -> Trace | None:
+        engine = self._engine
+        if engine is None:
+            raise self._error
+
+        def answer(answered: Answered) -> None:
+            self._call(self._questions.settle, answered)
+
+        return await self._questions.ask(
+            question, lambda question: engine.inbox.put(Asked(question, answer))
+        )
+
     def _end(self, error: EngineError) -> None:
         self._engine = None
         self._error = error
         self._streams.fail_all(error)
+        self._questions.fail_all(error)
 
 
 def _settle(

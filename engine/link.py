@@ -11,18 +11,21 @@ from engine.client import LoadProgress
 from engine.errors import EngineDead, EngineError, ModelLoadError
 from engine.frames import (
     Abort,
+    Answered,
     Fatal,
     FrameError,
     FrameReader,
     Loading,
     Message,
     Output,
+    Question,
     Ready,
     Submit,
     ToEngine,
     encode,
 )
-from engine.types import EngineInfo
+from engine.questions import Questions
+from engine.types import EngineInfo, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ class EngineLink(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._outbox: list[ToEngine] = []
         self._fatal: Fatal | None = None
+        self._questions = Questions()
 
     # ------------------------------------------------------------ out
 
@@ -59,6 +63,10 @@ class EngineLink(asyncio.Protocol):
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self.flush)
         self._outbox.append(message)
+
+    async def ask(self, question: Question) -> Trace | None:
+        """Put ``question`` and wait for the answer. Raises EngineDead, or the answer's error."""
+        return await self._questions.ask(question, self.send)
 
     def flush(self) -> None:
         """Send what has gathered, neighbouring submissions as one."""
@@ -106,6 +114,7 @@ class EngineLink(asyncio.Protocol):
             self.ready.set_exception(self._reason())
         if not self.lost.done():
             self.lost.set_result(None)
+        self._questions.fail_all(EngineDead("the engine has gone without an answer"))
 
     def _receive(self, message: Message) -> None:
         if isinstance(message, Output):
@@ -117,6 +126,8 @@ class EngineLink(asyncio.Protocol):
             if not self.ready.done():
                 self.open = True
                 self.ready.set_result(message.info)
+        elif isinstance(message, Answered):
+            self._questions.settle(message)
         elif isinstance(message, Fatal):
             self._fatal = message
             if self.ready.done():  # before that, whoever waits for it is told, and nobody twice

@@ -30,11 +30,12 @@ from engine.driver import Choice, Driver, TextStream
 from engine.errors import InvalidParameter
 from engine.memory import device_memory
 from engine.paths import default_model_dir
+from engine.profiler import DEFAULT_PROFILE_STEPS, make_profile_directory
 from engine.requests import fan_out
 from engine.results import LLMStats, RequestResult, make_result
 from engine.text.template import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
-from engine.types import EngineInfo, SamplingParams
+from engine.types import EngineInfo, SamplingParams, Trace
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Message]
@@ -71,6 +72,7 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
         num_gpu_blocks_override: int | None = None,
+        profile: str | Path | None = None,
         use_tqdm: bool = True,
     ) -> None:
         """Load ``model``. The arguments are the server's settings of the same names.
@@ -98,10 +100,12 @@ class LLM:
             kv_cache_memory_bytes: size of the KV cache; a share of what is free when left out.
             gpu_memory_utilization: share of a GPU's memory to use, weights included.
             num_gpu_blocks_override: KV blocks, whatever the memory.
+            profile: directory for the traces of ``start_profile``; made if it is not there.
             use_tqdm: show progress while the weights load.
 
         Raises:
             ModelLoadError: the model is missing, damaged or not supported.
+            OSError: nothing can be written to ``profile``.
         """
         directory = str(default_model_dir() if model is None else model)
         text_directory = directory if tokenizer is None else str(tokenizer)
@@ -131,6 +135,7 @@ class LLM:
                 memory_utilization=gpu_memory_utilization,
                 num_blocks=num_gpu_blocks_override,
             ),
+            profile_dir=None if profile is None else make_profile_directory(profile),
         )
         with _LoadingBar(use_tqdm) as bar:
             core = EngineCore.load(config, bar)
@@ -283,6 +288,24 @@ class LLM:
             memory=core.info.memory,
             device=device_memory(core.info.device),
         )
+
+    def start_profile(self, num_steps: int = DEFAULT_PROFILE_STEPS) -> None:
+        """Record the next ``num_steps`` steps, for ``profile`` to hold their trace.
+
+        Raises:
+            ProfileRefused: made without ``profile``, or a trace is being recorded.
+            InvalidParameter: so many steps cannot be recorded.
+        """
+        self._driver.core.profiler.start(num_steps)
+
+    def stop_profile(self) -> Trace:
+        """End the recording, if it has not ended by itself; tells where its trace lies.
+
+        Raises:
+            ProfileRefused: nothing was recorded.
+            OSError: the trace could not be written.
+        """
+        return self._driver.core.profiler.stop()
 
     def close(self) -> None:
         """Free the model and end the template's process. Idempotent."""

@@ -6,17 +6,29 @@ Runs in a thread of its own: the main thread of the engine process, or a worker 
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from engine.core import EngineCore
 from engine.errors import Failure, RequestError
-from engine.frames import Abort, Shutdown, Submit
+from engine.frames import Abort, Answered, Question, Shutdown, StartProfile, Submit
 from engine.types import EngineOutput, Request
 
-Command = Submit | Abort | Shutdown
+logger = logging.getLogger(__name__)
 
 _IDLE_CHECK_S = 1.0  # of silence, before the books are looked over
+
+
+class Asked(NamedTuple):
+    """A question, and who is told the answer, in the loop's thread."""
+
+    question: Question
+    answer: Callable[[Answered], None]
+
+
+Command = Submit | Abort | Asked | Shutdown
 
 
 class EngineLoop:
@@ -72,12 +84,27 @@ class EngineLoop:
         except queue.Empty:
             return None
 
-    def _obey(self, command: Submit | Abort) -> None:
-        if isinstance(command, Abort):
+    def _obey(self, command: Submit | Abort | Asked) -> None:
+        if isinstance(command, Asked):
+            command.answer(self._answer(command.question))
+        elif isinstance(command, Abort):
             for request_id in command.ids:
                 self._core.abort(request_id)
         else:
             self._add(command.requests)
+
+    def _answer(self, question: Question) -> Answered:
+        profiler = self._core.profiler
+        try:
+            if isinstance(question, StartProfile):
+                profiler.start(question.num_steps)
+                return Answered(None, None)
+            return Answered(profiler.stop(), None)
+        except RequestError as error:
+            return Answered(None, Failure.of(error))
+        except Exception as error:
+            logger.exception("a profile failed")
+            return Answered(None, Failure.of(error))
 
     def _add(self, requests: Sequence[Request]) -> None:
         refused: dict[str, Failure] = {}

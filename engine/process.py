@@ -2,8 +2,9 @@
 
     API process                                   engine process (engine/worker.py)
     SubprocessClient ── Configure, Submit, Abort, Shutdown ──►  EngineLoop ─ EngineCore
-           ▲                  one socket pair                        │
-           └────────── Loading, Ready, Output, Fatal ◄───────────────┘
+           ▲            StartProfile, StopProfile                    │
+           │                  one socket pair                        │
+           └─────── Loading, Ready, Output, Answered, Fatal ◄────────┘
 
 End-of-file is the death notice, in both directions. Several API processes share an engine through
 ``engine/shared.py``. Nothing here imports the tensor library.

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from engine.client import RequestStream
 from engine.errors import EngineDead, EngineError
-from engine.frames import Abort, Output, Submit
+from engine.frames import Abort, Output, Question, StartProfile, StopProfile, Submit
 from engine.link import EngineLink
 from engine.streams import StreamTable
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,21 @@ class RemoteClient:
     def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
         """Call ``listener`` with each step's output."""
         self._listeners.append(listener)
+
+    async def start_profile(self, num_steps: int) -> None:
+        """Record the next steps; see :class:`engine.client.EngineClient`."""
+        await self._ask(StartProfile(num_steps))
+
+    async def stop_profile(self) -> Trace:
+        """Record no longer; see :class:`engine.client.EngineClient`."""
+        trace = await self._ask(StopProfile())
+        assert trace is not None
+        return trace
+
+    async def _ask(self, question: Question) -> Trace | None:
+        if self._link is None or not self._link.open:
+            raise self._error
+        return await self._link.ask(question)
 
     # ------------------------------------------------------------ for subclasses
 

@@ -109,6 +109,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrival_s: float = 0.0  # time.monotonic() at the door
 
 
+class Trace(msgspec.Struct, frozen=True):
+    """A profile that has been written. Crosses the boundary; made by ``engine.profiler``."""
+
+    path: str
+    num_steps: int
+
+
 # ---------------------------------------------------------------- scheduler -> runner
 
 

@@ -38,6 +38,7 @@ from engine.frames import (
     Loading,
     Message,
     Output,
+    Question,
     Ready,
     Shutdown,
     Submit,
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_RUNNER = "engine.runner:load_runner"
 
 LoadRunner = Callable[[EngineConfig, LoadProgress | None], Any]
+Instruction = Submit | Abort | Question | Shutdown
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -90,7 +92,7 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
     # Not at the top: the reader is already at its post when the tensor library is imported.
     from engine.core import EngineCore
     from engine.hub import ClientHub
-    from engine.loop import EngineLoop
+    from engine.loop import Asked, EngineLoop
 
     try:
         load_runner = _resolve(runner)
@@ -110,7 +112,11 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
     emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
     loop = EngineLoop(core, emit)
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
-    inbox.connect(loop.inbox.put, others)
+
+    def obey(message: Instruction) -> None:
+        loop.inbox.put(Asked(message, send) if isinstance(message, Question) else message)
+
+    inbox.connect(obey, others)
     send(Ready(core.info))
     if hub:
         hub.start(loop.inbox.put)
@@ -133,13 +139,11 @@ class _Inbox(threading.Thread):
         super().__init__(name="engine-inbox", daemon=True)
         self._connection = connection
         self._reader = reader
-        self._put: Callable[[Submit | Abort | Shutdown], None] | None = None
+        self._put: Callable[[Instruction], None] | None = None
         self._early: list[Message] = []
         self._lock = threading.Lock()
 
-    def connect(
-        self, put: Callable[[Submit | Abort | Shutdown], None], others: list[Message]
-    ) -> None:
+    def connect(self, put: Callable[[Instruction], None], others: list[Message]) -> None:
         """From now on hand commands to ``put``, first those that have already come."""
         with self._lock:
             for message in (*others, *self._early):
@@ -171,8 +175,8 @@ class _Inbox(threading.Thread):
             self._early.append(message)
 
 
-def _forward(put: Callable[[Submit | Abort | Shutdown], None], message: Message) -> None:
-    if not isinstance(message, Submit | Abort | Shutdown):
+def _forward(put: Callable[[Instruction], None], message: Message) -> None:
+    if not isinstance(message, Instruction):
         raise FrameError(f"{type(message).__name__} is not for the engine")
     put(message)
 

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine.client import EngineClient
-from server import system
+from server import profile, system
 from server.access.body import BodyGuard
 from server.access.keys import KeyGuard
 from server.errors import ApiError
@@ -55,8 +55,8 @@ def create_app(settings: Settings, engine: EngineClient) -> FastAPI:
         exception_handlers={HTTPException: _on_http_exception},
     )
     app.state.server = state
-    for router in (chat.router, completions.router, models.router, tokens.router, system.router):
-        app.include_router(router)
+    for room in (chat, completions, models, tokens, system, profile):
+        app.include_router(room.router)
     schema.install(
         app,
         bodies=[
@@ -64,6 +64,7 @@ def create_app(settings: Settings, engine: EngineClient) -> FastAPI:
             inputs.CompletionRequest,
             inputs.TokenizeRequest,
             inputs.DetokenizeRequest,
+            profile.ProfileRequest,
         ],
         answers=[
             outputs.ChatCompletion,
@@ -73,6 +74,8 @@ def create_app(settings: Settings, engine: EngineClient) -> FastAPI:
             outputs.ModelCard,
             outputs.Tokenized,
             outputs.Detokenized,
+            profile.ProfileStarted,
+            profile.ProfileWritten,
         ],
     )
     # The last one added is the outermost.

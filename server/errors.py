@@ -15,6 +15,7 @@ from engine.errors import (
     EngineDead,
     EngineError,
     OutOfMemory,
+    ProfileRefused,
     RequestError,
 )
 
@@ -29,6 +30,7 @@ _BY_STATUS: dict[int, tuple[str, str | None, str]] = {
     404: ("invalid_request_error", "not_found", "There is no such route."),
     405: ("invalid_request_error", "method_not_allowed", "This route does not take this method."),
     408: ("invalid_request_error", "request_timeout", "The request took too long to arrive."),
+    409: ("invalid_request_error", "conflict", "The request does not fit the state of things."),
     413: ("invalid_request_error", "body_too_large", "The request body is too large."),
     415: ("invalid_request_error", "unsupported_media_type", "Only application/json is read."),
     429: ("rate_limit_error", "rate_limit_exceeded", "Too many requests."),
@@ -97,6 +99,8 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
     """What a client is told of ``error``; foreign exceptions become a 500 that tells nothing."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ProfileRefused):
+        return ApiError(409, error.message, code=error.code)
     if isinstance(error, RequestError):
         return ApiError(400, error.message, param=error.param, code=error.code)
     if isinstance(error, OutOfMemory):

@@ -39,6 +39,7 @@ from engine.config import (
     SchedulerConfig,
 )
 from engine.paths import default_model_dir
+from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from server.setting import Setting, setting, table_of
 from server.setting_values import ScaledInt, StringList
 
@@ -244,6 +245,18 @@ class Settings(BaseSettings):
         "First part of the metric names; vllm emits the names that existing dashboards know.",
         pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$",
     )
+    profile: Path | None = setting(
+        None,
+        _LOGS,
+        "Directory for the traces that POST /start_profile asks for; no such route when left out.",
+    )
+    profile_steps: int = setting(
+        DEFAULT_PROFILE_STEPS,
+        _LOGS,
+        "Engine steps in a trace, unless the request says another number.",
+        ge=1,
+        le=MAX_PROFILE_STEPS,
+    )
 
     @classmethod
     def load(cls, flags: Mapping[str, Any]) -> Self:
@@ -326,6 +339,7 @@ class Settings(BaseSettings):
                 memory_utilization=self.gpu_memory_utilization,
                 num_blocks=self.num_gpu_blocks_override,
             ),
+            profile_dir=None if self.profile is None else str(self.profile.absolute()),
             log_level=self.log_level,
             log_format=self.log_format,
         )

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
 from engine.errors import EngineDead, OutOfMemory
 from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
-from engine.runner.graphs import DecodeGraphs
+from engine.profiler import Spans
+from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.inputs import DeviceBatch, HostBatch, build, geometry, host_batch, send
 from engine.runner.outcome import JudgedRow, Outcome, SampledRows
 from engine.runner.protocol import Computed, Launched
@@ -26,10 +28,19 @@ from engine.runner.transfer import Downloads, Uploads
 from engine.sampling.logprobs import logprob_columns
 from engine.types import EngineInfo, ScheduledRow, StepPlan, StepResult
 from kernels.attention import AttentionSpec
+from kernels.inputs import StepInputs
 from kernels.operations import Kernels
 
 # Prompt positions whose logits are made at once: a long chunk's would take gigabytes.
 _PROMPT_LOGPROB_ROWS = 128
+
+
+class _Inputs(NamedTuple):
+    """A step on the device."""
+
+    sent: DeviceBatch
+    step: StepInputs
+    state: StepState
 
 
 class ModelRunner:
@@ -65,6 +76,7 @@ class ModelRunner:
         self._sampler = Sampler(kernels.operations, rows)
         self._uploads = Uploads(attention_spec.device)
         self._downloads = Downloads(attention_spec.device)
+        self._spans = Spans()
 
     @property
     def info(self) -> EngineInfo:
@@ -77,6 +89,10 @@ class ModelRunner:
             outcome = self._launch(plan)
         return Computed(StepResult()) if outcome is None else _OnTheWay(outcome)
 
+    def mark(self, spans: Spans) -> None:
+        """See ``Runner.mark``."""
+        self._spans = spans
+
     def prepare(self) -> bool:
         """Capture a graph, if there is one to be captured; see ``Runner.prepare``."""
         if self._graphs is None:
@@ -85,65 +101,57 @@ class ModelRunner:
             return self._graphs.capture_next()
 
     def _launch(self, plan: StepPlan) -> Outcome | None:
+        with self._spans("inputs"):
+            self._update_rows(plan)
+            if not plan.rows:
+                return None
+            batch = host_batch(plan.rows, self._rows)
+            graph = self._load_graph(batch, plan)
+            inputs = self._send(batch, plan) if graph is None else None
+        judged: list[JudgedRow] = []
+        if graph is not None:
+            sampled = self._replay(graph, batch)
+        else:
+            assert inputs is not None
+            sampled, judged = self._compute(plan.rows, batch, inputs)
+        return Outcome(plan.rows, batch.sampling_rows, sampled, judged, self._downloads)
+
+    def _update_rows(self, plan: StepPlan) -> None:
         for row_id in plan.removed:
             self._rows.remove(row_id)
         for added in plan.added:
             self._rows.add(added)
-        if not plan.rows:
-            return None
-        batch = host_batch(plan.rows, self._rows)
-        if (replayed := self._replay(batch, plan)) is not None:
-            return Outcome(plan.rows, batch.sampling_rows, replayed, [], self._downloads)
-        sent = send(batch, plan, self._rows, self._uploads)
-        if plan.copies:
-            sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
-            for layer in self._cache.layers:
-                self._kernels.operations.copy_blocks(layer, sources, targets)
-        sampled, judged = self._compute(plan.rows, batch, sent)
-        return Outcome(plan.rows, batch.sampling_rows, sampled, judged, self._downloads)
 
-    def _replay(self, batch: HostBatch, plan: StepPlan) -> SampledRows | None:
-        """The step by a captured graph; None where none serves it."""
+    def _load_graph(self, batch: HostBatch, plan: StepPlan) -> DecodeGraph | None:
+        """The captured graph that serves the step, with the batch in it; None: there is none."""
         if self._graphs is None or self._rows.judged or plan.copies:
             return None
         graph = self._graphs.find(batch)
-        if graph is None:
-            return None
-        self._rows.write(*self._uploads.send(self._rows.changes()))
-        self._graphs.load(graph, batch, self._uploads)
-        graph.forward()
-        if self._sampler.is_plain(batch):
-            self._downloads.guard()  # the last step's tokens lie where this one's will
-            graph.sample()
-            return SampledRows(graph.sampled)
-        count = batch.slots.size
-        positions = graph.positions[:count]
-        return self._sampler.sample(graph.logits[:count], batch, graph.slots[:count], positions)
+        if graph is not None:
+            self._rows.write(*self._uploads.send(self._rows.changes()))
+            self._graphs.load(graph, batch, self._uploads)
+        return graph
 
-    def _compute(
-        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, sent: DeviceBatch
-    ) -> tuple[SampledRows | None, list[JudgedRow]]:
-        """From the inputs to the tokens."""
-        judged: list[JudgedRow] = []
-        hidden, positions = self._forward(batch, sent, trims=not self._rows.judged)
-        if self._rows.judged:
-            judged = self._judge(rows, batch, hidden)
-            hidden = hidden.index_select(0, _last_tokens(sent))
-        if not batch.sampling_rows.size:
-            return None, judged
-        slots = sent.rows.slots.index_select(0, sent.sampling_rows)
-        logits = self._model.logits(hidden)
-        return self._sampler.sample(logits, batch, slots, positions), judged
+    def _replay(self, graph: DecodeGraph, batch: HostBatch) -> SampledRows:
+        with self._spans("forward"):
+            graph.forward()
+        with self._spans("sample"):
+            if self._sampler.is_plain(batch):
+                self._downloads.guard()  # the last step's tokens lie where this one's will
+                graph.sample()
+                return SampledRows(graph.sampled)
+            count = batch.slots.size
+            logits, positions = graph.logits[:count], graph.positions[:count]
+            return self._sampler.sample(logits, batch, graph.slots[:count], positions)
 
-    def _forward(
-        self, batch: HostBatch, sent: DeviceBatch, *, trims: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states, and the positions [S] that the sampling rows' new tokens will have.
-
-        With ``trims`` the hidden states are those of the sampling rows' last tokens, [S,
-        hidden_size]; else those of all tokens.
-        """
+    def _send(self, batch: HostBatch, plan: StepPlan) -> _Inputs:
+        """Bring the step to the device, and prepare there what the layers read."""
         operations, spec, table = self._kernels.operations, self._spec, self._rows
+        sent = send(batch, plan, table, self._uploads)
+        if plan.copies:
+            sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
+            for layer in self._cache.layers:
+                operations.copy_blocks(layer, sources, targets)
         inputs = build(batch, sent.rows, table, spec.block_size, operations)
         where = geometry(batch, sent.rows, inputs.seq_lens, table)
         state = StepState(
@@ -151,9 +159,36 @@ class ModelRunner:
             slot_mapping=inputs.slot_mapping,
             rotation=self._model.rotation(inputs.positions),
         )
-        wanted = _last_tokens(sent) if trims and not batch.is_decode else None
-        hidden = self._model.forward(inputs.input_ids, state, self._cache.layers, wanted)
-        return hidden, inputs.seq_lens.index_select(0, sent.sampling_rows).long()
+        return _Inputs(sent, inputs, state)
+
+    def _compute(
+        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, inputs: _Inputs
+    ) -> tuple[SampledRows | None, list[JudgedRow]]:
+        """From the inputs to the tokens."""
+        sent = inputs.sent
+        with self._spans("forward"):
+            hidden, judged = self._forward(rows, batch, inputs)
+            if not batch.sampling_rows.size:
+                return None, judged
+            logits = self._model.logits(hidden)
+        with self._spans("sample"):
+            slots = sent.rows.slots.index_select(0, sent.sampling_rows)
+            positions = inputs.step.seq_lens.index_select(0, sent.sampling_rows).long()
+            return self._sampler.sample(logits, batch, slots, positions), judged
+
+    def _forward(
+        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, inputs: _Inputs
+    ) -> tuple[torch.Tensor, list[JudgedRow]]:
+        """Hidden states of the sampling rows' last tokens, [S, hidden_size]; judged prompts."""
+        judges = bool(self._rows.judged)  # for which the hidden states of all tokens are wanted
+        trims = not judges and not batch.is_decode
+        wanted = _last_tokens(inputs.sent) if trims else None
+        step, layers = inputs.step, self._cache.layers
+        hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
+        if not judges:
+            return hidden, []
+        judged = self._judge(rows, batch, hidden)
+        return hidden.index_select(0, _last_tokens(inputs.sent)), judged
 
     def _judge(
         self, rows: tuple[ScheduledRow, ...], batch: HostBatch, hidden: torch.Tensor

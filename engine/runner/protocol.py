@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from engine.profiler import Spans
 from engine.types import EngineInfo, StepPlan, StepResult
 
 
@@ -72,6 +73,10 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start one step (see the row contract above). Raises what ``Launched.result`` may."""
+        ...
+
+    def mark(self, spans: Spans) -> None:
+        """Mark ``inputs``, ``forward`` and ``sample`` of each step with ``spans`` from now on."""
         ...
 
     def prepare(self) -> bool:

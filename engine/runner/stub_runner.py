@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import fingerprint, read_config
 from engine.models.spec import DecoderSpec
+from engine.profiler import Spans
 from engine.runner.protocol import Computed, Launched
 from engine.types import EngineInfo, MemoryPlan, StepPlan, StepResult
 
@@ -44,6 +45,9 @@ class StubRunner:
     def info(self) -> EngineInfo:
         """What was loaded: sizes, and no weights."""
         return self._info
+
+    def mark(self, spans: Spans) -> None:
+        """There are no parts to be marked."""
 
     def prepare(self) -> bool:
         """There is nothing to prepare."""

@@ -22,6 +22,7 @@ from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelLoadError
 from engine.process import SubprocessClient
+from engine.profiler import make_profile_directory
 from engine.types import EngineInfo
 from server.cli.flags import parse_settings
 from server.cli.progress import LoadDisplay, display_url, ready_message
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.ExitStack() as stack:
             for sock in sockets:
                 stack.enter_context(sock)
+            _make_profile_directory(settings)
             settings = _with_model_directory(settings)
             logs.configure(settings.log_level, settings.log_format)
             announcer = Announcer(settings, sockets[0], started_s)
@@ -177,6 +179,16 @@ class AnnouncedEngine(SubprocessClient):
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
         """Load the model, telling how it goes. Raises ModelLoadError or EngineDead."""
         return await self._announcer.announce(super().start, on_progress)
+
+
+def _make_profile_directory(settings: Settings) -> None:
+    if settings.profile is None:
+        return
+    try:
+        make_profile_directory(settings.profile)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidSettings(f"--profile: cannot write to {settings.profile}: {reason}") from None
 
 
 def _with_model_directory(settings: Settings) -> Settings:

@@ -37,13 +37,19 @@ def state_of(request: Request) -> ServerState:
     return request.app.state.server
 
 
-async def read_request(request: Request, shape: type[_ShapeT]) -> tuple[_ShapeT, dict[str, str]]:
+async def read_request(
+    request: Request, shape: type[_ShapeT], *, optional: bool = False
+) -> tuple[_ShapeT, dict[str, str]]:
     """The request's body as ``shape``, and the header that names what has no effect.
+
+    With ``optional`` a request without a body is read as one with an empty object.
 
     Raises:
         ApiError: the body is not JSON, too long, or a field is at fault.
         ClientGone: the connection closed before the body was complete.
     """
+    if optional and not _declares_body(request):
+        return shape.read({}), {}
     settings = state_of(request).settings
     check_json_type(request.scope)
     fields = parse_json_body(await _read_body(request))
@@ -147,6 +153,12 @@ def check_length(text_chars: int, model: Model, param: str) -> None:
             f"{text_chars} characters make."
         )
         raise ContextLengthExceeded(message, param=param)
+
+
+def _declares_body(request: Request) -> bool:
+    """HTTP/1.1: a request with neither header has no body."""
+    headers = request.headers
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 async def _read_body(request: Request) -> bytes:

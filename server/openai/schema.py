@@ -34,7 +34,11 @@ _ERROR = {
 
 
 def describe(
-    body: type[BaseModel] | None, answer: type[msgspec.Struct], *, chunk: type | None = None
+    body: type[BaseModel] | None,
+    answer: type[msgspec.Struct],
+    *,
+    chunk: type | None = None,
+    body_required: bool = True,
 ) -> dict[str, Any]:
     """The part of an operation's description that FastAPI cannot see (``openapi_extra``)."""
     content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
@@ -50,7 +54,7 @@ def describe(
     }
     if body is not None:
         operation["requestBody"] = {
-            "required": True,
+            "required": body_required,
             "content": {"application/json": {"schema": _ref(body)}},
         }
     return operation

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from engine.client import LoadProgress
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import Failure, ModelLoadError
+from engine.profiler import Spans
 from engine.runner.protocol import Computed, Launched
 from engine.types import (
     PENDING_TOKEN,
@@ -131,6 +132,9 @@ class FakeRunner:
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    def mark(self, spans: Spans) -> None:
+        pass
 
     def prepare(self) -> bool:
         return False

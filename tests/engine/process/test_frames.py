@@ -15,6 +15,7 @@ from engine.errors import Failure
 from engine.frames import (
     MAX_FRAME_BYTES,
     Abort,
+    Answered,
     Configure,
     Fatal,
     FrameError,
@@ -24,6 +25,8 @@ from engine.frames import (
     Output,
     Ready,
     Shutdown,
+    StartProfile,
+    StopProfile,
     Submit,
     encode,
     receive,
@@ -36,6 +39,7 @@ from engine.types import (
     RequestTimings,
     SamplingParams,
     TokenLogprobs,
+    Trace,
 )
 from tests.engine.fakes import make_config, make_info
 
@@ -57,6 +61,10 @@ MESSAGES: list[Message] = [
         )
     ),
     Abort(("a", "b")),
+    StartProfile(64),
+    StopProfile(),
+    Answered(Trace("/tmp/x.json.gz", 64), None),
+    Answered(None, Failure(kind="ProfileRefused", message="no", code="profile_running")),
     Shutdown(),
     Loading(0.25, "weights"),
     Ready(make_info(8, 4, 100)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from engine.config import CacheConfig
 from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded
+from engine.profiler import Spans
 from engine.runner.protocol import Launched
 from engine.types import (
     PENDING_TOKEN,
@@ -228,6 +229,9 @@ class _Watched:
     def __init__(self, life: Life) -> None:
         self.info = life.runner.info
         self._life = life
+
+    def mark(self, spans: Spans) -> None:
+        pass
 
     def prepare(self) -> bool:
         return False

@@ -1,0 +1,70 @@
+"""POST /start_profile and /stop_profile: a trace of the engine's steps, under ``--profile``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from msgspec import Struct
+from starlette.responses import Response
+
+from server.errors import ApiError
+from server.openai.endpoint import json_response, read_request, state_of
+from server.openai.inputs import Shape
+from server.openai.schema import describe
+from server.settings import Settings
+
+router = APIRouter()
+
+
+class ProfileRequest(Shape):
+    """POST /start_profile; the body may be left out."""
+
+    num_steps: int | None = None
+
+
+class ProfileStarted(Struct):
+    """The answer of /start_profile."""
+
+    num_steps: int
+
+
+class ProfileWritten(Struct):
+    """The answer of /stop_profile."""
+
+    file: str  # its name in the directory of --profile
+    num_steps: int
+
+
+@router.post(
+    "/start_profile",
+    summary="Record the next steps of the engine",
+    openapi_extra=describe(ProfileRequest, ProfileStarted, body_required=False),
+)
+async def start_profile(request: Request) -> Response:
+    """Record the next ``num_steps`` steps, whoever's requests they serve, into one trace."""
+    settings = _settings_with_profile(request)
+    body, headers = await read_request(request, ProfileRequest, optional=True)
+    num_steps = settings.profile_steps if body.num_steps is None else body.num_steps
+    await state_of(request).engine.start_profile(num_steps)
+    return json_response(ProfileStarted(num_steps), headers)
+
+
+@router.post(
+    "/stop_profile",
+    summary="End the recording and name its file",
+    openapi_extra=describe(None, ProfileWritten),
+)
+async def stop_profile(request: Request) -> Response:
+    """End the recording, unless all its steps are done already, and name the trace's file."""
+    _settings_with_profile(request)
+    trace = await state_of(request).engine.stop_profile()
+    return json_response(ProfileWritten(Path(trace.path).name, trace.num_steps))
+
+
+def _settings_with_profile(request: Request) -> Settings:
+    """Raise ApiError (404) where profiling is off."""
+    settings = state_of(request).settings
+    if settings.profile is None:
+        raise ApiError(404, "Profiling is off; the server would have to be started with --profile.")
+    return settings

@@ -1,0 +1,46 @@
+"""What tests read out of a trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+PARTS = ("schedule", "inputs", "forward", "sample", "output")
+
+
+class Range(NamedTuple):
+    """One named range; microseconds."""
+
+    name: str
+    begin: float
+    end: float
+
+    def holds(self, other: Range) -> bool:
+        return self.begin <= other.begin and other.end <= self.end
+
+
+def read_trace(path: Path | str) -> list[dict]:
+    """The trace's events."""
+    with gzip.open(path, "rt") as file:
+        return json.load(file)["traceEvents"]
+
+
+def ranges(path: Path | str) -> list[Range]:
+    """Our own ranges, by their beginnings; outer before inner."""
+    found = [
+        Range(event["name"], float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in read_trace(path)
+        if event.get("cat") == "user_annotation"
+    ]
+    return sorted(found, key=lambda each: (each.begin, -each.end))
+
+
+def steps(path: Path | str) -> list[list[str]]:
+    """The names of the parts of each step, in order. Every part lies in a step."""
+    all_ranges = ranges(path)
+    whole = [each for each in all_ranges if each.name == "step"]
+    parts = [each for each in all_ranges if each.name != "step"]
+    assert all(any(step.holds(part) for step in whole) for part in parts)
+    return [[part.name for part in parts if step.holds(part)] for step in whole]
