@@ -1,6 +1,7 @@
 """The offline LLM on the embedded model, end to end; no test depends on what the model knows."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,19 +13,24 @@ from engine.errors import (
     Failure,
     InvalidParameter,
     ModelLoadError,
+    ProfileRefused,
     RequestError,
     RequestFailed,
     TemplateError,
 )
 from engine.types import EngineOutput
+from tests.engine.traces import PARTS, steps
 
 PROMPTS = ["The capital of", "Hello", "List three colours:", "👍🏽"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(num_threads=1, max_model_len=512, num_gpu_blocks_override=256) as loaded:
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    traces = tmp_path_factory.mktemp("traces")
+    with LLM(
+        num_threads=1, max_model_len=512, num_gpu_blocks_override=256, profile=traces
+    ) as loaded:
         yield loaded
 
 
@@ -52,6 +58,22 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
     assert llm.generate(ids, GREEDY)[0].outputs == together[0].outputs
     assert llm.generate([ids, PROMPTS[0]], GREEDY)[1].outputs == together[0].outputs
     assert llm.generate([]) == []
+
+
+def test_a_profile_holds_the_steps_of_what_was_generated(llm: LLM, tmp_path: Path) -> None:
+    expected = llm.generate(PROMPTS, GREEDY)
+    llm.start_profile(200)
+    assert [result.outputs for result in llm.generate(PROMPTS, GREEDY)] == [
+        result.outputs for result in expected
+    ]
+    trace = llm.stop_profile()
+    assert steps(trace.path) == [list(PARTS)] * trace.num_steps
+    assert trace.num_steps >= GREEDY.max_tokens
+    with pytest.raises(ProfileRefused):
+        llm.stop_profile()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        LLM(profile=tmp_path / "file")
 
 
 def test_several_choices_differ_and_repeat_by_seed(llm: LLM) -> None:
