@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+from kernels.attention import (
+    AttentionSpec,
+    BatchGeometry,
+    DeviceGeometry,
+    LayerAttention,
+    LayerCache,
+)
 from kernels.cpu.calls import CODE, COUNT, DTYPE_CODES, POINTER, function, pointer
 
 _MAX_HEAD_DIM = 512  # as in native/attention.h
@@ -17,10 +23,7 @@ class _Batch(ctypes.Structure):
     """``Batch`` of native/attention.h."""
 
     _fields_ = (
-        ("query_start", POINTER),
-        ("seq_lens", POINTER),
-        ("slots", POINTER),
-        ("tables", POINTER),
+        *((name, POINTER) for name in DeviceGeometry._fields),
         ("rows", COUNT),
         ("table_width", COUNT),
         ("heads", COUNT),
@@ -36,7 +39,7 @@ class CpuState:
     """A step's geometry as the kernels read it."""
 
     batch: _Batch
-    geometry: BatchGeometry  # owns the arrays that ``batch`` points into
+    geometry: BatchGeometry  # owns the tensors that ``batch`` points into
 
 
 class CpuAttention:
@@ -62,14 +65,13 @@ class CpuAttention:
         return False
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> CpuState:
-        """The addresses of the host's arrays; the kernel cuts the work itself, in microseconds."""
+        """The addresses of the geometry; the kernel cuts the work itself, in microseconds."""
         # Asked for the number of its threads, torch tells it to the thread that runs the step.
         torch.get_num_threads()
-        arrays = (geometry.query_start, geometry.seq_lens, geometry.slots, geometry.tables)
         batch = _Batch(
-            *(array.ctypes.data for array in arrays),
+            *(tensor.data_ptr() for tensor in geometry.device),
             geometry.num_rows,
-            geometry.tables.shape[1],
+            geometry.device.tables.shape[1],
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,

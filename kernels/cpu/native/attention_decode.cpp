@@ -11,6 +11,14 @@ constexpr int MAX_GROUP = 8;
 constexpr int MAX_GROUP = 4;
 #endif
 
+// Blocks lie anywhere, and the processor does not guess where the next one is.
+template <class T>
+inline void fetch(const T* const* rows, int64_t count, int64_t dim) {
+  constexpr int64_t LINE = 64 / sizeof(T);
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t d = 0; d < dim; d += LINE) __builtin_prefetch(rows[i] + d, 0, 2);
+}
+
 // scores[g][i] = query g . key i; what lies behind the last key is 0.
 template <int GROUP, class T>
 void score(const float* query, const TileRows<T>& rows, int64_t dim, float (*scores)[TILE]) {
@@ -94,6 +102,11 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
     const int64_t last = std::min(end, (at / TILE + 1) * TILE);
     const TileRows<T> rows(batch, tensors, row, kv_head, at, last);
+    fetch(rows.values, rows.count, dim);
+    if (last < end) {
+      const TileRows<T> next(batch, tensors, row, kv_head, last, std::min(end, last + TILE));
+      fetch(next.keys, next.count, dim);
+    }
     score<GROUP>(query, rows, dim, scores);
     for (int g = 0; g < GROUP; ++g)
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);

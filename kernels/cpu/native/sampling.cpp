@@ -102,66 +102,70 @@ std::vector<float>& heat(float* logits, int64_t vocab, float temperature) {
   return tops;
 }
 
-// At least the `count` largest entries (all of them where the row has fewer), falling; with them
-// come all that equal the last. The count-th largest of the chunks' maxima is no larger than the
-// count-th largest entry: what lies below it need not be looked at.
-std::vector<float>& largest_entries(const float* x, int64_t vocab, std::vector<float>& tops,
-                                    int64_t count) {
+// The count-th largest entry. The count-th largest of the chunks' maxima is no larger: what lies
+// below that need not be looked at.
+float largest_but(const float* x, int64_t vocab, const std::vector<float>& tops, int64_t count) {
   thread_local std::vector<float> entries;
-  entries.clear();
-  const auto chunks = static_cast<int64_t>(tops.size());
-  float bound = -INFINITE;
-  if (count <= chunks) {
-    thread_local std::vector<float> ordered;
-    ordered = tops;
-    std::nth_element(ordered.begin(), ordered.begin() + (count - 1), ordered.end(),
+  const auto nth = [count](std::vector<float>& values) {
+    std::nth_element(values.begin(), values.begin() + (count - 1), values.end(),
                      std::greater<float>());
-    bound = ordered[count - 1];
-  }
+    return values[count - 1];
+  };
+  const auto chunks = static_cast<int64_t>(tops.size());
+  entries = tops;
+  const float bound = count <= chunks ? nth(entries) : -INFINITE;
+  entries.clear();
   for (int64_t chunk = 0; chunk < chunks; ++chunk)
     if (tops[chunk] >= bound)
       for (int64_t i = chunk * CHUNK; i < std::min(vocab, (chunk + 1) * CHUNK); ++i)
         if (x[i] >= bound) entries.push_back(x[i]);
-  std::sort(entries.begin(), entries.end(), std::greater<float>());
-  return entries;
+  return nth(entries);
 }
 
-// The sum of exp(x - best) over the entries at or above the floor.
-double mass_above(const float* x, int64_t vocab, float floor, float best) {
-  double total = 0.0;
-  for (int64_t begin = 0; begin < vocab; begin += 1024) {
-    Floats part = {};
-    for (int64_t i = begin; i < std::min(vocab, begin + 1024); i += LANES) {
-      const Floats scores = load_scores(x + i, vocab - i);
-      part += scores >= floor ? exp(scores - best) : Floats{};
-    }
-    total += sum(part);
+// The smallest of the fewest entries, likeliest first, whose share of exp(x) over all entries at
+// or above the floor reaches top_p. The entries' weights are summed in bins of equal width below
+// the best; only the bin in which the share is reached is sorted.
+float nucleus(const float* x, int64_t vocab, float floor, float best, float top_p) {
+  constexpr int BINS = 1024;
+  constexpr float BINS_PER_UNIT = 32.0f;
+  const auto bin_of = [best](float score) {
+    return static_cast<int>(std::min((best - score) * BINS_PER_UNIT, BINS - 1.0f));
+  };
+  double masses[BINS] = {}, total = 0.0;
+  for (int64_t i = 0; i < vocab; i += LANES) {
+    const Floats scores = load_scores(x + i, vocab - i);
+    if (largest(scores) < floor) continue;
+    const Floats weights = exp(scores - best);
+    for (int64_t lane = 0; lane < LANES; ++lane)
+      if (scores[lane] >= floor && scores[lane] > -INFINITE)
+        masses[bin_of(scores[lane])] += weights[lane];
   }
-  return total;
+  for (const double mass : masses) total += mass;
+  const double wanted = top_p * total;
+  double mass = 0.0;
+  int bin = 0;
+  while (bin < BINS - 1 && mass + masses[bin] < wanted) mass += masses[bin++];
+  thread_local std::vector<float> entries;
+  entries.clear();
+  for (int64_t i = 0; i < vocab; ++i)
+    if (x[i] >= floor && x[i] > -INFINITE && bin_of(x[i]) == bin) entries.push_back(x[i]);
+  std::sort(entries.begin(), entries.end(), std::greater<float>());
+  float last = best;  // kept in any case
+  for (const float entry : entries) {
+    if (mass >= wanted) break;
+    last = entry;
+    mass += std::exp(entry - best);
+  }
+  return last;
 }
 
 // The smallest logit that min_p, then top_k, then top_p keep.
 float threshold(const Sampling& s, int64_t slot, const float* x, float best,
-                std::vector<float>& tops) {
-  constexpr int64_t CANDIDATES = 64;
+                const std::vector<float>& tops) {
   const int64_t top_k = s.top_k[slot];
-  const bool has_k = top_k > 0 && top_k < s.vocab;
-  const float top_p = s.top_p[slot];
   float floor = best + std::log(s.min_p[slot]);  // log 0 = -inf: off
-  if (has_k) floor = std::max(floor, largest_entries(x, s.vocab, tops, top_k)[top_k - 1]);
-  if (top_p >= 1.0f) return floor;
-  const double wanted = top_p * mass_above(x, s.vocab, floor, best);
-  for (int64_t count = CANDIDATES;; count *= 8) {
-    const auto& entries = largest_entries(x, s.vocab, tops, has_k ? top_k : count);
-    double mass = 0.0;
-    float last = best;
-    for (size_t i = 0; i < entries.size() && entries[i] >= floor; ++i) {
-      if (i && mass >= wanted) return last;
-      last = entries[i];
-      mass += std::exp(last - best);
-    }
-    if (mass >= wanted || has_k || count >= s.vocab) return last;
-  }
+  if (top_k > 0 && top_k < s.vocab) floor = std::max(floor, largest_but(x, s.vocab, tops, top_k));
+  return s.top_p[slot] >= 1.0f ? floor : nucleus(x, s.vocab, floor, best, s.top_p[slot]);
 }
 
 inline Words mix(Words x) {  // MurmurHash3's fmix32
@@ -220,7 +224,7 @@ void sample_row(const Sampling& s, int64_t slot, int64_t position, float* logits
   *token = best.token;
   *is_finite = std::isfinite(best.score);
   if (!*is_finite || s.temperature[slot] <= 0.0f) return;
-  auto& tops = heat(logits, s.vocab, s.temperature[slot]);
+  const auto& tops = heat(logits, s.vocab, s.temperature[slot]);
   const float least = threshold(s, slot, logits, logits[best.token], tops);
   *token = draw(logits, s.vocab, least, s.seed[slot], position);
 }

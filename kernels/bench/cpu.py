@@ -1,0 +1,202 @@
+"""Measures the CPU kernels besides linear layers against their twins, in turn, in one run.
+
+    python -m kernels.bench.cpu [--threads 2] [--dtype bfloat16] [--only WORD]
+
+Shapes are those of a 0.5 b model. A case is checked against its twin before it is timed; times are
+medians of alternating calls. GB/s count each byte that must move once, FLOP/s what attention must
+multiply; the rates of the memory and of torch's matrix product are measured in the same run. The
+last line printed is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+from kernels.bench.linear import matmul_gflop_s, read_gb_s
+from kernels.cpu import operations as ours
+from kernels.cpu.backend import CpuAttention
+from kernels.cpu.native import build
+from kernels.reference import operations as theirs
+from kernels.reference.attention import ReferenceAttention
+from kernels.sampling import SamplingTable
+
+_HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 14, 2, 64, 16
+_HIDDEN, _INNER = 896, 4864
+_CPU = torch.device("cpu")
+_SECONDS = 1.0  # of calls for each case, ours and theirs together
+_FEWEST_ROUNDS = 5
+
+
+class _Case(NamedTuple):
+    """The same work by both kinds of kernels."""
+
+    name: str
+    run: Callable[[], torch.Tensor]
+    twin: Callable[[], torch.Tensor]
+    bytes_moved: float
+    flops: float = 0.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0; 1 when a kernel is wrong; 2 where there are none."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench.cpu", description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--only", default="", help="cases whose name holds this word")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help="for each case")
+    options = parser.parse_args(argv)
+    if build.load() is None:
+        print("no native CPU kernels here", file=sys.stderr)
+        return 2
+    torch.set_num_threads(options.threads)
+    ceilings = {"read_gb_s": read_gb_s(), "matmul_gflop_s": matmul_gflop_s()}
+    print(f"{ceilings['read_gb_s']:.1f} GB/s read, {ceilings['matmul_gflop_s']:.0f} GFLOP/s bf16")
+    print(f"{'case':36} {'us':>9} {'twin us':>9} {'ratio':>6} {'GB/s':>6} {'GFLOP/s':>8}")
+    cases = (case for case in _cases(getattr(torch, options.dtype)) if options.only in case.name)
+    results = [_measure(case, options.seconds) for case in cases]
+    summary = {"threads": options.threads, "dtype": options.dtype, **ceilings, "results": results}
+    print(json.dumps(summary))
+    return 0 if all(result["is_right"] for result in results) else 1
+
+
+def _measure(case: _Case, seconds: float) -> dict[str, Any]:
+    ours_first, theirs_first = case.run().double(), case.twin().double()
+    error = float((ours_first - theirs_first).norm() / theirs_first.norm())
+    times: tuple[list[float], list[float]] = ([], [])
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[0]) < _FEWEST_ROUNDS:
+        for run, spent in zip((case.run, case.twin), times, strict=True):
+            begin = time.perf_counter()
+            run()
+            spent.append(time.perf_counter() - begin)
+    run_s, twin_s = map(statistics.median, times)
+    result = {
+        "case": case.name,
+        "us": run_s * 1e6,
+        "twin_us": twin_s * 1e6,
+        "ratio": twin_s / run_s,
+        "gb_s": case.bytes_moved / run_s / 1e9,
+        "gflop_s": case.flops / run_s / 1e9,
+        "is_right": error < 0.02,
+    }
+    told = "" if result["is_right"] else f"  WRONG ({error:.1e})"
+    print(
+        f"{case.name:36} {result['us']:9.1f} {result['twin_us']:9.1f} {result['ratio']:5.1f}x "
+        f"{result['gb_s']:6.1f} {result['gflop_s']:8.0f}{told}",
+        flush=True,
+    )
+    return result
+
+
+def _cases(dtype: torch.dtype) -> Iterator[_Case]:
+    for rows, context in ((1, 320), (16, 320), (64, 1000), (1, 8192)):
+        yield _attention(f"decode {rows} x {context}", dtype, rows, 1, context - 1)
+    for rows, queries, past in ((4, 256, 0), (1, 512, 0), (1, 512, 3584)):
+        name = f"prefill {rows} x {queries}" + (f" after {past}" if past else "")
+        yield _attention(name, dtype, rows, queries, past)
+    for rows in (1, 16, 512):
+        yield from _layer(dtype, rows)
+    for rows, vocab in ((16, 32_000), (16, 151_936)):
+        yield _sampling(f"greedy {rows} x {vocab}", rows, vocab, 0.0)
+        yield _sampling(f"top-p {rows} x {vocab}", rows, vocab, 0.8)
+
+
+def _attention(name: str, dtype: torch.dtype, rows: int, queries: int, past: int) -> _Case:
+    """``rows`` sequences of ``past`` + ``queries`` tokens, their blocks scattered."""
+    seq_len = past + queries
+    blocks = -(-seq_len // _BLOCK_SIZE)
+    places = np.random.default_rng(0).permutation(rows * blocks).reshape(rows, blocks)
+    starts, seq_lens = np.arange(rows + 1) * queries, np.full(rows, seq_len)
+    geometry = BatchGeometry.of(starts, seq_lens, places, _CPU)
+    spec = AttentionSpec(_HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, dtype, _CPU)
+    layer = LayerAttention(_HEAD_DIM**-0.5)
+    shape = (rows * blocks, _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM)
+    cache = LayerCache(*(torch.randn(shape).to(dtype) for _ in range(2)))
+    query = torch.randn(rows * queries, _HEADS, _HEAD_DIM).to(dtype)
+    cpu, reference = CpuAttention(), ReferenceAttention()
+    state, twin_state = cpu.plan(geometry, spec), reference.plan(geometry, spec)
+    seen = queries * past + queries * (queries + 1) / 2
+    cache_bytes = 2 * rows * seq_len * _KV_HEADS * _HEAD_DIM * dtype.itemsize
+    return _Case(
+        name,
+        lambda: cpu.forward(state, layer, query, cache),
+        lambda: reference.forward(twin_state, layer, query, cache),
+        cache_bytes + 2 * query.nbytes,
+        4.0 * rows * _HEADS * _HEAD_DIM * seen,
+    )
+
+
+def _layer(dtype: torch.dtype, rows: int) -> Iterator[_Case]:
+    """What a layer does besides attention and products."""
+    x, weight = torch.randn(rows, _HIDDEN).to(dtype), torch.randn(_HIDDEN).to(dtype)
+    residuals = [torch.zeros_like(x) for _ in range(2)]
+    # Nothing is added to the residuals, which stay what they are however often this runs.
+    zeros = torch.zeros_like(x)
+    for residual in residuals:
+        residual += x
+    yield _Case(
+        f"add and norm {rows}",
+        lambda: ours.add_rms_norm(zeros, residuals[0], weight, 1e-5),
+        lambda: theirs.add_rms_norm(zeros, residuals[1], weight, 1e-5),
+        4 * x.nbytes,
+    )
+    gate_up = torch.randn(rows, 2 * _INNER).to(dtype)
+    yield _Case(
+        f"silu and multiply {rows}",
+        lambda: ours.silu_mul(gate_up),
+        lambda: theirs.silu_mul(gate_up),
+        1.5 * gate_up.nbytes,
+    )
+    fused = torch.randn(rows, _HEADS + 2 * _KV_HEADS, _HEAD_DIM).to(dtype)
+    norm = torch.randn(_HEADS + _KV_HEADS, _HEAD_DIM).to(dtype)
+    angles = torch.rand(rows, 1, _HEAD_DIM // 2)
+    rotation = (angles.cos(), angles.sin())
+    blocks = -(-rows // _BLOCK_SIZE)
+    cache = LayerCache(*torch.zeros(2, blocks, _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM, dtype=dtype))
+    slots = torch.randperm(blocks * _BLOCK_SIZE)[:rows]
+    yield _Case(
+        f"norm, rope and store {rows}",
+        lambda: ours.norm_rope_store(fused, norm, 1e-6, rotation, cache, slots),
+        lambda: theirs.norm_rope_store(fused, norm, 1e-6, rotation, cache, slots),
+        2 * fused.nbytes,
+    )
+
+
+def _sampling(name: str, rows: int, vocab: int, temperature: float) -> _Case:
+    logits = torch.randn(rows, vocab) * 3
+    zeros, ints = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32)
+    table = SamplingTable(
+        temperature=zeros + temperature,
+        top_k=ints,
+        top_p=zeros + 0.9,
+        min_p=zeros,
+        presence=zeros,
+        frequency=zeros,
+        repetition=zeros + 1,
+        seed=torch.arange(rows),
+        count_line=ints - 1,
+        mask_line=ints - 1,
+        bias_begin=ints,
+        bias_end=ints,
+    )
+    slots, positions = torch.arange(rows, dtype=torch.int32), torch.arange(rows)
+
+    def run(sample: Callable[..., Any]) -> torch.Tensor:
+        # Sampling overwrites its logits: the copy is part of both times.
+        return sample(logits.clone(), slots, positions, table).token_ids
+
+    return _Case(name, lambda: run(ours.sample), lambda: run(theirs.sample), 3.0 * logits.nbytes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The CPU kernels' bench runs, and checks each kernel before it tells a time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from kernels.bench import cpu
+from kernels.cpu.native import build
+
+pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch):
+    """No ceilings, which take seconds; the threads stay as they were."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(cpu, "read_gb_s", lambda: 1.0)
+    monkeypatch.setattr(cpu, "matmul_gflop_s", lambda: 1.0)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    status = cpu.main(["--threads", "1", "--seconds", "0", "--only", "add and norm"])
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert status == 0
+    assert [result["case"] for result in results] == [f"add and norm {n}" for n in (1, 16, 512)]
+
+
+def test_a_wrong_kernel_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu.ours, "silu_mul", lambda x: x.chunk(2, dim=-1)[0])
+    assert cpu.main(["--threads", "1", "--seconds", "0", "--only", "silu"]) == 1
+    assert "WRONG" in capsys.readouterr().out
