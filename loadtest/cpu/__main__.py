@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     asked = options.only or (_QUICK_PARTS if options.quick else (*PARTS, *_OTHERS))
     result = _read(options.out)
-    result["machine"] = describe_machine()
+    result.update(machine=describe_machine(), failed={})
     status = 0
     for name in asked:
         try:
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except RuntimeError as error:
             status = 1
             print(f"{name}: {error}", file=sys.stderr)
+            result["failed"][name] = str(error).strip().splitlines()[-1]
         _write(options.out, result)
     verdicts = judge(result)
     result["gates"] = [verdict.as_dict() for verdict in verdicts]
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(name: str, options: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Measure one part into ``result``. A variant that the server refuses is noted as skipped.
+    """Measure one part into ``result``, which is written after each load.
 
     Raises:
         RuntimeError: it could not be measured.
@@ -95,23 +96,24 @@ def _measure(name: str, options: argparse.Namespace, result: dict[str, Any]) -> 
         result["scaling"] = measure_scaling(options.models_dir, command)
         write_charts(result["scaling"], options.out.parent)
         return
-    try:
-        measured = measure_part(
-            PARTS[name],
-            concurrencies=options.concurrency,
-            rounds=options.rounds or (1 if options.quick else 3),
-            tries=options.tries,
-            programs={program: getattr(options, program) for program in PROGRAMS},
-            models=options.models_dir,
-            command=command,
-        )
-    except RuntimeError as error:
-        if "unrecognized arguments: --quantization" not in str(error):
-            raise
-        result["parts"][name] = {"skipped": "this server does not have --quantization"}
-        return
-    loads = {**result["parts"].get(name, {}).get("loads", {}), **measured["loads"]}
-    result["parts"][name] = {**measured, "loads": loads}
+    part = PARTS[name]
+    entry = result["parts"].setdefault(name, {"flags": part.flags, "loads": {}, "servers": {}})
+
+    def keep(key: str, load: dict[str, Any]) -> None:
+        entry["loads"][key] = load
+        _write(options.out, result)
+
+    servers = measure_part(
+        part,
+        concurrencies=options.concurrency,
+        rounds=options.rounds or (1 if options.quick else 3),
+        tries=options.tries,
+        programs={program: getattr(options, program) for program in PROGRAMS},
+        models=options.models_dir,
+        command=command,
+        on_load=keep,
+    )
+    entry["servers"].update(servers)
 
 
 def _first_tokens(command: Sequence[str], runs: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,9 @@ def measure_part(
     programs: Mapping[str, str],
     models: Path,
     command: Sequence[str],
+    on_load: Callable[[str, dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """One part's result.
+    """One part's servers: how long each took to be ready, its peak memory, Quire's use when idle.
 
     Args:
         part: what is measured.
@@ -97,6 +98,7 @@ def measure_part(
         programs: command lines of the peers that take part, by program.
         models: where the models are made.
         command: what runs Quire's command line; this interpreter's where empty.
+        on_load: told each load's key and result as soon as it is measured.
 
     Raises:
         RuntimeError: a server did not start, or did not answer every request in full.
@@ -106,7 +108,6 @@ def measure_part(
     model = ensure_model(shape, models / f"{part.model}-bfloat16")
     chosen = [each for each in part.loads if not concurrencies or each.concurrency in concurrencies]
     ceilings = measure_ceilings()
-    loads: dict[str, Any] = {}
     with (
         running_quire(model, part.flags, command) as quire,
         running_peers(part.peers, programs, model, MAX_SEQUENCES) as peers,
@@ -115,14 +116,15 @@ def measure_part(
         for load in chosen:
             results = measure_load(sides, load, vocab=shape.vocab, rounds=rounds, tries=tries)
             limit_s = floor_s(shape, load, part.weight_bits, ceilings)
-            loads[load.key] = {
+            measured = {
                 "floor_tokens_per_s": load.output_tokens / limit_s,
                 "ceilings": asdict(ceilings),
                 "sides": results,
             }
+            on_load(load.key, measured)
         servers = {
             name: {"ready_s": server.ready_s, "peak_bytes": tree_peak_bytes(server.pid)}
             for name, server in sides.items()
         }
         servers[QUIRE]["idle_cores"] = idle_share(quire)
-    return {"flags": part.flags, "servers": servers, "loads": loads}
+    return servers

@@ -11,7 +11,7 @@ from loadtest.cpu.parts import QUIRE
 
 def format_result(result: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     """Every load and side, every server, then the gates."""
-    parts = {name: part for name, part in result["parts"].items() if "loads" in part}
+    parts = result["parts"]
     blocks = [
         _table(
             ("part", "load", "side", "tokens/s", "ratio", "floor", "ITL p50", "ITL p99", "cores"),
@@ -21,11 +21,7 @@ def format_result(result: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str
             ("part", "side", "ready s", "peak GB"),
             [row for name, part in parts.items() for row in _server_rows(name, part)],
         ),
-        *(
-            f"{name}: skipped ({part['skipped']})"
-            for name, part in result["parts"].items()
-            if "skipped" in part
-        ),
+        *(f"{name} could not be measured: {reason}" for name, reason in result["failed"].items()),
         _table(
             ("gate", "measured", "wanted", "against", ""), [verdict.row() for verdict in verdicts]
         ),

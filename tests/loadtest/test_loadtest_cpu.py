@@ -237,7 +237,6 @@ def made_result(rate: float) -> dict:
             "0.5b-bf16": part(quire=rate, vllm_bf16=100.0),
             "0.5b-int8": part(quire=rate),
             "0.5b-int4": part(quire=rate, llama_q4_0=50.0),
-            "100m-bf16": {"skipped": "no reason"},
         },
         "start": {"median_s": 2.0},
     }
@@ -270,12 +269,12 @@ def test_a_peer_is_taken_from_another_part_before_a_published_figure():
 
 
 def test_pieces_of_a_run_are_merged(tmp_path, monkeypatch, capsys):
-    pieces = iter([made_result(120.0)["parts"]["0.5b-bf16"] for _ in range(2)])
+    piece = made_result(120.0)["parts"]["0.5b-bf16"]
 
-    def measured(part, *, concurrencies, **_):
-        piece = next(pieces)
-        loads = {key: piece["loads"][key] for key in (f"main {c}" for c in concurrencies)}
-        return {**piece, "loads": loads}
+    def measured(part, *, concurrencies, on_load, **_):
+        for key in (f"main {concurrency}" for concurrency in concurrencies):
+            on_load(key, piece["loads"][key])
+        return piece["servers"]
 
     monkeypatch.setattr(program, "measure_part", measured)
     out = ["--out", str(tmp_path / "result.json"), "--only", "0.5b-bf16"]
@@ -288,14 +287,20 @@ def test_pieces_of_a_run_are_merged(tmp_path, monkeypatch, capsys):
     assert set(json.loads((tmp_path / "result.json").read_text())["parts"]) == {"0.5b-bf16"}
 
 
-def test_a_variant_that_is_refused_is_skipped(tmp_path, monkeypatch, capsys):
-    def refused(*_, **__):
-        raise RuntimeError("the server ended\nquire serve: unrecognized arguments: --quantization")
+def test_a_part_that_fails_keeps_what_was_measured_before(tmp_path, monkeypatch, capsys):
+    piece = made_result(120.0)["parts"]["0.5b-int4"]
 
-    monkeypatch.setattr(program, "measure_part", refused)
-    out = ["--out", str(tmp_path / "result.json"), "--only", "0.5b-int4"]
-    assert program.main(out) == 0
-    assert "0.5b-int4: skipped" in capsys.readouterr().out
+    def breaks(part, *, on_load, **_):
+        on_load("main 1", piece["loads"]["main 1"])
+        raise RuntimeError("the server ended with status 1\nno such setting")
+
+    monkeypatch.setattr(program, "measure_part", breaks)
+    out = tmp_path / "result.json"
+    assert program.main(["--out", str(out), "--only", "0.5b-int4"]) == 1
+    told = capsys.readouterr().out
+    assert "0.5b-int4 could not be measured: no such setting" in told
+    assert "0.5b-int4 main 1 " in told
+    assert set(json.loads(out.read_text())["parts"]["0.5b-int4"]["loads"]) == {"main 1"}
 
 
 @pytest.mark.slow
