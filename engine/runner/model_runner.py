@@ -124,7 +124,7 @@ class ModelRunner:
 
     def _load_graph(self, batch: HostBatch, plan: StepPlan) -> DecodeGraph | None:
         """The captured graph that serves the step, with the batch in it; None: there is none."""
-        if self._graphs is None or self._rows.judged or plan.copies:
+        if self._graphs is None or plan.copies or self._judges(batch):
             return None
         graph = self._graphs.find(batch)
         if graph is not None:
@@ -180,7 +180,7 @@ class ModelRunner:
         self, rows: tuple[ScheduledRow, ...], batch: HostBatch, inputs: _Inputs
     ) -> tuple[torch.Tensor, list[JudgedRow]]:
         """Hidden states of the sampling rows' last tokens, [S, hidden_size]; judged prompts."""
-        judges = bool(self._rows.judged)  # for which the hidden states of all tokens are wanted
+        judges = self._judges(batch)  # for which the hidden states of all tokens are wanted
         trims = not judges and not batch.is_decode
         wanted = _last_tokens(inputs.sent) if trims else None
         step, layers = inputs.step, self._cache.layers
@@ -190,6 +190,15 @@ class ModelRunner:
         judged = self._judge(rows, batch, hidden)
         return hidden.index_select(0, _last_tokens(inputs.sent)), judged
 
+    def _judges(self, batch: HostBatch) -> bool:
+        """Whether a row tells of prompt tokens with this step."""
+        judged = self._rows.judged
+        if not judged:
+            return False
+        starts = dict(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True))
+        lengths = {slot: len(self._rows.requests[slot].prompt_token_ids) for slot in judged}
+        return any(starts.get(slot, length) < length - 1 for slot, length in lengths.items())
+
     def _judge(
         self, rows: tuple[ScheduledRow, ...], batch: HostBatch, hidden: torch.Tensor
     ) -> list[JudgedRow]:
@@ -198,7 +207,7 @@ class ModelRunner:
         for index, (row, slot) in enumerate(zip(rows, batch.slots.tolist(), strict=True)):
             request = self._rows.requests[slot]
             num_top = request.sampling.prompt_logprobs
-            if num_top is None:
+            if num_top is None or row.start >= len(request.prompt_token_ids) - 1:
                 continue
             # The logits at position p judge the prompt's token p + 1; the last has none.
             prompt = request.prompt_token_ids

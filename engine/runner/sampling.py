@@ -41,9 +41,9 @@ class Sampler:
         host_slots = batch.slots[batch.sampling_rows]
         num_logprobs = state.num_logprobs[host_slots]
         telling = np.flatnonzero(num_logprobs >= 0)
-        # A copy of the raw logits of the rows that tell them: sampling writes in place.
-        at = torch.from_numpy(telling).to(logits.device, non_blocking=True)
-        raw = logits.index_select(0, at) if telling.size else None
+        raw: torch.Tensor | None = None
+        if telling.size:  # a copy of the rows that tell of them: sampling writes in place
+            raw = logits[torch.from_numpy(telling).to(logits.device)]
         counts = state.counts(host_slots)
         sampled = self._operations.sample(
             logits, slots, positions, state.table, counts, state.bias(host_slots)
@@ -54,6 +54,6 @@ class Sampler:
         if raw is None:
             return SampledRows(sampled)
         num_top = num_logprobs[telling].tolist()
-        told = sampled.token_ids.index_select(0, at)
+        told = sampled.token_ids[torch.from_numpy(telling).to(logits.device)]
         columns = logprob_columns(raw, told, max(num_top))
         return SampledRows(sampled, telling.tolist(), num_top, columns)

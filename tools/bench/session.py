@@ -33,7 +33,7 @@ def parser(description: str | None, *models: str) -> argparse.ArgumentParser:
     add("--model", default=models[0], choices=(*models, TINY), help="a shape; tiny for a test run")
     add("--device", default="cuda", choices=("cuda", "cpu"))
     add("--attention-backend", default="auto")
-    add("--block-size", type=int, default=CacheConfig().block_size, help="tokens")
+    add("--block-size", type=int, help="tokens; the engine's own choice when left out")
     return made
 
 
@@ -115,6 +115,11 @@ class Session:
         told = sum(map(len, output.token_ids))
         self.num_tokens += told
         return told
+
+    def prepare(self) -> None:
+        """Capture what would be captured behind the first answers. Comes after one."""
+        while self.core.prepare():
+            pass
 
     def finish(self) -> None:
         """Step until every request has ended."""

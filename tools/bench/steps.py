@@ -69,9 +69,11 @@ def _decode(
     """Steps in which ``rows`` sequences of about ``context`` tokens gain one token each."""
     name = f"{options.model} decode {rows} x {context}"
     # Early sequences decode while the prompts of later ones are computed, two to a step at worst.
+    block_size = session.core.info.memory.block_size
     limit = _WARM_UP_STEPS + _STEPS + 16 + 2 * rows * context // MAX_STEP_TOKENS
-    if rows * (context + limit + options.block_size) > session.capacity_tokens:
+    if rows * (context + limit + block_size) > session.capacity_tokens:
         return {"case": name, "skipped": "the KV cache is too small"}
+    session.prepare()
     rng = random.Random(f"{rows} {context}")
     for _ in range(rows):
         session.ask(_ids(context - _STEPS // 2, rng), limit)
