@@ -7,7 +7,6 @@ the inputs are built there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
@@ -18,6 +17,8 @@ from engine.types import BlockCopy, ScheduledRow, StepPlan
 from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.inputs import StepInputs, StepRows
 from kernels.operations import Operations
+
+_NO_COPIES = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,22 @@ def host_batch(rows: tuple[ScheduledRow, ...], table: RowTable) -> HostBatch:
         rows: at least one, each with at least one token.
         table: knows every row.
     """
-    query_start = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row.token_ids) for row in rows], out=query_start[1:])
-    token_ids = chain.from_iterable([row.token_ids for row in rows])
+    slots = table.slots([row.id for row in rows])
+    new_blocks = [row.new_block_ids for row in rows]
+    if any(new_blocks):
+        table.extend(slots, new_blocks)
+    token_ids = [token for row in rows for token in row.token_ids]
+    query_start = np.arange(len(rows) + 1, dtype=np.int32)
+    if len(token_ids) > len(rows):
+        np.cumsum([len(row.token_ids) for row in rows], out=query_start[1:])
+    samples = [row.samples for row in rows]
+    sampling_rows = np.arange(len(rows)) if all(samples) else np.flatnonzero(samples)
     return HostBatch(
-        slots=table.extend(rows),
+        slots=np.array(slots, np.int32),
         query_start=query_start,
         starts=np.array([row.start for row in rows], np.int32),
-        token_ids=np.fromiter(token_ids, np.int32, int(query_start[-1])),
-        sampling_rows=np.flatnonzero([row.samples for row in rows]).astype(np.int32),
+        token_ids=np.array(token_ids, np.int32),
+        sampling_rows=sampling_rows.astype(np.int32),
     )
 
 
@@ -106,5 +114,7 @@ def build(
 
 
 def _copies(copies: tuple[BlockCopy, ...]) -> tuple[np.ndarray, np.ndarray]:
+    if not copies:
+        return _NO_COPIES, _NO_COPIES
     pairs = np.array(copies, np.int32).reshape(-1, 2)
     return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])

@@ -6,13 +6,16 @@ On a CPU host and device are one memory. On a GPU the tables' new entries travel
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.sampling.state import SamplingState
-from engine.types import AddedRow, Request, ScheduledRow
+from engine.types import AddedRow, Request
+
+_NOTHING = np.empty(0, np.int32)
 
 
 class Changes(NamedTuple):
@@ -62,10 +65,6 @@ class RowTable:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def slot(self, row_id: str) -> int:
-        """Where a row lives. Raises KeyError for one that was never added."""
-        return self._slots[row_id]
-
     def remove(self, row_id: str) -> None:
         """Forget a row; unknown ids are skipped."""
         slot = self._slots.pop(row_id, None)
@@ -90,19 +89,23 @@ class RowTable:
         if request.sampling.prompt_logprobs is not None:
             self.judged.add(slot)
 
-    def extend(self, rows: tuple[ScheduledRow, ...]) -> np.ndarray:
-        """Append the rows' new blocks; their slots, in order, [rows] int32."""
-        slots = np.array([self._slots[row.id] for row in rows], np.int32)
-        for index, row in enumerate(rows):
-            if row.new_block_ids:
-                self._append(int(slots[index]), row.new_block_ids)
-        return slots
+    def slots(self, row_ids: Iterable[str]) -> list[int]:
+        """Where rows live. Raises KeyError for one that was never added."""
+        return list(map(self._slots.__getitem__, row_ids))
+
+    def extend(self, slots: Iterable[int], block_ids: Iterable[tuple[int, ...]]) -> None:
+        """Append these blocks to the tables of these rows."""
+        for slot, added in zip(slots, block_ids, strict=True):
+            if added:
+                self._append(slot, added)
 
     def changes(self) -> Changes:
         """What has changed since the last call."""
-        places, blocks = np.array(self._places, np.int32), np.array(self._blocks, np.int32)
-        self._places.clear()
-        self._blocks.clear()
+        places, blocks = _NOTHING, _NOTHING
+        if self._places:
+            places, blocks = np.array(self._places, np.int32), np.array(self._blocks, np.int32)
+            self._places.clear()
+            self._blocks.clear()
         return Changes(places, blocks, *self.sampling.flush())
 
     def write(self, places: torch.Tensor, blocks: torch.Tensor, *sampling: torch.Tensor) -> None:

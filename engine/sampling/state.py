@@ -18,6 +18,8 @@ _FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition
 _INTEGERS = ("top_k", "count_line", "mask_line", "bias_begin", "bias_end")
 _COLUMNS = _FLOATS + _INTEGERS
 _FOREVER = 2**62
+_NO_SLOTS = np.empty(0, np.int32)
+_NO_COLUMNS, _NO_SEEDS = np.empty((len(_COLUMNS), 0), np.int32), np.empty((0, 2), np.int32)
 # Below this, dividing logits overflows; the likeliest token is certain long before.
 _LEAST_TEMPERATURE = 1e-4
 
@@ -128,7 +130,10 @@ class SamplingState:
         """
         if self._bias_is_stale:
             self._lay_out_biases()
-        changed = np.array(self._changed if self._device.type != "cpu" else (), np.int32)
+        if not self._changed or self._device.type == "cpu":
+            self._changed.clear()
+            return _NO_SLOTS, _NO_COLUMNS, _NO_SEEDS
+        changed = np.array(self._changed, np.int32)
         self._changed.clear()
         columns = np.ascontiguousarray(self._columns[:, changed])
         return changed, columns, self._seeds[changed].view(np.int32)

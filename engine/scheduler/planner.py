@@ -38,16 +38,17 @@ class Planner:
         # their last block, so that case is inline and touches no more than it must. In an
         # overlapped loop that token is one that the step before this one is about to choose.
         budget, num_decoded = step.budget, 0
+        add_row, add_seq = step.rows.append, step.seqs.append
         for seq in list(self._state.running.values()):
             if not budget:
                 break
-            start, pending = seq.num_computed, seq.num_pending
-            end = len(seq.token_ids) + pending
-            table = seq.table
+            token_ids, pending, table = seq.token_ids, seq.num_pending, seq.table
+            start = seq.num_computed
+            end = len(token_ids) + pending
             if end - start == 1 and end <= table.capacity and end < seq.max_num_tokens:
-                tokens = _PENDING if pending else (seq.token_ids[start],)
-                step.rows.append(ScheduledRow(seq.id, start, tokens, (), True))
-                step.seqs.append(seq)
+                tokens = _PENDING if pending else (token_ids[start],)
+                add_row(ScheduledRow(seq.id, start, tokens, (), True))
+                add_seq(seq)
                 seq.num_computed = end
                 seq.num_pending = pending + 1
                 if end == table.capacity:

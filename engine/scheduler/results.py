@@ -66,10 +66,10 @@ class ResultTaker:
         news.ids += result.ids
         news.token_ids += result.token_ids
         news.finish_reasons += [None] * len(result.ids)
-        for index, seq in enumerate(seqs, first):
+        running = Status.RUNNING
+        for index, (seq, new_tokens) in enumerate(zip(seqs, result.token_ids, strict=True), first):
             seq.num_pending -= 1
-            new_tokens = news.token_ids[index]
-            if seq.status is not Status.RUNNING:
+            if seq.status is not running:
                 if seq.status is Status.FINISHED:
                     ended.append(index)
                     continue
