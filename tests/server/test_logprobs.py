@@ -56,7 +56,8 @@ def test_scoring_equals_generation(server: Server) -> None:
     ]
     (scored,) = server.complete(ids, logprobs=2, echo=True, max_tokens=0).json()["choices"]
     tail = scored["logprobs"]["token_logprobs"][-5:]
-    assert tail == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-3)
+    # In bfloat16, where the processor has it, a chunk and single tokens round differently.
+    assert tail == pytest.approx(choice["logprobs"]["token_logprobs"], abs=0.03)
     assert scored["logprobs"]["tokens"][-5:] == choice["logprobs"]["tokens"]
 
 
