@@ -19,13 +19,27 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one step and the order of the queue."""
 
     max_num_seqs: int = 256  # sequences running at once
-    max_num_batched_tokens: int = 2048  # tokens computed by one step
+    # Tokens computed by one step; None: what suits the device. All who run wait for a step, and a
+    # CPU takes a second for the thousands of tokens that fill a GPU.
+    max_num_batched_tokens: int | None = None
     policy: Policy = "fcfs"
     overlap: bool | None = None  # plan and launch a step while the one before runs; None: on a GPU
     # Batching window: hold new prompts back until one of these is reached. 0 ms: off.
     batching_window_ms: float = 0.0
     batching_window_prompts: int = 0  # 0: no limit by count
     batching_window_tokens: int = 0  # 0: max_num_batched_tokens
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one step where nothing else was decided."""
+        return self.max_num_batched_tokens or 2048
+
+    def on(self, device: str) -> SchedulerConfig:
+        """The same, with what was left open decided for a device such as ``cuda:0``."""
+        tokens = 512 if device == "cpu" else 2048
+        return msgspec.structs.replace(
+            self, max_num_batched_tokens=self.max_num_batched_tokens or tokens
+        )
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,13 +65,14 @@ class EngineCore:
             info.memory.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
+        limits = config.scheduler.on(info.device)
         self._scheduler = Scheduler(
-            config.scheduler,
+            limits,
             self._pool,
             max_model_len=info.max_model_len,
             eos_token_ids=info.eos_token_ids,
         )
-        self._window = BatchingWindow(config.scheduler)
+        self._window = BatchingWindow(limits)
         self._flights: deque[_Flight] = deque()  # oldest first
         self._depth = 2 if _overlaps(config, info) else 1
         self._is_prepared = False
@@ -259,7 +260,7 @@ class BatchingWindow:
     def __init__(self, config: SchedulerConfig) -> None:
         self._length_s = config.batching_window_ms / 1000.0
         self._max_prompts = config.batching_window_prompts or config.max_num_seqs
-        self._max_tokens = config.batching_window_tokens or config.max_num_batched_tokens
+        self._max_tokens = config.batching_window_tokens or config.step_tokens
         self._closes_s: float | None = None
 
     def remaining_s(self, scheduler: Scheduler, now_s: float) -> float:

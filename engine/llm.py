@@ -65,7 +65,7 @@ class LLM:
         num_threads: int | None = None,
         seed: int = 0,
         max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048,
+        max_num_batched_tokens: int | None = None,
         scheduling_policy: Policy = "fcfs",
         block_size: int | None = None,
         enable_prefix_caching: bool = True,
@@ -93,7 +93,7 @@ class LLM:
             num_threads: CPU threads; one a core when left out.
             seed: of dummy weights.
             max_num_seqs: sequences that run at once.
-            max_num_batched_tokens: tokens that one step computes.
+            max_num_batched_tokens: tokens that one step computes; 2048 on a GPU, 512 on a CPU.
             scheduling_policy: order of the queue.
             block_size: tokens in one KV block; 64 on a GPU and 16 on a CPU when left out.
             enable_prefix_caching: reuse the KV blocks of prompts that begin alike.

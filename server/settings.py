@@ -151,8 +151,12 @@ class Settings(BaseSettings):
 
     # Scheduling and batching
     max_num_seqs: int = setting(256, _SCHEDULER, "Sequences that run at once.", ge=1)
-    max_num_batched_tokens: ScaledInt = setting(
-        2048, _SCHEDULER, "Tokens computed by one step, prompts and outputs together.", ge=1
+    max_num_batched_tokens: ScaledInt | None = setting(
+        None,
+        _SCHEDULER,
+        "Tokens computed by one step, prompts and outputs together. When left out: 2048 on a GPU, "
+        "512 on a CPU, where all who run wait longer for a step.",
+        ge=1,
     )
     scheduling_policy: Policy = setting(
         "fcfs",

@@ -151,7 +151,7 @@ def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torc
     a_token = (3 * spec.hidden_size + 2 * widest) * dtype.itemsize
     # Logits and what sampling makes of them: float32, a few copies.
     a_sequence = 6 * 4 * spec.vocab_size
-    return a_token * scheduler.max_num_batched_tokens + a_sequence * scheduler.max_num_seqs
+    return a_token * scheduler.step_tokens + a_sequence * scheduler.max_num_seqs
 
 
 def _machine_bytes() -> int:

@@ -24,7 +24,7 @@ class Planner:
 
     def plan(self, admit: bool, now_s: float) -> StepBuilder:
         """The next step; with ``admit`` false, nobody joins."""
-        step = StepBuilder(self._config.max_num_batched_tokens)
+        step = StepBuilder(self._config.step_tokens)
         self._plan_running(step)
         # Who was preempted a moment ago must not find its place taken, nor take it back at once.
         if admit and not step.num_preempted:
