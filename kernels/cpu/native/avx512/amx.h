@@ -14,6 +14,8 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
+constexpr int64_t AHEAD_BYTES = 4096;  // of a panel, two steps
+
 // One block of up to 32 rows by one panel: sums[32][32] = activations * panel.
 //
 // Registers: 0-3 hold the sums (upper left, upper right, lower left, lower right), 4-5 rows of
@@ -40,6 +42,10 @@ QUIRE_AMX inline void amx_block(const void* activations, int64_t row_bytes, int6
   _tile_zero(3);
   const char* below = x + 16 * row_bytes;
   for (int64_t byte = 0; byte < row_bytes; byte += 64, panel += 16 * 128) {
+    // With few rows the weights' way from memory is all that takes time, and the processor alone
+    // fetches ahead of vector loads better than of tile loads: 5 to 8 % slower at one row.
+    for (int64_t line = 0; line < 16 * 128; line += 64)
+      _mm_prefetch(panel + AHEAD_BYTES + line, _MM_HINT_T0);
     _tile_loadd(6, panel, 128);
     _tile_loadd(7, panel + 64, 128);
     _tile_loadd(4, x + byte, row_bytes);
