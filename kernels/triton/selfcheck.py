@@ -7,9 +7,9 @@ show. What is compiled on the way are the model's own kernels, which it is about
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,7 @@ def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) ->
 
 # Other numbers each time: memory that a broken kernel leaves unwritten must not hold the right ones
 # of an earlier check.
-_SEEDS = count()
+_SEEDS = itertools.count()
 
 _CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], _Pairs]] = {
     "attention": _attention,
