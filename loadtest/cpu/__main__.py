@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = options.only or (_QUICK_PARTS if options.quick else (*PARTS, *_OTHERS))
     result = _read(options.out)
     result.update(machine=describe_machine(), failed={})
+    if options.note:
+        result.setdefault("notes", []).append(options.note)
     status = 0
     for name in asked:
         try:
@@ -73,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tries", type=int, default=3, metavar="N", help="of a round that was disturbed")
     add("--quick", action="store_true", help=f"one round of {', '.join(_QUICK_PARTS)}")
     add("--out", type=Path, default=Path("loadtest/results/bench-cpu.json"), metavar="FILE")
+    add("--note", default="", metavar="TEXT", help="kept in the file, such as a peer's version")
     add("--models-dir", type=Path, default=Path("loadtest/out/models"), metavar="DIR")
     add("--command", default="", help="runs Quire's command line, where it is not this checkout's")
     for program, variable in PROGRAMS.items():
