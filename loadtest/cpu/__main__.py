@@ -96,8 +96,13 @@ def _measure(name: str, options: argparse.Namespace, result: dict[str, Any]) -> 
         result["start"] = _first_tokens(command, 3 if options.quick else 5)
         return
     if name == "scaling":
-        result["scaling"] = measure_scaling(options.models_dir, command)
-        write_charts(result["scaling"], options.out.parent)
+
+        def draw(scaling: dict[str, Any]) -> None:
+            result["scaling"] = scaling
+            _write(options.out, result)
+            write_charts(scaling, options.out.parent)
+
+        measure_scaling(options.models_dir, command, on_variant=draw)
         return
     part = PARTS[name]
     entry = result["parts"].setdefault(name, {"flags": part.flags, "loads": {}, "servers": {}})

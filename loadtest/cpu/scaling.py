@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,12 @@ def measure_scaling(
     variants: Sequence[str] = VARIANTS,
     sequences: Sequence[int] = SEQUENCES,
     contexts: Sequence[int] = CONTEXTS,
+    on_variant: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """``sequences`` and ``contexts``: for each variant that the server takes, its points."""
+    """``sequences`` and ``contexts``: for each variant that the server takes, its points.
+
+    ``on_variant`` is given the result so far after each of them.
+    """
     result: dict[str, Any] = {"sequences": {}, "contexts": {}, "skipped": {}}
     for name in variants:
         part = PARTS[name]
@@ -53,6 +57,7 @@ def measure_scaling(
                 result["contexts"][name] = _points(server.url, ask, shape.vocab)
         except RuntimeError as error:
             result["skipped"][name] = str(error).strip().splitlines()[-1]
+        on_variant(result)
     return result
 
 
