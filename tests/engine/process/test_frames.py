@@ -63,7 +63,7 @@ MESSAGES: list[Message] = [
     Abort(("a", "b")),
     StartProfile(64),
     StopProfile(),
-    Answered(Trace("/tmp/x.json.gz", 64), None),
+    Answered(Trace("traces/quire-profile.json.gz", 64), None),
     Answered(None, Failure(kind="ProfileRefused", message="no", code="profile_running")),
     Shutdown(),
     Loading(0.25, "weights"),
