@@ -28,6 +28,19 @@ _MAX_SEED = 2**63 - 1
 _MAX_BIAS_ENTRIES = 1024
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """What every text of a request must match; held by masks in the sampler (``engine/grammar``).
+
+    ``text`` is a JSON schema, a regular expression for the whole text, a JSON list of strings of
+    which the text is one, or a grammar in llguidance's dialect of Lark (which may embed schemas as
+    ``%json {...}``); for ``json_object`` it says nothing. Whether it can be served is judged by the
+    grammar backend, not here.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "lark"]
+    text: str = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the tokens of one request are chosen, and when it ends.
 
@@ -47,6 +60,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] = {}
     seed: int | None = None  # None: given one where the request is made
 
+    # What may be chosen at all.
+    grammar: Grammar | None = None
+    allowed_token_ids: tuple[int, ...] | None = None  # None: all
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences whose last token is not chosen
+
     # The end.
     max_tokens: int | None = None  # None: whatever the context leaves
     min_tokens: int = 0
@@ -60,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     # Read by the text layer and by fan_out(); the engine loop itself knows token ids only.
     n: int = 1
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()  # becomes bad_token_ids where a tokenizer is at hand
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -89,6 +108,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _check(within, field, f"must be between 0 and {MAX_LOGPROBS}")
         _check(1 <= self.n <= 128, "n", "must be between 1 and 128")
         _check(all(self.stop), "stop", "a stop string must not be empty")
+        _check(all(self.bad_words), "bad_words", "a bad word must not be empty")
+        _check(all(self.bad_token_ids), "bad_words", "a bad word must have tokens")
+        _check(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")
 
     @property
     def greedy(self) -> bool:
