@@ -20,6 +20,8 @@ def fan_out(
     *,
     priority: int = 0,
     cache_salt: str = "",
+    tenant: str = "",
+    weight: float = 1.0,
 ) -> list[Request]:
     """The requests for ``sampling.n`` continuations of one prompt, the leader first.
 
@@ -38,6 +40,8 @@ def fan_out(
             fork_of=request_id if index else None,
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
+            weight=weight,
             arrival_s=arrival_s,
         )
         for index in range(sampling.n)

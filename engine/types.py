@@ -128,6 +128,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fork_of: str | None = None  # a sibling with the same prompt, whose computed blocks are shared
     priority: int = 0  # lower runs first, under the priority policy
     cache_salt: str = ""  # requests share cached prefixes only within one salt
+    tenant: str = ""  # whose share of the engine it uses, under the fair policy
+    weight: float = 1.0  # of that share against other tenants'; positive
     arrival_s: float = 0.0  # time.monotonic() at the door
 
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded
 from engine.text.output import TextDelta
 from engine.types import SamplingParams
+from server.access.caller import Caller
 from server.openai.endpoint import (
     check_length,
     encode_chat,
@@ -56,12 +57,14 @@ class _ChatCall:
     def __init__(
         self,
         state: ServerState,
+        caller: Caller,
         model: Model,
         body: ChatRequest,
         prompt: list[int],
         sampling: SamplingParams,
     ) -> None:
         self._state = state
+        self._caller = caller
         self._model = model
         self._body = body
         self._prompt = prompt
@@ -76,14 +79,14 @@ class _ChatCall:
         }
 
     @classmethod
-    async def prepare(cls, state: ServerState, body: ChatRequest) -> _ChatCall:
+    async def prepare(cls, state: ServerState, caller: Caller, body: ChatRequest) -> _ChatCall:
         """Judge the request against the model and encode its messages."""
         model = await state.model()
         model.check_name(body.model)
         check_length(sum(len(m.content or "") for m in body.messages), model, "messages")
         prompt = await encode_chat(model, body)
         sampling = chat_sampling(body, len(prompt), model)
-        return cls(state, model, body, prompt, sampling)
+        return cls(state, caller, model, body, prompt, sampling)
 
     def _generation(self) -> Generation:
         return Generation(
@@ -93,6 +96,7 @@ class _ChatCall:
             [(self._prompt, self._sampling)],
             priority=self._body.priority or 0,
             cache_salt=self._body.cache_salt or "",
+            caller=self._caller,
         )
 
     async def complete(self) -> ChatCompletion:

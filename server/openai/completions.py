@@ -11,6 +11,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from engine.text.output import TokenLogprob, prompt_entries
+from server.access.caller import Caller
 from server.openai.endpoint import (
     check_length,
     encode_texts,
@@ -48,9 +49,15 @@ class _CompletionCall:
     """One request, ready to be submitted."""
 
     def __init__(
-        self, state: ServerState, model: Model, body: CompletionRequest, jobs: Sequence[Job]
+        self,
+        state: ServerState,
+        caller: Caller,
+        model: Model,
+        body: CompletionRequest,
+        jobs: Sequence[Job],
     ) -> None:
         self._state = state
+        self._caller = caller
         self._model = model
         self._body = body
         self._jobs = jobs
@@ -63,7 +70,9 @@ class _CompletionCall:
         }
 
     @classmethod
-    async def prepare(cls, state: ServerState, body: CompletionRequest) -> _CompletionCall:
+    async def prepare(
+        cls, state: ServerState, caller: Caller, body: CompletionRequest
+    ) -> _CompletionCall:
         """Judge the request against the model and encode its prompts."""
         model = await state.model()
         model.check_name(body.model)
@@ -71,7 +80,7 @@ class _CompletionCall:
         jobs: list[Job] = [
             (prompt, completion_sampling(body, len(prompt), model)) for prompt in prompts
         ]
-        return cls(state, model, body, jobs)
+        return cls(state, caller, model, body, jobs)
 
     def _generation(self) -> Generation:
         return Generation(
@@ -81,6 +90,7 @@ class _CompletionCall:
             self._jobs,
             priority=self._body.priority or 0,
             cache_salt=self._body.cache_salt or "",
+            caller=self._caller,
             continuation=True,
         )
 

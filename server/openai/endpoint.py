@@ -16,6 +16,7 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded
 from engine.text.tokenizer import Tokenizer
 from server.access.body import check_json_type
+from server.access.caller import Caller, caller_of
 from server.errors import bad_field
 from server.http.disconnect import ClientGone, until_disconnect
 from server.openai.inputs import ChatRequest, GenerationRequest, Shape, TokenizeRequest
@@ -74,22 +75,22 @@ class Call(Protocol):
 async def respond(
     request: Request,
     shape: type[_GenerationT],
-    prepare: Callable[[ServerState, _GenerationT], Awaitable[Call]],
+    prepare: Callable[[ServerState, Caller, _GenerationT], Awaitable[Call]],
 ) -> Response:
     """Answer a generating request, at once or as a stream, and drop it when the client goes.
 
     Args:
         request: its body is read here.
         shape: what the body must be.
-        prepare: judges the body against the model, and encodes it.
+        prepare: judges the body of a caller against the model, and encodes it.
     """
-    state = state_of(request)
+    state, caller = state_of(request), caller_of(request)
     body, headers = await read_request(request, shape)
     if body.stream:
-        events = _events(partial(prepare, state, body))
+        events = _events(partial(prepare, state, caller, body))
         return EventStream(events, heartbeat_s=state.settings.heartbeat_s, headers=headers)
     async with until_disconnect(request.receive):
-        answer = await (await prepare(state, body)).complete()
+        answer = await (await prepare(state, caller, body)).complete()
     return json_response(answer, headers)
 
 

@@ -17,6 +17,7 @@ from engine.errors import EngineDead, EngineError, OutOfMemory, RequestError
 from engine.requests import fan_out
 from engine.text.output import OutputDecoder, TextDelta
 from engine.types import Request, RequestOutput, SamplingParams, TokenLogprobs
+from server.access.caller import ANYONE, Caller
 from server.openai.outputs import (
     CompletionTokensDetails,
     FinishReason,
@@ -67,6 +68,7 @@ class Generation:
         id: the answer's id, under which the sequences are known to the engine; unique.
         jobs: the prompts and their sampling, which may differ in ``max_tokens`` alone.
         continuation: the outputs' text goes on after the prompt's, as in completions.
+        caller: whose share of the machine, and of the prefix cache, this is.
 
     Entering raises ApiError (503) when the queue is full, and EngineDead.
     """
@@ -81,13 +83,16 @@ class Generation:
         priority: int = 0,
         cache_salt: str = "",
         continuation: bool = False,
+        caller: Caller = ANYONE,
     ) -> None:
         self._state = state
         self._model = model
         self._id = id
         self._jobs = jobs
         self._priority = priority
-        self._cache_salt = cache_salt
+        # What a tenant's prompts have in common with another's must not show in its latencies.
+        self._cache_salt = f"{caller.tenant}\0{cache_salt}" if caller.tenant else cache_salt
+        self._caller = caller
         self._continuation = continuation
         self._cached_tokens = 0
         self.choices: list[Choice] = []
@@ -145,6 +150,8 @@ class Generation:
                 sampling,
                 priority=self._priority,
                 cache_salt=self._cache_salt,
+                tenant=self._caller.tenant,
+                weight=self._caller.weight,
             )
             for request in sequences:
                 decoder = OutputDecoder(

@@ -1,0 +1,31 @@
+"""Who sent a request: what the key guard found out, for the endpoints and the engine to use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from starlette.requests import HTTPConnection
+
+Scope = Literal["inference", "files", "batches", "metrics", "admin"]
+ALL_SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The owner of the key that a request came with.
+
+    Stored things (responses, files, batches) belong to ``tenant``; others do not see them.
+    """
+
+    tenant: str = ""  # the key's name in the key file; empty without one, for all alike
+    scopes: frozenset[Scope] = ALL_SCOPES
+    weight: float = 1.0  # of its share, under the fair scheduling policy
+
+
+ANYONE = Caller()  # without keys, and for keys given by --api-key, which may do everything
+
+
+def caller_of(request: HTTPConnection) -> Caller:
+    """Who sent ``request``."""
+    return request.scope.get("state", {}).get("caller", ANYONE)
