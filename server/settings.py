@@ -145,6 +145,12 @@ class Settings(BaseSettings):
     shutdown_timeout_s: float = setting(
         30.0, _SERVER, "Seconds that requests in flight are given to finish after SIGTERM.", ge=0
     )
+    data_dir: Path | None = setting(
+        None,
+        _SERVER,
+        "Directory of what is kept over restarts: stored responses, files, batches. "
+        "$XDG_DATA_HOME/quire (~/.local/share/quire) when left out.",
+    )
     heartbeat_s: float = setting(
         15.0, _SERVER, "Seconds between comment lines on a stream whose request waits.", gt=0
     )

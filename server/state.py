@@ -22,6 +22,7 @@ from server.errors import ApiError, overloaded, unavailable
 from server.metrics import Metrics, Numbers
 from server.openai.defaults import read_sampling_defaults
 from server.settings import Settings
+from server.store.database import Database, default_data_dir
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +62,13 @@ class ServerState:
     draining: bool = False  # told to end: unready, and no new work
     # Asks all API workers for their numbers; None where there is only this process.
     gather: Callable[[], Awaitable[Numbers]] | None = None
+    database: Database = field(init=False)  # opened when something is first kept or looked up
     _failure: EngineError | None = None
     _model: Model | None = None
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.database = Database(self.settings.data_dir or default_data_dir())
 
     async def load(self) -> None:
         """Start the engine and read tokenizer and template meanwhile; the failure is kept."""
@@ -100,8 +105,9 @@ class ServerState:
         self._loaded.set()
 
     async def close(self) -> None:
-        """End the engine and the template's process."""
+        """End the engine, the template's process and the database."""
         await self.engine.close()
+        await self.database.close()
         if self._model is not None:
             self._model.template.close()
 

@@ -185,10 +185,10 @@ def running_server(
     command += ["--num-gpu-blocks-override", "1024", *flags]
     if key is not None:
         command += ["--api-key", key]
+    # What a server keeps is its test's own; --data-dir in the flags comes first.
+    env = {**os.environ, **_ENV, "QUIRE_DATA_DIR": str(log.parent / "data")}
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, cwd=ROOT, env={**os.environ, **_ENV}
-        )
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=env)
     server = Server(process, 0, log, key)
     try:
         server.port = _find_port(server)

@@ -48,6 +48,7 @@ def test_every_setting_has_a_flag_a_variable_and_a_yaml_key(tmp_path, monkeypatc
         "api_key": "key",
         "gpu_memory_utilization": "0.5",
         "profile": "traces",
+        "data_dir": "kept",
     }
     for row in settings_table():
         if row.name == "config":

@@ -1,0 +1,202 @@
+"""One SQLite file for all that outlives a request, shared by API workers and restarts.
+
+    event loop ──► Tables.read / write ──► one thread, one connection ──► quire.sqlite3 (WAL)
+
+Every call runs on the database's own thread, so the event loop never waits for a disk, and in a
+transaction of its own. Each user keeps its tables in a module of its own, as a :class:`Schema`
+whose steps are applied where they are first asked for; the step that a file has reached is
+kept in it by the schema's name, so that modules grow independently of each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from server.errors import ApiError
+
+FILE_NAME = "quire.sqlite3"
+_BUSY_TIMEOUT_S = 10.0  # for other processes' writes; each is short
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class StoreError(ApiError):
+    """A 503: what was to be kept or looked up could not be (a full disk, a lock, a fault)."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(503, f"The server's storage failed: {reason}.", code="storage_unavailable")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A user's tables: SQL scripts, each of which brings the file from one version to the next.
+
+    A step that has been released is never changed; what comes later is another step.
+    """
+
+    name: str
+    steps: tuple[str, ...]
+
+
+class Database:
+    """The server's database; opened when it is first used.
+
+    Where ``directory`` cannot be written, everything is kept in memory, by this process
+    alone, and a warning says so.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        # Threads are started by the first call, and it is one: sqlite3's connections are not
+        # meant to be shared.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-store")
+        self._connection: sqlite3.Connection | None = None
+        self._ready: set[str] = set()  # names of schemas that are up to date
+
+    def tables(self, schema: Schema) -> Tables:
+        """A user's way to its own tables."""
+        return Tables(self, schema)
+
+    async def close(self) -> None:
+        """Finish what was asked for and close the file."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown(wait=False)
+
+    async def run(self, schema: Schema, work: Callable[[sqlite3.Connection], _T], begin: str) -> _T:
+        """Run ``work`` in a transaction on the database's thread; see :class:`Tables`."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._transact, schema, work, begin)
+        except sqlite3.Error as error:
+            _log.warning("the database failed: %s", error)
+            raise StoreError(str(error)) from error
+
+    # ------------------------------------------------------------ on the thread
+
+    def _transact(self, schema: Schema, work: Callable[[sqlite3.Connection], _T], begin: str) -> _T:
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._open()
+        if schema.name not in self._ready:
+            _in_transaction(connection, "BEGIN IMMEDIATE", lambda db: _migrate(db, schema))
+            self._ready.add(schema.name)
+        return _in_transaction(connection, begin, work)
+
+    def _open(self) -> sqlite3.Connection:
+        path = self.directory / FILE_NAME
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Prompts and answers are nobody else's business; the journal takes the file's mode.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            return _connect(str(path))
+        except (OSError, sqlite3.Error) as error:
+            reason = getattr(error, "strerror", None) or error
+            _log.warning(
+                "cannot write %s (%s): what is stored stays in memory and ends with this process; "
+                "--data-dir names another place",
+                path,
+                reason,
+            )
+            return _connect(":memory:")
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self._ready.clear()
+
+
+@dataclass(frozen=True)
+class Tables:
+    """One user's tables. ``work`` gets the connection, and runs on the database's thread."""
+
+    database: Database
+    schema: Schema
+
+    async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """What ``work`` finds; all of its queries see one state. Raises StoreError."""
+        return await self.database.run(self.schema, work, "BEGIN")
+
+    async def write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run ``work``; all of its changes are kept, or none. Raises StoreError."""
+        return await self.database.run(self.schema, work, "BEGIN IMMEDIATE")
+
+
+def default_data_dir() -> Path:
+    """``$XDG_DATA_HOME/quire``: ``~/.local/share/quire`` unless the user says otherwise."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "quire"
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    """A connection whose transactions are ours to begin. Raises sqlite3.Error."""
+    connection = sqlite3.connect(
+        path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        # Readers and a writer at once; a crash of the machine may undo the last writes, one of
+        # this process does not.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        _in_transaction(connection, "BEGIN IMMEDIATE", _make_versions)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _in_transaction(
+    connection: sqlite3.Connection, begin: str, work: Callable[[sqlite3.Connection], _T]
+) -> _T:
+    connection.execute(begin)
+    try:
+        result = work(connection)
+    except BaseException:
+        if connection.in_transaction:  # some failures, such as a full disk, have ended it already
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+    return result
+
+
+def _make_versions(db: sqlite3.Connection) -> None:
+    db.execute(
+        "CREATE TABLE IF NOT EXISTS schema_versions"
+        " (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
+    )
+
+
+def _migrate(db: sqlite3.Connection, schema: Schema) -> None:
+    """Apply the steps that the file has not seen."""
+    row = db.execute("SELECT version FROM schema_versions WHERE name = ?", (schema.name,))
+    (version,) = row.fetchone() or (0,)
+    if version > len(schema.steps):
+        raise sqlite3.DatabaseError(f"the '{schema.name}' tables were made by a newer Quire")
+    for step in schema.steps[version:]:
+        for statement in _statements(step):
+            db.execute(statement)
+    db.execute(
+        "INSERT OR REPLACE INTO schema_versions VALUES (?, ?)", (schema.name, len(schema.steps))
+    )
+
+
+def _statements(script: str) -> list[str]:
+    """The statements of a script; ``executescript`` would commit the transaction around them."""
+    statements: list[str] = []
+    pending = ""
+    for piece in script.split(";"):
+        pending += piece + ";"
+        if sqlite3.complete_statement(pending):
+            if pending.strip(" \n;"):
+                statements.append(pending)
+            pending = ""
+    return statements
