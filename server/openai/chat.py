@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from engine.errors import ContextLengthExceeded
 from engine.text.output import TextDelta
-from engine.types import SamplingParams
 from server.access.caller import Caller
-from server.openai.endpoint import (
-    check_length,
-    encode_chat,
-    new_id,
-    respond,
-)
-from server.openai.generation import Choice, Generation, Step
+from server.openai.conversation import Conversation
+from server.openai.endpoint import respond
+from server.openai.generation import Choice, Step
 from server.openai.inputs import ChatRequest
 from server.openai.logprobs import chat_logprobs, prompt_logprobs
 from server.openai.outputs import (
@@ -34,9 +27,8 @@ from server.openai.outputs import (
     TextEvents,
     to_event,
 )
-from server.openai.sampling import chat_sampling
 from server.openai.schema import describe
-from server.state import Model, ServerState
+from server.state import ServerState
 
 router = APIRouter()
 
@@ -52,56 +44,29 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 class _ChatCall:
-    """One request, ready to be submitted."""
+    """One request, ready to be submitted, in the shapes of this endpoint."""
 
-    def __init__(
-        self,
-        state: ServerState,
-        caller: Caller,
-        model: Model,
-        body: ChatRequest,
-        prompt: list[int],
-        sampling: SamplingParams,
-    ) -> None:
-        self._state = state
-        self._caller = caller
-        self._model = model
-        self._body = body
-        self._prompt = prompt
-        self._sampling = sampling
-        self._with_logprobs = bool(body.logprobs)
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._body = conversation.body
+        self._with_logprobs = bool(conversation.body.logprobs)
         self._texts: dict[int, TextEvents] = {}  # by choice
         self._head: dict[str, Any] = {
-            "id": new_id("chatcmpl"),
+            "id": conversation.id,
             "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": model.info.fingerprint,
+            "model": conversation.model.name,
+            "system_fingerprint": conversation.model.info.fingerprint,
         }
 
     @classmethod
     async def prepare(cls, state: ServerState, caller: Caller, body: ChatRequest) -> _ChatCall:
         """Judge the request against the model and encode its messages."""
-        model = await state.model()
-        model.check_name(body.model)
-        check_length(sum(len(m.content or "") for m in body.messages), model, "messages")
-        prompt = await encode_chat(model, body)
-        sampling = chat_sampling(body, len(prompt), model)
-        return cls(state, caller, model, body, prompt, sampling)
-
-    def _generation(self) -> Generation:
-        return Generation(
-            self._state,
-            self._model,
-            self._head["id"],
-            [(self._prompt, self._sampling)],
-            priority=self._body.priority or 0,
-            cache_salt=self._body.cache_salt or "",
-            caller=self._caller,
-        )
+        return cls(await Conversation.prepare(state, caller, body))
 
     async def complete(self) -> ChatCompletion:
         """The whole answer."""
-        with _naming_messages(), self._generation() as generation:
+        conversation = self._conversation
+        with conversation.generation() as generation:
             texts: list[list[str]] = [[] for _ in generation.choices]
             entries: list[list[Any]] = [[] for _ in generation.choices]
             async for step in generation.steps():
@@ -109,7 +74,7 @@ class _ChatCall:
                     texts[choice.index].append(delta.text)
                     entries[choice.index].extend(delta.logprobs)
         first = generation.choices[0]
-        wants_prompt = self._sampling.prompt_logprobs is not None
+        wants_prompt = conversation.sampling.prompt_logprobs is not None
         return ChatCompletion(
             **self._head,
             choices=[
@@ -124,7 +89,7 @@ class _ChatCall:
             ],
             usage=generation.usage,
             prompt_logprobs=prompt_logprobs(
-                self._prompt, first.prompt_logprobs, self._model.tokenizer
+                conversation.prompt, first.prompt_logprobs, conversation.model.tokenizer
             )
             if wants_prompt
             else UNSET,
@@ -133,7 +98,7 @@ class _ChatCall:
     async def events(self) -> AsyncGenerator[bytes]:
         """The answer as server-sent events, without the closing ``[DONE]``."""
         started: set[int] = set()
-        with _naming_messages(), self._generation() as generation:
+        with self._conversation.generation() as generation:
             async for step in generation.steps():
                 event = self._step_events(step, started)
                 if event:
@@ -170,12 +135,3 @@ class _ChatCall:
         part = ChatChunkChoice(index=choice.index, delta=delta, **more)
         usage = None if self._body.include_usage else UNSET
         return ChatChunk(**self._head, choices=[part], usage=usage)
-
-
-@contextlib.contextmanager
-def _naming_messages() -> Iterator[None]:
-    """The engine knows a prompt; a chat client sent messages."""
-    try:
-        yield
-    except ContextLengthExceeded as error:
-        raise ContextLengthExceeded(error.message, param="messages") from None
