@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -19,10 +20,10 @@ from engine.client import EngineClient
 from server import profile, system
 from server.access.body import BodyGuard
 from server.access.keys import KeyGuard
-from server.errors import ApiError
+from server.errors import ApiError, bad_field, cut
 from server.http.context import RequestContext
 from server.metrics import Metrics
-from server.openai import chat, completions, inputs, models, outputs, schema, tokens
+from server.openai import chat, completions, models, schema, tokens
 from server.settings import Settings
 from server.state import ServerState
 
@@ -52,32 +53,16 @@ def create_app(settings: Settings, engine: EngineClient) -> FastAPI:
         version=system.quire_version(),
         lifespan=lifespan,
         redirect_slashes=False,
-        exception_handlers={HTTPException: _on_http_exception},
+        exception_handlers={
+            HTTPException: _on_http_exception,
+            RequestValidationError: _on_invalid_parameter,
+        },
     )
     app.state.server = state
-    for room in (chat, completions, models, tokens, system, profile):
+    rooms = (chat, completions, models, tokens, system, profile)
+    for room in rooms:
         app.include_router(room.router)
-    schema.install(
-        app,
-        bodies=[
-            inputs.ChatRequest,
-            inputs.CompletionRequest,
-            inputs.TokenizeRequest,
-            inputs.DetokenizeRequest,
-            profile.ProfileRequest,
-        ],
-        answers=[
-            outputs.ChatCompletion,
-            outputs.ChatChunk,
-            outputs.Completion,
-            outputs.ModelList,
-            outputs.ModelCard,
-            outputs.Tokenized,
-            outputs.Detokenized,
-            profile.ProfileStarted,
-            profile.ProfileWritten,
-        ],
-    )
+    schema.install(app, [room.router for room in rooms], with_keys=bool(settings.api_keys))
     # The last one added is the outermost.
     app.add_middleware(
         BodyGuard,
@@ -92,7 +77,19 @@ def create_app(settings: Settings, engine: EngineClient) -> FastAPI:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """What the framework refuses by itself: unknown routes and methods."""
     assert isinstance(error, HTTPException)
-    answer = ApiError(error.status_code, headers=error.headers)
+    return _to_response(ApiError(error.status_code, headers=error.headers))
+
+
+async def _on_invalid_parameter(request: Request, error: Exception) -> Response:
+    """What the framework finds wrong with a parameter of the path or the query."""
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    name = str(problem["loc"][-1])
+    reason = "is required" if problem["type"] == "missing" else problem["msg"]
+    return _to_response(bad_field(cut(name), reason[:1].lower() + reason[1:]))
+
+
+def _to_response(answer: ApiError) -> Response:
     return Response(
         answer.body(),
         status_code=answer.status,

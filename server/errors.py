@@ -8,6 +8,7 @@ for the client; a fault of our own tells an id to quote and nothing of the excep
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -27,15 +28,37 @@ _RETRY_AFTER_S = "1"
 _BY_STATUS: dict[int, tuple[str, str | None, str]] = {
     400: ("invalid_request_error", None, "The request is malformed."),
     401: ("authentication_error", "invalid_api_key", "No valid API key was given."),
+    403: (
+        "permission_error",
+        "insufficient_permissions",
+        "The API key may not do this.",
+    ),
     404: ("invalid_request_error", "not_found", "There is no such route."),
     405: ("invalid_request_error", "method_not_allowed", "This route does not take this method."),
     408: ("invalid_request_error", "request_timeout", "The request took too long to arrive."),
     409: ("invalid_request_error", "conflict", "The request does not fit the state of things."),
     413: ("invalid_request_error", "body_too_large", "The request body is too large."),
     415: ("invalid_request_error", "unsupported_media_type", "Only application/json is read."),
-    429: ("rate_limit_error", "rate_limit_exceeded", "Too many requests."),
+    429: ("rate_limit_error", "rate_limit_exceeded", "Too many requests or tokens."),
     431: ("invalid_request_error", "headers_too_large", "The request headers are too large."),
+    500: ("server_error", None, "The server failed through a fault of its own."),
     503: ("service_unavailable_error", None, "The service is not available."),
+}
+ERROR_SCHEMA: dict[str, Any] = {  # every error's JSON schema
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
 }
 
 
@@ -74,6 +97,11 @@ class ApiError(Exception):
                 }
             }
         )
+
+
+def meaning_of(status: int) -> str:
+    """What an error status says where nothing more is known."""
+    return _BY_STATUS[status][2]
 
 
 def bad_field(param: str, problem: str, *, code: str | None = None) -> ApiError:

@@ -1,83 +1,159 @@
 """The OpenAPI document: our shapes are described as such, though FastAPI does not parse them.
 
 Bodies are parsed by ``endpoint.read_request``, which names the field at fault the way the API
-does; answers are msgspec structs. Both are told to FastAPI as references into ``components``.
+does; answers are msgspec structs. A route tells both with :func:`describe`, and the document
+collects them from the routes: there is no list to be kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from server.errors import ERROR_SCHEMA, meaning_of
+
 _REF = "#/components/schemas/"
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
+# What any route may answer: the connection, the guards and the end of the server come before it.
+_ALWAYS = (400, 408, 413, 415, 431, 500, 503)
+_WITH_KEYS = (401, 403, 429)
+_OPEN_PATHS = ("/health",)
+_REQUEST_ID = {"x-request-id": {"schema": {"type": "string"}, "description": "Quote it to ask."}}
+_RETRY_AFTER = {"retry-after": {"schema": {"type": "string"}, "description": "Seconds to wait."}}
+_IGNORED = {
+    "x-quire-ignored-params": {
+        "schema": {"type": "string"},
+        "description": "Fields of the request that had no effect, separated by commas.",
+    }
 }
+
+
+class Description(dict[str, Any]):
+    """A route's ``openapi_extra``, with the shapes that it refers to."""
+
+    def __init__(self, operation: dict[str, Any], shapes: Iterable[type]) -> None:
+        super().__init__(operation)
+        self.shapes = tuple(shapes)
 
 
 def describe(
     body: type[BaseModel] | None,
-    answer: type[msgspec.Struct],
+    answer: type[msgspec.Struct] | str,
     *,
     chunk: type | None = None,
     body_required: bool = True,
-) -> dict[str, Any]:
-    """The part of an operation's description that FastAPI cannot see (``openapi_extra``)."""
-    content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
+    errors: Collection[int] = (),
+) -> Description:
+    """The part of an operation's description that FastAPI cannot see (``openapi_extra``).
+
+    Args:
+        body: the shape of the JSON body; None where there is none, or FastAPI reads it.
+        answer: the shape of the JSON answer, or the media type of one that is not JSON.
+        chunk: the shape of a stream's events, where the route can stream.
+        body_required: whether the body may not be left out.
+        errors: statuses besides those that any route may answer, such as 404 and 409. A route
+            that names a model has 404 by itself, and so has one with a parameter in its path.
+    """
+    shapes = [shape for shape in (body, answer, chunk) if isinstance(shape, type)]
+    content: dict[str, Any] = {}
+    if isinstance(answer, str):
+        content[answer] = {"schema": {"type": "string"}}
+    else:
+        content["application/json"] = {"schema": _ref(answer)}
     if chunk is not None:
         content["text/event-stream"] = {"schema": _ref(chunk)}
-    error = {"application/json": {"schema": {"$ref": _REF + "Error"}}}
-    operation: dict[str, Any] = {
-        "responses": {
-            "200": {"description": "The answer", "content": content},
-            "4XX": {"description": "The request is at fault", "content": error},
-            "5XX": {"description": "The server is at fault, or overloaded", "content": error},
-        }
+    headers = _REQUEST_ID | _IGNORED if body is not None else _REQUEST_ID
+    answers: dict[str, Any] = {
+        "200": {"description": "The answer", "content": content, "headers": headers}
     }
+    statuses: set[int] = {*_ALWAYS, *errors}
+    if body is not None and "model" in body.model_fields:
+        statuses.add(404)
+    for status in sorted(statuses):
+        answers[str(status)] = _error(status)
+    operation: dict[str, Any] = {"responses": answers}
     if body is not None:
         operation["requestBody"] = {
             "required": body_required,
             "content": {"application/json": {"schema": _ref(body)}},
         }
-    return operation
+    return Description(operation, shapes)
 
 
-def install(app: FastAPI, bodies: list[type[BaseModel]], answers: list[type]) -> None:
-    """Make ``app.openapi()`` hold the schemas of ``bodies`` and ``answers``."""
+def install(app: FastAPI, routers: Iterable[APIRouter], *, with_keys: bool) -> None:
+    """Make ``app.openapi()`` describe the routes of ``routers`` with the shapes they carry.
+
+    Args:
+        app: the application that has the routers.
+        routers: whose routes are described by :func:`describe`.
+        with_keys: whether the server asks for keys.
+    """
+    shapes = [
+        shape
+        for router in routers
+        for route in router.routes
+        if isinstance(route, APIRoute) and isinstance(route.openapi_extra, Description)
+        for shape in route.openapi_extra.shapes
+    ]
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            _, shapes = models_json_schema(
-                [(body, "validation") for body in bodies], ref_template=_REF + "{model}"
-            )
-            _, structs = msgspec.json.schema_components(answers, ref_template=_REF + "{name}")
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            schemas.update(structs)
-            schemas.update(shapes["$defs"])
-            schemas["Error"] = _ERROR
+            schemas.update(_schemas(shapes))
+            for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own; see below
+                schemas.pop(name, None)
+            for path, item in document["paths"].items():
+                for operation in item.values():
+                    _complete(path, operation, with_keys=with_keys)
+            if with_keys:
+                schemes = document["components"].setdefault("securitySchemes", {})
+                schemes["key"] = {"type": "http", "scheme": "bearer"}
+                document["security"] = [{"key": []}]
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi
+
+
+def _schemas(shapes: Iterable[type]) -> dict[str, Any]:
+    """JSON schemas by name, of the shapes and what they are made of."""
+    unique = dict.fromkeys(shapes)
+    models = [shape for shape in unique if issubclass(shape, BaseModel)]
+    structs = [shape for shape in unique if not issubclass(shape, BaseModel)]
+    _, ours = models_json_schema(
+        [(model, "validation") for model in models], ref_template=_REF + "{model}"
+    )
+    _, schemas = msgspec.json.schema_components(structs, ref_template=_REF + "{name}")
+    return {**schemas, **ours.get("$defs", {}), "Error": ERROR_SCHEMA}
+
+
+def _complete(path: str, operation: dict[str, Any], *, with_keys: bool) -> None:
+    """What follows from a route's path and from the server's settings."""
+    answers = operation.setdefault("responses", {})
+    answers.pop("422", None)  # what FastAPI finds wrong with a parameter is a 400 here
+    statuses: set[int] = set(_ALWAYS)
+    if "{" in path:
+        statuses.add(404)
+    if path in _OPEN_PATHS:
+        operation["security"] = []
+    elif with_keys:
+        statuses |= set(_WITH_KEYS)
+    for status in statuses:
+        answers.setdefault(str(status), _error(status))
+    operation["responses"] = dict(sorted(answers.items()))
+
+
+def _error(status: int) -> dict[str, Any]:
+    headers = _REQUEST_ID | _RETRY_AFTER if status in (429, 503) else _REQUEST_ID
+    content = {"application/json": {"schema": {"$ref": _REF + "Error"}}}
+    return {"description": meaning_of(status), "content": content, "headers": headers}
 
 
 def _ref(shape: type) -> dict[str, str]:

@@ -1,0 +1,71 @@
+"""The document at /openapi.json: whole by itself, and true to the routes there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.asgi import Application, running_app
+
+
+def references(node: Any) -> set[str]:
+    """Every ``$ref`` below ``node``."""
+    if isinstance(node, dict):
+        own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+        return own.union(*map(references, node.values()))
+    return set[str]().union(*map(references, node)) if isinstance(node, list) else set()
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (method, path, operation)
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+    ]
+
+
+@pytest.fixture(params=[(), ("sk-a",)], ids=["open", "with keys"])
+async def application(request: pytest.FixtureRequest):
+    async with running_app(api_keys=list(request.param)) as application:
+        yield application
+
+
+async def test_every_operation_tells_its_answers(application: Application) -> None:
+    document = application.app.openapi()
+    asks_for_keys = bool(application.state.settings.api_keys)
+    for method, path, operation in operations(document):
+        where = f"{method} {path}"
+        answers = operation["responses"]
+        assert {"200", "400", "408", "413", "415", "431", "500", "503"} <= set(answers), where
+        assert "422" not in answers, where
+        assert ("401" in answers) == (asks_for_keys and path != "/health"), where
+        assert operation["summary"], where
+        assert operation["description"], where
+        assert answers["200"]["content"], where
+        for status, answer in answers.items():
+            if status >= "4":
+                schema = answer["content"]["application/json"]["schema"]
+                assert schema == {"$ref": "#/components/schemas/Error"}, where
+    assert ("security" in document) == asks_for_keys
+
+
+async def test_what_is_referred_to_is_there_and_what_is_there_is_referred_to(
+    application: Application,
+) -> None:
+    document = application.app.openapi()
+    prefix = "#/components/schemas/"
+    named = {ref.removeprefix(prefix) for ref in references(document)}
+    assert named == set(document["components"]["schemas"])
+
+
+async def test_a_body_that_cannot_be_empty_is_required(application: Application) -> None:
+    paths = application.app.openapi()["paths"]
+    body = paths["/v1/chat/completions"]["post"]["requestBody"]
+    assert body["required"]
+    schema = body["content"]["application/json"]["schema"]
+    assert schema == {"$ref": "#/components/schemas/ChatRequest"}
+    stream = paths["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert stream["text/event-stream"]["schema"] == {"$ref": "#/components/schemas/ChatChunk"}
+    if "/start_profile" in paths:
+        assert not paths["/start_profile"]["post"]["requestBody"]["required"]
