@@ -8,6 +8,7 @@
     │   └── ProfileRefused        no profile can be started, or none can be stopped, now: a 409
     ├── RequestFailed             this one request failed through our own fault: a 500
     │   └── OutOfMemory           it was the victim of a step that ran out of memory: a 503
+    ├── DeadlineExceeded          the request's own deadline passed before its end: a 504
     ├── EngineDead                the engine process is gone: a 503 for everybody
     └── ModelLoadError            the model cannot be loaded: the process exits with one line
 
@@ -70,6 +71,13 @@ class OutOfMemory(RequestFailed):
     """The step that held this request ran out of memory; trying again later may work."""
 
 
+class DeadlineExceeded(EngineError):
+    """The request was given until a certain moment, and had not ended by then."""
+
+    def __init__(self, message: str = "the deadline of the request has passed") -> None:
+        super().__init__(message)
+
+
 class EngineDead(EngineError):
     """The engine process ended, or never started; nothing can be served."""
 
@@ -92,6 +100,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(error, RequestError):
             kind = type(error).__name__ if type(error).__name__ in _KINDS else "RequestError"
             return cls(kind=kind, message=error.message, param=error.param, code=error.code)
+        if isinstance(error, DeadlineExceeded):
+            return cls(kind="DeadlineExceeded", message=str(error))
         if isinstance(error, (OutOfMemory, MemoryError)):
             return cls(kind="OutOfMemory", message="the step ran out of memory")
         return cls(kind="RequestFailed", message=f"{type(error).__name__}: {error}")
@@ -116,6 +126,7 @@ _KINDS: dict[str, type[EngineError]] = {
         ProfileRefused,
         RequestFailed,
         OutOfMemory,
+        DeadlineExceeded,
         EngineDead,
     )
 }

@@ -22,6 +22,7 @@ def fan_out(
     cache_salt: str = "",
     tenant: str = "",
     weight: float = 1.0,
+    deadline_s: float | None = None,
 ) -> list[Request]:
     """The requests for ``sampling.n`` continuations of one prompt, the leader first.
 
@@ -43,6 +44,7 @@ def fan_out(
             tenant=tenant,
             weight=weight,
             arrival_s=arrival_s,
+            deadline_s=deadline_s,
         )
         for index in range(sampling.n)
     ]

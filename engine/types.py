@@ -131,6 +131,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str = ""  # whose share of the engine it uses, under the fair policy
     weight: float = 1.0  # of that share against other tenants'; positive
     arrival_s: float = 0.0  # time.monotonic() at the door
+    deadline_s: float | None = None  # time.monotonic() after which nobody wants the answer
 
 
 class Trace(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import (
+    DeadlineExceeded,
     EngineDead,
     EngineError,
     OutOfMemory,
@@ -43,6 +44,7 @@ _BY_STATUS: dict[int, tuple[str, str | None, str]] = {
     431: ("invalid_request_error", "headers_too_large", "The request headers are too large."),
     500: ("server_error", None, "The server failed through a fault of its own."),
     503: ("service_unavailable_error", None, "The service is not available."),
+    504: ("timeout_error", "deadline_exceeded", "The request's deadline passed before its end."),
 }
 ERROR_SCHEMA: dict[str, Any] = {  # every error's JSON schema
     "type": "object",
@@ -137,6 +139,8 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
             "The server ran out of memory while it served this request; try again shortly.",
             code="server_is_overloaded",
         )
+    if isinstance(error, DeadlineExceeded):
+        return ApiError(504)
     if isinstance(error, EngineDead):
         return unavailable()
     detail = "The request failed" if isinstance(error, EngineError) else "The server failed"

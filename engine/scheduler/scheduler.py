@@ -123,8 +123,10 @@ class Scheduler:
     def schedule(self, admit: bool = True, now_s: float = 0.0) -> StepPlan:
         """Choose the next step's rows; with ``admit`` false, from those already running.
 
-        A plan that is empty is not run, and has no result to be taken in.
+        Sequences whose deadline has passed end first. A plan that is empty is not run, and has no
+        result to be taken in.
         """
+        self._state.expire(now_s)
         step = self._planner.plan(admit, now_s)
         removed, self._state.removed = self._state.removed, []
         plan = step.build(removed)

@@ -12,7 +12,9 @@ forget.
 
 from __future__ import annotations
 
+from engine.errors import DeadlineExceeded, Failure
 from engine.kv_cache.pool import BlockPool, BlockTable
+from engine.scheduler.deadlines import Deadlines
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.policy import SortKey
 from engine.scheduler.sequence import Sequence, Status
@@ -29,6 +31,7 @@ class SchedulerState:
         self.sequences: dict[str, Sequence] = {}  # all that have not finished
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.waiting = WaitingQueue(key)
+        self.deadlines = Deadlines()
         self.num_waiting_tokens = 0
         self.removed: list[str] = []  # rows the runner is to forget with the next plan
         self.news = OutputBuilder()
@@ -47,6 +50,7 @@ class SchedulerState:
         """A new sequence waits; a fork, until its leader's prompt is computed."""
         self.sequences[seq.id] = seq
         self.num_waiting_tokens += len(seq.token_ids)
+        self.deadlines.add(seq)
         if seq.leader is not None and seq.leader.first_token_s is None:
             seq.leader.forks.append(seq)  # parked beside the queue: it holds nobody up
         else:
@@ -84,9 +88,17 @@ class SchedulerState:
             else:
                 self.waiting.discard()
         seq.status = Status.FINISHED
+        self.deadlines.discard(seq)
         if seq.forks:
             self._appoint_leader(seq.forks)
         self.news.tell_timings(seq, now_s)
+
+    def expire(self, now_s: float) -> None:
+        """End every sequence whose deadline has passed, and say so."""
+        for seq in self.deadlines.passed(now_s):
+            self.finish(seq, now_s)
+            self.news.append(seq.id, (), "error")
+            self.news.errors[seq.id] = Failure.of(DeadlineExceeded())
 
     def free_forks(self, leader: Sequence) -> None:
         """The leader's prompt is computed: its forks may be admitted."""

@@ -58,7 +58,8 @@ class Life:
         )
         self.limit = min(self.max_len, num_blocks * size)
         self.runner = self._make_runner(make_info(num_blocks, size, self.max_len))
-        self.core = EngineCore(self.config, _Watched(self))
+        self.now_s = 0.0  # a second a step
+        self.core = EngineCore(self.config, _Watched(self), clock=lambda: self.now_s)
         self.core._window = _Whim(self)
         self.pool, self.scheduler = self.core._pool, self.core._scheduler
         self.admits = True
@@ -99,6 +100,7 @@ class Life:
             prompt_logprobs=rng.choice((None, None, None, 0)),
         )
         salt, priority = rng.choice(("", "", "other")), rng.randrange(3)
+        deadline_s = self.now_s + rng.randrange(60) if rng.random() < 0.1 else None
         leader = f"r{self.num_made}"
         for index in range(rng.choice((1, 1, 1, 2, 4))):
             request = Request(
@@ -108,6 +110,7 @@ class Life:
                 fork_of=leader if index else None,
                 priority=priority,
                 cache_salt=salt,
+                deadline_s=deadline_s,
             )
             self._add(self._resumed(request) if rng.random() < 0.2 else request)
         self.num_made += 1
@@ -139,8 +142,11 @@ class Life:
     def _step(self) -> None:
         self.admits = self.rng.random() < 0.9
         self.aborted = None
+        self.now_s += 1.0
         output = self.core.step()
         self._listen(output, self.aborted)
+        # No step is planned behind one that failed: two may be taken in before the next is.
+        assert not any(self._is_late(id_, 2.0) for id_ in self.live), "outlived its deadline"
         self._check_books()
 
     def meanwhile(self) -> None:
@@ -172,8 +178,17 @@ class Life:
             self.seen["resumed"] += bool(told.request.resumed_token_ids)
             if reason == "abort":
                 assert id_ == aborted, "aborted by nobody"
+            elif reason == "error":
+                assert self._is_late(id_), "failed before its deadline"
+                assert output.errors[id_].kind == "DeadlineExceeded"
+                text, _ = expected_output(told.request, self.limit)
+                assert told.token_ids == text[: len(told.token_ids)], "its text was another one"
             else:
                 self._check_text(told, reason, output.stop_token_ids.get(id_))
+
+    def _is_late(self, request_id: str, slack_s: float = 0.0) -> bool:
+        deadline_s = self.told[request_id].request.deadline_s
+        return deadline_s is not None and deadline_s + slack_s <= self.now_s
 
     def _check_text(self, told: _Told, reason: FinishReason, stop_token: int | None) -> None:
         request = told.request

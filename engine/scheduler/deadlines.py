@@ -1,0 +1,49 @@
+"""Which sequence's deadline passes next."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from engine.scheduler.sequence import Sequence, Status
+
+_MIN_STALE = 64  # entries not worth a rebuild
+
+
+class Deadlines:
+    """A heap with lazy deletion of the sequences that have a deadline.
+
+    Asking whether one has passed costs O(1) while none has, and nothing where nobody set one. A
+    sequence that ends in time stays in the heap until half of it is such entries: O(log n)
+    amortised, and memory in proportion to the live ones.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Sequence]] = []  # the order breaks ties
+        self._num_stale = 0
+
+    def add(self, seq: Sequence) -> None:
+        """Watch ``seq``, if its request has a deadline."""
+        deadline_s = seq.request.deadline_s
+        if deadline_s is not None:
+            heapq.heappush(self._heap, (deadline_s, seq.order, seq))
+
+    def discard(self, seq: Sequence) -> None:
+        """Note that ``seq`` has ended."""
+        if seq.request.deadline_s is None:
+            return
+        self._num_stale += 1
+        if self._num_stale > max(_MIN_STALE, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if entry[2].status is not Status.FINISHED]
+            heapq.heapify(self._heap)
+            self._num_stale = 0
+
+    def passed(self, now_s: float) -> Iterator[Sequence]:
+        """The live sequences whose deadline is not after ``now_s``, to be ended one by one."""
+        while self._heap and self._heap[0][0] <= now_s:
+            seq = self._heap[0][2]
+            if seq.status is Status.FINISHED:
+                heapq.heappop(self._heap)
+                self._num_stale -= 1
+            else:
+                yield seq
