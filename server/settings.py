@@ -10,14 +10,12 @@ that other servers of this kind also have mean the same here.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import (
     BaseSettings,
@@ -41,13 +39,11 @@ from engine.config import (
 from engine.paths import default_model_dir
 from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from server.setting import Setting, setting, table_of
+from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
 from server.setting_values import ScaledInt, StringList
 
 DEMO_MODEL_NAME = "quire-demo"
-
-
-class InvalidSettings(ValueError):
-    """A setting that cannot be used, told in one line that names where it was given."""
+__all__ = ["DEMO_MODEL_NAME", "InvalidSettings", "Setting", "Settings", "settings_table"]
 
 
 _MODEL, _SERVER, _SCHEDULER = "Model", "Server", "Scheduling and batching"
@@ -278,7 +274,7 @@ class Settings(BaseSettings):
         try:
             return cls(**flags)
         except ValidationError as error:
-            raise InvalidSettings(_explain(error, flags)) from None
+            raise InvalidSettings(explain(settings_table(), error, flags)) from None
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -297,9 +293,9 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then our own reading of the environment and of YAML, strongest first."""
-        environment = _read_environment(os.environ)
+        environment = read_environment(settings_table(), os.environ)
         config = init_settings().get("config") or environment.get("config")
-        in_file = _read_yaml(Path(config)) if config else {}
+        in_file = read_yaml(settings_table(), Path(config)) if config else {}
         return (
             init_settings,
             InitSettingsSource(settings_cls, init_kwargs=environment),
@@ -358,52 +354,3 @@ class Settings(BaseSettings):
 def settings_table() -> list[Setting]:
     """All settings in the order in which they are told to people."""
     return table_of(Settings)
-
-
-def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The QUIRE_* variables that are settings and not empty, by field name."""
-    given = ((row.field, environ.get(row.variable, "")) for row in settings_table())
-    return {field: value for field, value in given if value}
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, by field name; unknown keys stay, to be refused by name."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidSettings(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise InvalidSettings(f"{path} is not valid YAML: {reason}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise InvalidSettings(f"{path} must hold settings, one 'name: value' a line")
-    fields = {row.name: row.field for row in settings_table()}
-    named = {str(key).replace("-", "_"): value for key, value in content.items()}
-    if "config" in named:
-        raise InvalidSettings(f"{path}: a YAML file cannot name another ('config')")
-    unknown = [name for name in named if name not in fields]
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], fields, n=1)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise InvalidSettings(f"{path}: there is no setting '{unknown[0]}'{hint}")
-    return {fields[name]: value for name, value in named.items()}
-
-
-def _explain(error: ValidationError, flags: Mapping[str, Any]) -> str:
-    """The first problem in one line, under the name by which the value was given."""
-    problem = error.errors(include_url=False)[0]
-    field = str(problem["loc"][0])
-    row = next((row for row in settings_table() if row.field == field), None)
-    if row is None:
-        return f"there is no setting '{field}'"
-    if field in flags:
-        where = row.flag
-    elif os.environ.get(row.variable):
-        where = row.variable
-    else:
-        where = f"'{row.name}' in the YAML file"
-    reason = problem["msg"][:1].lower() + problem["msg"][1:]
-    secret = row.name == "api_key"
-    return f"{where}: {reason}" + ("" if secret else f", not {str(problem['input'])[:80]!r}")

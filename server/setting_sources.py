@@ -1,0 +1,71 @@
+"""Where settings are written down: the environment and YAML, and what is told when one is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from server.setting import Setting
+
+
+class InvalidSettings(ValueError):
+    """A setting that cannot be used, told in one line that names where it was given."""
+
+
+def read_environment(rows: Sequence[Setting], environ: Mapping[str, str]) -> dict[str, str]:
+    """The QUIRE_* variables that are settings and not empty, by field name."""
+    given = ((row.field, environ.get(row.variable, "")) for row in rows)
+    return {field: value for field, value in given if value}
+
+
+def read_yaml(rows: Sequence[Setting], path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, by field name.
+
+    Raises:
+        InvalidSettings: it cannot be read, or holds a key that is no setting.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidSettings(f"{path} is not valid YAML: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidSettings(f"{path} must hold settings, one 'name: value' a line")
+    fields = {row.name: row.field for row in rows}
+    named = {str(key).replace("-", "_"): value for key, value in content.items()}
+    if "config" in named:
+        raise InvalidSettings(f"{path}: a YAML file cannot name another ('config')")
+    unknown = [name for name in named if name not in fields]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], fields, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise InvalidSettings(f"{path}: there is no setting '{unknown[0]}'{hint}")
+    return {fields[name]: value for name, value in named.items()}
+
+
+def explain(rows: Sequence[Setting], error: ValidationError, flags: Mapping[str, Any]) -> str:
+    """The first problem in one line, under the name by which the value was given."""
+    problem = error.errors(include_url=False)[0]
+    field = str(problem["loc"][0])
+    row = next((row for row in rows if row.field == field), None)
+    if row is None:
+        return f"there is no setting '{field}'"
+    if field in flags:
+        where = row.flag
+    elif os.environ.get(row.variable):
+        where = row.variable
+    else:
+        where = f"'{row.name}' in the YAML file"
+    reason = problem["msg"][:1].lower() + problem["msg"][1:]
+    secret = row.name == "api_key"
+    return f"{where}: {reason}" + ("" if secret else f", not {str(problem['input'])[:80]!r}")
