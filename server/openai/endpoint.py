@@ -22,8 +22,8 @@ from server.http.disconnect import ClientGone, until_disconnect
 from server.openai.inputs import ChatRequest, GenerationRequest, Shape, TokenizeRequest
 from server.openai.json_body import parse_json_body
 from server.openai.outputs import to_json
-from server.openai.sse import EventStream
-from server.openai.unsupported import ignored_params, report_ignored
+from server.openai.sse import Ending, EventStream
+from server.openai.unsupported import report_ignored
 from server.state import Model, ServerState
 
 _ShapeT = TypeVar("_ShapeT", bound=Shape)
@@ -57,7 +57,7 @@ async def read_request(
     for name, limit in (("messages", settings.max_messages), ("prompt", settings.max_prompts)):
         _check_count(name, fields.get(name), limit)
     body = shape.read(fields)
-    return body, report_ignored(_ignored(body), strict=settings.strict)
+    return body, report_ignored(body.ignored(), strict=settings.strict)
 
 
 class Call(Protocol):
@@ -68,7 +68,7 @@ class Call(Protocol):
         ...
 
     def events(self) -> AsyncGenerator[bytes]:
-        """The answer as server-sent events, without the closing ``[DONE]``."""
+        """The answer as server-sent events, without what closes the stream."""
         ...
 
 
@@ -84,14 +84,36 @@ async def respond(
         shape: what the body must be.
         prepare: judges the body of a caller against the model, and encodes it.
     """
-    state, caller = state_of(request), caller_of(request)
     body, headers = await read_request(request, shape)
-    if body.stream:
-        events = _events(partial(prepare, state, caller, body))
-        return EventStream(events, heartbeat_s=state.settings.heartbeat_s, headers=headers)
+    prepared = partial(prepare, state_of(request), caller_of(request), body)
+    return await answer(request, prepared, stream=bool(body.stream), headers=headers)
+
+
+async def answer(
+    request: Request,
+    prepare: Callable[[], Awaitable[Call]],
+    *,
+    stream: bool,
+    headers: Mapping[str, str],
+    ending: Ending | None = None,
+) -> Response:
+    """Answer a request whose body has been read; see ``respond``.
+
+    Args:
+        request: dropped when its client goes.
+        prepare: makes the call.
+        stream: whether its events are wanted, or the whole at once.
+        headers: of the answer.
+        ending: how a stream ends; OpenAI's ``[DONE]`` when left out.
+    """
+    if stream:
+        heartbeat_s = state_of(request).settings.heartbeat_s
+        return EventStream(
+            _events(prepare), heartbeat_s=heartbeat_s, headers=headers, ending=ending
+        )
     async with until_disconnect(request.receive):
-        answer = await (await prepare(state, caller, body)).complete()
-    return json_response(answer, headers)
+        whole = await (await prepare()).complete()
+    return json_response(whole, headers)
 
 
 async def _events(prepare: Callable[[], Awaitable[Call]]) -> AsyncGenerator[bytes]:
@@ -179,10 +201,3 @@ def _check_count(name: str, value: Any, limit: int) -> None:
     """Bound a list before its items are looked at. A list of token ids is one prompt."""
     if isinstance(value, list) and len(value) > limit and not isinstance(value[0], int):
         raise bad_field(name, f"holds {len(value)} items; at most {limit} are taken")
-
-
-def _ignored(body: Shape) -> list[str]:
-    names = ignored_params(body.model_extra)
-    if isinstance(body, GenerationRequest) and body.stream_options is not None:
-        names += ignored_params(body.stream_options.model_extra, prefix="stream_options.")
-    return names

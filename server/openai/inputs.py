@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from server.errors import ApiError, bad_field, cut
-from server.openai.unsupported import refuse_unsupported
+from server.openai.unsupported import ignored_params, refuse_unsupported
 
 _MAX_MODEL_NAME = 256
 _MAX_STOPS = 4
@@ -113,15 +113,22 @@ class Shape(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
     @classmethod
-    def read(cls, body: dict[str, Any]) -> Self:
-        """The request in ``body``. Raises ApiError (400) that names the first field at fault."""
+    def read(cls, body: dict[str, Any], at: str = "") -> Self:
+        """The request in ``body``. Raises ApiError (400) that names the first field at fault.
+
+        ``at`` is the place of ``body`` within the request, such as ``input.3.``.
+        """
         try:
             return cls.model_validate(body)
         except ValidationError as error:
-            raise _explain(error) from None
+            raise _explain(error, at) from None
         except RecursionError:
             message = "The body is nested too deeply."
             raise ApiError(400, message, code="invalid_json") from None
+
+    def ignored(self) -> list[str]:
+        """The names of the fields that asked for something and have no effect."""
+        return ignored_params(self.model_extra)
 
 
 class Message(Shape):
@@ -210,6 +217,11 @@ class GenerationRequest(ModelRequest):
             raise ValueError("prompt_logprobs: is not available on a stream")
         return self
 
+    def ignored(self) -> list[str]:
+        """As above, those of ``stream_options`` included."""
+        options = None if self.stream_options is None else self.stream_options.model_extra
+        return super().ignored() + ignored_params(options, prefix="stream_options.")
+
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage."""
@@ -287,18 +299,20 @@ def _check_prompt_ending(generation_prompt: bool | None, continue_final: bool | 
         raise ValueError("continue_final_message: excludes 'add_generation_prompt'")
 
 
-def _explain(error: ValidationError) -> ApiError:
+def _explain(error: ValidationError, at: str) -> ApiError:
     """The first problem, with the field it concerns in the API's spelling."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = ".".join(str(part) for part in problem["loc"])
+    param = at + ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error" and _names_field(message):
         # A check over several fields says itself which one is at fault.
         field, _, message = message.partition(": ")
-        param = f"{param}.{field}" if param else field
+        param = f"{param.rstrip('.')}.{field}" if param else field
     if problem["type"] == "missing":
         message = "is required"
-    return bad_field(cut(param or "body"), message[:1].lower() + message[1:])
+    return bad_field(
+        cut(at + param if param else at.rstrip(".") or "body"), message[:1].lower() + message[1:]
+    )
 
 
 def _names_field(message: str) -> bool:

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import to_api_error, unavailable
+from server.errors import ApiError, to_api_error, unavailable
 from server.http.disconnect import ClientGone, until_disconnect
 
 DONE = b"data: [DONE]\n\n"
@@ -22,11 +23,31 @@ _HEARTBEAT = b": keep-alive\n\n"
 _log = logging.getLogger(__name__)
 
 
+class Ending(Protocol):
+    """How an API's streams end: with what, and how an error is told after the first event."""
+
+    end: bytes
+
+    def error(self, answer: ApiError) -> bytes:
+        """``answer`` as an event."""
+        ...
+
+
+class DoneEnding:
+    """OpenAI's chunk streams: an event that holds the error's body; ``[DONE]`` in any case."""
+
+    end = DONE
+
+    def error(self, answer: ApiError) -> bytes:
+        """``data: {"error": ...}``."""
+        return b"data: %b\n\n" % answer.body()
+
+
 class EventStream(Response):
     """A response whose body is ``events``, each item one or more whole events.
 
     The status is sent with the first events, so that what goes wrong before them is still
-    answered by a status of its own. After them, an error is an event, and ``[DONE]`` follows.
+    answered by a status of its own. After them, an error is an event, as ``ending`` writes it.
     While nothing is to tell, a comment line is sent every ``heartbeat_s`` seconds.
     """
 
@@ -38,6 +59,7 @@ class EventStream(Response):
         *,
         heartbeat_s: float,
         headers: Mapping[str, str] | None = None,
+        ending: Ending | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -47,10 +69,12 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._heartbeat_s = heartbeat_s
+        self._ending: Ending = DoneEnding() if ending is None else ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. Raises ClientGone, and what ``events`` raises before its first."""
         writer = _Writer(self, send)
+        ending = self._ending
         heart = asyncio.create_task(self._beat(writer))
         try:
             async with until_disconnect(receive), contextlib.aclosing(self._events) as events:
@@ -68,10 +92,10 @@ class EventStream(Response):
                 answer = to_api_error(error, request_id)
             if answer.status == 500:
                 _log.exception("stream %s failed", request_id)
-            await writer.write(b"data: %b\n\n" % answer.body())
+            await writer.write(ending.error(answer))
         finally:
             heart.cancel()
-        await writer.end()
+        await writer.end(ending.end)
 
     async def _beat(self, writer: _Writer) -> None:
         while True:
@@ -100,10 +124,10 @@ class _Writer:
             await self._start()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end(self) -> None:
+    async def end(self, data: bytes) -> None:
         if not self.started:
             await self._start()
-        await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _start(self) -> None:
         async with self._lock:
