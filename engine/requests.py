@@ -23,6 +23,7 @@ def fan_out(
     tenant: str = "",
     weight: float = 1.0,
     deadline_s: float | None = None,
+    background: bool = False,
 ) -> list[Request]:
     """The requests for ``sampling.n`` continuations of one prompt, the leader first.
 
@@ -43,6 +44,7 @@ def fan_out(
             cache_salt=cache_salt,
             tenant=tenant,
             weight=weight,
+            background=background,
             arrival_s=arrival_s,
             deadline_s=deadline_s,
         )

@@ -127,6 +127,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     resumed_token_ids: tuple[int, ...] = ()  # output already delivered before an engine restart
     fork_of: str | None = None  # a sibling with the same prompt, whose computed blocks are shared
     priority: int = 0  # lower runs first, under the priority policy
+    background: bool = False  # after all others under every policy, and preempted before them
     cache_salt: str = ""  # requests share cached prefixes only within one salt
     tenant: str = ""  # whose share of the engine it uses, under the fair policy
     weight: float = 1.0  # of that share against other tenants'; positive

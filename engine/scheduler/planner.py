@@ -25,21 +25,34 @@ class Planner:
     def plan(self, admit: bool, now_s: float) -> StepBuilder:
         """The next step; with ``admit`` false, nobody joins."""
         step = StepBuilder(self._config.step_tokens)
-        self._plan_running(step)
+        running, behind = self._by_urgency()
+        self._plan_running(step, running)
         # Who was preempted a moment ago must not find its place taken, nor take it back at once.
         if admit and not step.num_preempted:
-            self._plan_waiting(step, now_s)
+            self._plan_waiting(step, now_s, background=not behind)
+        if behind:
+            self._plan_running(step, behind)
+            if admit and not step.num_preempted:
+                self._plan_waiting(step, now_s, background=True)
         return step
+
+    def _by_urgency(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Who runs, and apart from them who runs in the background."""
+        running = list(self._state.running.values())
+        if not self._state.num_background:
+            return running, []
+        behind = [seq for seq in running if seq.request.background]
+        return [seq for seq in running if not seq.request.background], behind
 
     # ------------------------------------------------------------ who runs
 
-    def _plan_running(self, step: StepBuilder) -> None:
+    def _plan_running(self, step: StepBuilder, running: list[Sequence]) -> None:
         # The one loop that sees every sequence at every step. Nearly all of them add one token to
         # their last block, so that case is inline and touches no more than it must. In an
         # overlapped loop that token is one that the step before this one is about to choose.
         budget, num_decoded = step.budget, 0
         add_row, add_seq = step.rows.append, step.seqs.append
-        for seq in list(self._state.running.values()):
+        for seq in running:
             if not budget:
                 break
             token_ids, pending, table = seq.token_ids, seq.num_pending, seq.table
@@ -83,12 +96,26 @@ class Planner:
 
     # ------------------------------------------------------------ who joins
 
-    def _plan_waiting(self, step: StepBuilder, now_s: float) -> None:
-        state = self._state
-        while step.budget and len(state.running) < self._config.max_num_seqs:
+    def _plan_waiting(self, step: StepBuilder, now_s: float, *, background: bool) -> None:
+        """Admit whom there is room for, down to those in the ``background`` or short of them."""
+        state, max_seqs = self._state, self._config.max_num_seqs
+        while step.budget:
             seq = state.waiting.head()
-            if seq is None or not self._admit(step, seq, now_s):
+            if seq is None or (seq.request.background and not background):
                 return
+            placed = len(state.running) < max_seqs and self._admit(step, seq, now_s)
+            if not placed and not self._displace(step, seq):
+                return
+
+    def _displace(self, step: StepBuilder, seq: Sequence) -> bool:
+        """Preempt a sequence in the background for ``seq``; false where that is not done."""
+        state = self._state
+        if seq.request.background or seq.num_pending or not state.num_background:
+            return False
+        behind = [other for other in state.running.values() if other.request.background]
+        step.num_preempted += 1
+        state.preempt(max(behind, key=state.key))  # whose row of this step is not planned yet
+        return True
 
     def _admit(self, step: StepBuilder, seq: Sequence, now_s: float) -> bool:
         """Start ``seq`` if there are blocks for all of its tokens, and some to spare."""

@@ -4,6 +4,8 @@ The waiting sequence with the smallest key is admitted first; when blocks run ou
 sequence with the greatest key is preempted. Keys are unique and do not change while a sequence
 waits. The sequence with the smallest key is therefore never displaced by those behind it, which
 is what makes every policy live: it always comes to its end.
+
+Work in the background (``Request.background``) comes after all other work, whatever the policy.
 """
 
 from __future__ import annotations
@@ -36,3 +38,13 @@ POLICIES: dict[Policy, SortKey] = {
     "priority": priority,
     "sjf": shortest_job_first,
 }
+
+
+def sort_key(policy: Policy) -> SortKey:
+    """The key of ``policy``, with all work in the background behind all other."""
+    among_equals = POLICIES[policy]
+
+    def key(seq: Sequence) -> tuple[int, ...]:
+        return (seq.request.background, *among_equals(seq))
+
+    return key

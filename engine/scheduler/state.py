@@ -30,6 +30,7 @@ class SchedulerState:
         self.key = key
         self.sequences: dict[str, Sequence] = {}  # all that have not finished
         self.running: dict[str, Sequence] = {}  # in the order of admission
+        self.num_background = 0  # of those running
         self.waiting = WaitingQueue(key)
         self.deadlines = Deadlines()
         self.num_waiting_tokens = 0
@@ -64,6 +65,7 @@ class SchedulerState:
         seq.known_to_runner = True
         seq.leader = None
         self.running[seq.id] = seq
+        self.num_background += seq.request.background
 
     def preempt(self, seq: Sequence) -> None:
         """``seq`` gives its blocks up and waits again, with all its tokens to compute."""
@@ -134,6 +136,7 @@ class SchedulerState:
 
     def _release(self, seq: Sequence) -> None:
         del self.running[seq.id]
+        self.num_background -= seq.request.background
         self.num_wasted -= seq.table.capacity - seq.num_computed
         self.pool.release(seq.table)
         if seq.known_to_runner:

@@ -67,6 +67,7 @@ class Life:
         self.told: dict[str, _Told] = {}
         self.live: set[str] = set()
         self.num_to_come = rng.randint(1, 16)
+        self.has_background = seed % 4 >= 2
         self.seen: Counter[str] = Counter()  # so that a test can tell that all this happened
         self.num_made = 0
 
@@ -101,6 +102,7 @@ class Life:
         )
         salt, priority = rng.choice(("", "", "other")), rng.randrange(3)
         deadline_s = self.now_s + rng.randrange(60) if rng.random() < 0.1 else None
+        background = self.has_background and rng.random() < 0.5
         leader = f"r{self.num_made}"
         for index in range(rng.choice((1, 1, 1, 2, 4))):
             request = Request(
@@ -109,6 +111,7 @@ class Life:
                 sampling=_with_seed(sampling, index, rng),
                 fork_of=leader if index else None,
                 priority=priority,
+                background=background,
                 cache_salt=salt,
                 deadline_s=deadline_s,
             )
@@ -210,10 +213,13 @@ class Life:
         assert scheduler.num_running <= config.max_num_seqs
         newcomers = [row for row in plan.added if row.request.id not in plan.removed]
         assert self.admits or not newcomers, "admitted while the window was open"
-        assert not (newcomers and plan.num_preempted), "took the place of one just preempted"
+        # In the background the newcomer comes last; others may take the place of one there.
+        displacing = [row for row in newcomers if row.request.background or not self.has_background]
+        assert not (displacing and plan.num_preempted), "took the place of one just preempted"
         self.seen["steps"] += 1
         self.seen["preemptions"] += plan.num_preempted
         self.seen["copies"] += len(plan.copies)
+        self.seen["displaced"] += bool(newcomers and plan.num_preempted)
         self.seen["chunks"] += sum(not row.samples for row in plan.rows)
         self.seen["pending"] += sum(row.token_ids[-1] == PENDING_TOKEN for row in plan.rows)
 

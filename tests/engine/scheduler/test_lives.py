@@ -32,6 +32,7 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         seen["hits"] += life.scheduler.stats().prefix_cache_hits
     events = ("preemptions", "copies", "chunks", "shared", "hits", "resumed", "pending")
     assert all(seen[event] >= 100 for event in (*events, "abort", "error", "stop", "length")), seen
+    assert seen["displaced"] >= 50, seen
 
 
 # ---------------------------------------------------------------- planted bugs
@@ -211,11 +212,11 @@ def stop_one_token_late(patch: pytest.MonkeyPatch) -> None:
 def one_more_token_is_planned_behind_the_last(patch: pytest.MonkeyPatch) -> None:
     plan = Planner._plan_running
 
-    def plan_too_much(self: Planner, step: StepBuilder) -> None:
-        for seq in self._state.running.values():
+    def plan_too_much(self: Planner, step: StepBuilder, running: list[Sequence]) -> None:
+        for seq in running:
             seq.max_num_tokens += 1
-        plan(self, step)
-        for seq in self._state.running.values():
+        plan(self, step, running)
+        for seq in running:
             seq.max_num_tokens -= 1
 
     patch.setattr(Planner, "_plan_running", plan_too_much)

@@ -75,6 +75,46 @@ def test_a_policy_chooses_whom_to_preempt(policy: str, victim: str) -> None:
     assert sorted(drain(scheduler)) == ["a", "b", "c"]
 
 
+# ---------------------------------------------------------------- the background
+
+POLICIES = ("fcfs", "priority", "sjf")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_background_comes_last_under_every_policy(policy: str) -> None:
+    scheduler = make(policy=policy, max_num_seqs=1)
+    scheduler.add(request("b1", max_tokens=1, priority=-9, background=True))
+    scheduler.add(request("b2", max_tokens=1, priority=-9, background=True))
+    scheduler.add(request("a1", max_tokens=9, priority=1))
+    scheduler.add(request("a2", max_tokens=9, priority=1))
+    assert drain(scheduler) == ["a1", "a2", "b1", "b2"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("short_of", ["places", "blocks"])
+def test_the_background_gives_its_place_up_at_once(policy: str, short_of: str) -> None:
+    limits = {"max_num_seqs": 2} if short_of == "places" else {"num_blocks": 8}
+    scheduler = make(policy=policy, **limits)
+    scheduler.add(request("b1", max_tokens=8, priority=-9, background=True))
+    scheduler.add(request("b2", max_tokens=9, priority=-9, background=True))
+    run(scheduler)
+    scheduler.add(request("a", max_tokens=12, priority=1, prompt=(7,) * 20))
+    plan, _ = run(scheduler)
+    assert [row.id for row in plan.rows] == ["a", "b1"]
+    assert plan.removed == ("b2",)
+    assert [row.id for row in run(scheduler)[0].rows] == ["a", "b1"], "it is back too soon"
+    assert sorted(drain(scheduler)) == ["a", "b1", "b2"]
+
+
+def test_prompts_in_the_background_take_what_a_step_leaves() -> None:
+    scheduler = make(max_num_batched_tokens=8)
+    scheduler.add(request("b", 40, background=True, prompt=tuple(range(40))))
+    assert [(row.id, len(row.token_ids)) for row in run(scheduler)[0].rows] == [("b", 8)]
+    scheduler.add(request("a", 13, prompt=tuple(range(50, 63))))
+    rows = [[(row.id, len(row.token_ids)) for row in run(scheduler)[0].rows] for _ in range(3)]
+    assert rows == [[("a", 8)], [("a", 5), ("b", 3)], [("a", 1), ("b", 7)]]
+
+
 def test_who_runs_comes_before_new_prompts_and_prompts_come_in_chunks() -> None:
     scheduler = make(max_num_batched_tokens=8)
     scheduler.add(request("a", 4))
