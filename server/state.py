@@ -58,6 +58,7 @@ class ServerState:
     engine: EngineClient
     metrics: Metrics
     live_sequences: int = 0  # in the engine's hands, running or waiting
+    background_sequences: int = 0  # the same of batches, which take nobody's place in the queue
     requests_in_flight: int = 0  # HTTP requests that a graceful end waits for
     draining: bool = False  # told to end: unready, and no new work
     # Asks all API workers for their numbers; None where there is only this process.
@@ -152,17 +153,26 @@ class ServerState:
         settings = self.settings
         return -(-(settings.max_num_seqs + settings.max_queued_requests) // settings.api_workers)
 
-    def admit(self, num_sequences: int) -> None:
-        """Take sequences on. Raises ApiError (503) when the queue is full, or nothing is served."""
+    def admit(self, num_sequences: int, *, background: bool = False) -> None:
+        """Take sequences on. Raises ApiError (503) when the queue is full, or nothing is served.
+
+        Those in the background are counted apart, and bounded by whoever sends them.
+        """
         if self.failure is not None:
             raise unavailable()
+        if background:
+            self.background_sequences += num_sequences
+            return
         if self.live_sequences + num_sequences > self.max_sequences:
             self._refuse("queue_full")
         self.live_sequences += num_sequences
 
-    def release(self, num_sequences: int) -> None:
+    def release(self, num_sequences: int, *, background: bool = False) -> None:
         """Undo ``admit`` as sequences end."""
-        self.live_sequences -= num_sequences
+        if background:
+            self.background_sequences -= num_sequences
+        else:
+            self.live_sequences -= num_sequences
 
     def _refuse(self, reason: str) -> NoReturn:
         self.metrics.rejected(reason)

@@ -21,6 +21,7 @@ class Caller:
     tenant: str = ""  # the key's name in the key file; empty without one, for all alike
     scopes: frozenset[Scope] = ALL_SCOPES
     weight: float = 1.0  # of its share, under the fair scheduling policy
+    background: bool = False  # nobody waits: a batch's lines take what all others leave
 
 
 ANYONE = Caller()  # without keys, and for keys given by --api-key, which may do everything

@@ -100,12 +100,12 @@ class Generation:
     def __enter__(self) -> Self:
         state = self._state
         count = sum(sampling.n for _, sampling in self._jobs)
-        state.admit(count)
+        state.admit(count, background=self._caller.background)
         try:
             choices = self._make_choices()
             streams = state.engine.submit([choice.request for choice in choices])
         except BaseException:
-            state.release(count)
+            self._release(count)
             raise
         self.choices = choices
         for choice, stream in zip(choices, streams, strict=True):
@@ -134,7 +134,7 @@ class Generation:
             if choice.finish_reason is not None or choice.stream is None:
                 continue
             choice.stream.abort()
-            self._state.release(1)
+            self._release(1)
             if isinstance(error, Exception):
                 metrics.failed(choice.request.id, _failure_reason(error))
             else:  # cancelled, or the consumer stopped early: nobody reads any more
@@ -152,6 +152,7 @@ class Generation:
                 cache_salt=self._cache_salt,
                 tenant=self._caller.tenant,
                 weight=self._caller.weight,
+                background=self._caller.background,
             )
             for request in sequences:
                 decoder = OutputDecoder(
@@ -228,11 +229,14 @@ class Generation:
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
             if output.finish_reason is None:
                 choice.stream.abort()  # a stop string, which the engine knows nothing of
-            self._state.release(1)
+            self._release(1)
             metrics.finished(
                 choice.request.id, delta.finish_reason, choice.num_tokens, output.timings
             )
         return delta
+
+    def _release(self, count: int) -> None:
+        self._state.release(count, background=self._caller.background)
 
     @property
     def usage(self) -> Usage:
