@@ -138,6 +138,13 @@ class Settings(BaseSettings):
         ge=1,
         le=64,
     )
+    default_deadline_s: float | None = setting(
+        None,
+        _SERVER,
+        "Seconds that a request may take when it does not say so itself; it then ends with a 504. "
+        "No limit when left out.",
+        gt=0,
+    )
     shutdown_timeout_s: float = setting(
         30.0, _SERVER, "Seconds that requests in flight are given to finish after SIGTERM.", ge=0
     )

@@ -61,8 +61,11 @@ class Server:
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
         return self._client.get(self.url + path, headers=self.headers, **kwargs)
 
-    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
-        return self._client.post(self.url + path, json=body, headers=self.headers, **kwargs)
+    def post(
+        self, path: str, body: Any, headers: dict[str, str] | None = None, **kwargs: Any
+    ) -> httpx.Response:
+        headers = {**self.headers, **(headers or {})}
+        return self._client.post(self.url + path, json=body, headers=headers, **kwargs)
 
     def chat(self, text: str = "What is the capital of France?", **fields: Any) -> httpx.Response:
         messages = [{"role": "user", "content": text}]

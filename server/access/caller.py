@@ -13,7 +13,7 @@ ALL_SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 
 @dataclass(frozen=True)
 class Caller:
-    """The owner of the key that a request came with.
+    """The owner of the key that a request came with, and how long this request may take.
 
     Stored things (responses, files, batches) belong to ``tenant``; others do not see them.
     """
@@ -22,6 +22,7 @@ class Caller:
     scopes: frozenset[Scope] = ALL_SCOPES
     weight: float = 1.0  # of its share, under the fair scheduling policy
     background: bool = False  # nobody waits: a batch's lines take what all others leave
+    deadline_s: float | None = None  # time.monotonic() until which it waits for this answer
 
 
 ANYONE = Caller()  # without keys, and for keys given by --api-key, which may do everything

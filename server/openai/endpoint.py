@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, Protocol, TypeVar
 
@@ -16,9 +15,10 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded
 from engine.text.tokenizer import Tokenizer
 from server.access.body import check_json_type
-from server.access.caller import Caller, caller_of
+from server.access.caller import Caller
 from server.errors import bad_field
 from server.http.disconnect import ClientGone, until_disconnect
+from server.openai.deadline import caller_until, until_deadline
 from server.openai.inputs import ChatRequest, GenerationRequest, Shape, TokenizeRequest
 from server.openai.json_body import parse_json_body
 from server.openai.outputs import to_json
@@ -85,7 +85,13 @@ async def respond(
         prepare: judges the body of a caller against the model, and encodes it.
     """
     body, headers = await read_request(request, shape)
-    prepared = partial(prepare, state_of(request), caller_of(request), body)
+    state = state_of(request)
+    caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
+
+    async def prepared() -> Call:
+        async with until_deadline(caller):  # the model may be loading, or the template slow
+            return await prepare(state, caller, body)
+
     return await answer(request, prepared, stream=bool(body.stream), headers=headers)
 
 

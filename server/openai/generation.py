@@ -8,12 +8,13 @@ and it has been counted as exactly one of finished, failed or aborted.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from engine.client import RequestStream
-from engine.errors import EngineDead, EngineError, OutOfMemory, RequestError
+from engine.errors import DeadlineExceeded, EngineDead, EngineError, OutOfMemory, RequestError
 from engine.requests import fan_out
 from engine.text.output import OutputDecoder, TextDelta
 from engine.types import Request, RequestOutput, SamplingParams, TokenLogprobs
@@ -25,6 +26,10 @@ from server.openai.outputs import (
     Usage,
 )
 from server.state import Model, ServerState
+
+# The engine itself ends what is late. When it says nothing for so long, it hangs or is being
+# restarted, and the client is told without it.
+_DEADLINE_GRACE_S = 1.0
 
 Job = tuple[Sequence[int], SamplingParams]  # a prompt's token ids, and what to do with them
 
@@ -68,7 +73,7 @@ class Generation:
         id: the answer's id, under which the sequences are known to the engine; unique.
         jobs: the prompts and their sampling, which may differ in ``max_tokens`` alone.
         continuation: the outputs' text goes on after the prompt's, as in completions.
-        caller: whose share of the machine, and of the prefix cache, this is.
+        caller: whose share of the machine, and of the prefix cache, this is, and until when.
 
     Entering raises ApiError (503) when the queue is full, and EngineDead.
     """
@@ -95,6 +100,8 @@ class Generation:
         self._caller = caller
         self._continuation = continuation
         self._cached_tokens = 0
+        self._late = False
+        self._timer: asyncio.TimerHandle | None = None
         self.choices: list[Choice] = []
 
     def __enter__(self) -> Self:
@@ -121,6 +128,9 @@ class Generation:
             )
         for prompt, sampling in self._jobs:
             state.metrics.prompt(len(prompt), sampling.n)
+        if (deadline_s := self._caller.deadline_s) is not None:
+            delay_s = deadline_s - time.monotonic() + _DEADLINE_GRACE_S
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._give_up)
         return self
 
     def __exit__(
@@ -130,6 +140,8 @@ class Generation:
         trace: TracebackType | None,
     ) -> None:
         metrics = self._state.metrics
+        if self._timer is not None:
+            self._timer.cancel()
         for choice in self.choices:
             if choice.finish_reason is not None or choice.stream is None:
                 continue
@@ -140,6 +152,13 @@ class Generation:
             else:  # cancelled, or the consumer stopped early: nobody reads any more
                 phase = "decoding" if choice.num_tokens else "waiting"
                 metrics.aborted(choice.request.id, phase)
+
+    def _give_up(self) -> None:
+        """The deadline is past, and the engine has not said so."""
+        self._late = True
+        for choice in self.choices:
+            if choice.finish_reason is None and choice.stream is not None:
+                choice.stream.abort()
 
     def _make_choices(self) -> list[Choice]:
         choices: list[Choice] = []
@@ -153,6 +172,7 @@ class Generation:
                 tenant=self._caller.tenant,
                 weight=self._caller.weight,
                 background=self._caller.background,
+                deadline_s=self._caller.deadline_s,
             )
             for request in sequences:
                 decoder = OutputDecoder(
@@ -169,6 +189,7 @@ class Generation:
         Raises:
             RequestError: the engine refused the request.
             RequestFailed: a sequence failed through our own fault.
+            DeadlineExceeded: the caller's deadline has passed.
             EngineDead: the engine is gone.
         """
         if len(self.choices) > 1:
@@ -224,6 +245,8 @@ class Generation:
         metrics.generated(len(delta.token_ids))
         if delta.finished:
             assert choice.stream is not None
+            if self._late and delta.finish_reason == "abort":
+                raise DeadlineExceeded
             if delta.finish_reason not in ("stop", "length"):
                 raise EngineDead("the engine ended the sequence")
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
@@ -255,6 +278,8 @@ class Generation:
 def _failure_reason(error: Exception) -> str:
     if isinstance(error, RequestError):
         return "refused"
+    if isinstance(error, DeadlineExceeded):
+        return "deadline"
     if isinstance(error, OutOfMemory):
         return "out_of_memory"
     if isinstance(error, EngineDead):

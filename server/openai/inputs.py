@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from server.errors import ApiError, bad_field, cut
+from server.openai.extra_fields import ExtraFields
 from server.openai.unsupported import ignored_params, refuse_unsupported
 
 _MAX_MODEL_NAME = 256
@@ -181,7 +182,7 @@ class ModelRequest(FeatureRequest):
     model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)]
 
 
-class GenerationRequest(ModelRequest):
+class GenerationRequest(ModelRequest, ExtraFields):
     """What both generating endpoints take. None means: the default of ``SamplingParams``."""
 
     temperature: float | None = None

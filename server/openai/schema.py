@@ -18,6 +18,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from server.errors import ERROR_SCHEMA, meaning_of
+from server.openai.deadline import HEADER as DEADLINE_HEADER
+from server.openai.deadline import MAX_DEADLINE_MS
 
 _REF = "#/components/schemas/"
 # What any route may answer: the connection, the guards and the end of the server come before it.
@@ -31,6 +33,13 @@ _IGNORED = {
         "schema": {"type": "string"},
         "description": "Fields of the request that had no effect, separated by commas.",
     }
+}
+_DEADLINE = {
+    "name": DEADLINE_HEADER,
+    "in": "header",
+    "required": False,
+    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_DEADLINE_MS},
+    "description": "Milliseconds until the answer is no longer wanted: it then ends with a 504.",
 }
 
 
@@ -73,11 +82,16 @@ def describe(
         "200": {"description": "The answer", "content": content, "headers": headers}
     }
     statuses: set[int] = {*_ALWAYS, *errors}
-    if body is not None and "model" in body.model_fields:
+    fields = () if body is None else body.model_fields
+    if "model" in fields:
         statuses.add(404)
+    if "deadline_ms" in fields:
+        statuses.add(504)
     for status in sorted(statuses):
         answers[str(status)] = _error(status)
     operation: dict[str, Any] = {"responses": answers}
+    if "deadline_ms" in fields:
+        operation["parameters"] = [_DEADLINE]
     if body is not None:
         operation["requestBody"] = {
             "required": body_required,

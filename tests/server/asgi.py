@@ -54,7 +54,9 @@ class FakeStream:
         return output
 
     def abort(self) -> None:
-        self.aborted = True
+        if not self.aborted:
+            self.aborted = True
+            self.put(end="abort")  # whoever waits is woken
 
 
 class FakeEngine:

@@ -1,0 +1,71 @@
+"""Until when a request is waited for: what it says itself, or what the server's settings say.
+
+A client tells it in the ``x-quire-deadline-ms`` header or in the field ``deadline_ms``, counted
+from the moment at which its request has arrived; where there are both, the earlier one counts.
+What has not ended by then ends with a 504 and gives back all that it held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from fastapi import Request
+
+from engine.errors import DeadlineExceeded
+from server.access.caller import Caller, caller_of
+from server.errors import bad_field
+
+HEADER = "x-quire-deadline-ms"
+MAX_DEADLINE_MS = 7 * 24 * 3_600_000  # a week
+
+
+def caller_until(request: Request, field_ms: int | None, default_s: float | None) -> Caller:
+    """Who sent ``request``, and how long they wait for it from now on.
+
+    Args:
+        request: its header is read.
+        field_ms: what the body says, in milliseconds.
+        default_s: what holds for a request that says nothing, in seconds.
+
+    Raises:
+        ApiError: 400, the header is not a number of milliseconds.
+    """
+    now_s = time.monotonic()
+    told = [ms for ms in (field_ms, _read_header(request)) if ms is not None]
+    limit_s = min(told) / 1000 if told else default_s
+    caller = caller_of(request)
+    return caller if limit_s is None else replace(caller, deadline_s=now_s + limit_s)
+
+
+@contextlib.asynccontextmanager
+async def until_deadline(caller: Caller) -> AsyncIterator[None]:
+    """Leave the block at the caller's deadline: for what the engine does not watch over.
+
+    Raises:
+        DeadlineExceeded: the block had not ended by then.
+    """
+    if caller.deadline_s is None:
+        yield
+        return
+    limit = asyncio.timeout(caller.deadline_s - time.monotonic())
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise DeadlineExceeded from None
+
+
+def _read_header(request: Request) -> int | None:
+    text = request.headers.get(HEADER)
+    if text is None:
+        return None
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
+    if not 1 <= value <= MAX_DEADLINE_MS:
+        raise bad_field(HEADER, f"must be a number of milliseconds from 1 to {MAX_DEADLINE_MS}")
+    return value
