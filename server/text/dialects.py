@@ -1,0 +1,170 @@
+"""How families of models write tool calls, as data, and which of them a chat template shows.
+
+hermes        <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>
+llama3        {"name": "f", "parameters": {...}}       also after <|python_tag|>
+mistral       [TOOL_CALLS][{"name": "f", "arguments": {...}}]
+mistral_args  [TOOL_CALLS]f[ARGS]{...}
+pythonic      [f(a=1), g()]
+deepseek_v3   section( call("function" sep f "\\n```json\\n" {...} "\\n```") )
+deepseek_v31  section( call(f sep {...}) )
+granite       <|tool_call|>[{"name": "f", "arguments": {...}}]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.text import json_calls, named_calls, python_calls
+from server.text.calls import Calls
+from server.text.named_calls import NamedCalls
+from server.text.source import Read, Source
+
+_CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_SEP = "<｜tool▁sep｜>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """How one family of models writes tool calls.
+
+    What is written is, in turn: ``begins`` once, then for each call its head (with the name in the
+    place of ``{}``), the arguments as JSON and its tail, with ``between`` between calls, then
+    ``ends`` once.
+    """
+
+    name: str
+    shown_by: tuple[str, ...]  # what a chat template of this family holds, all of it
+    opener: str  # what tells, within a text, that calls come; "" where nothing does
+    closers: tuple[str, ...] = ()  # what may be left over behind calls
+    bare: str = ""  # the first characters of an answer that consists of calls
+    read: Callable[[Source, Calls], Read[None]]  # reads what follows the opener
+    begins: str = ""
+    head: str = ""
+    tail: str = ""
+    between: str = ""
+    ends: str = ""
+    id_chars: int = 24
+    id_prefix: str = "call_"
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All that is neither content nor a call's name or arguments."""
+        return tuple(text for text in (self.opener, *self.closers) if text)
+
+
+_JSON_ARGUMENTS = '{"name": "{}", "arguments": '
+
+# In the order in which a template is asked for them.
+DIALECTS = (
+    Dialect(
+        name="mistral_args",
+        shown_by=("[TOOL_CALLS]", "[ARGS]"),
+        opener="[TOOL_CALLS]",
+        closers=("[ARGS]", "[CALL_ID]"),
+        read=named_calls.read_mistral,
+        head="[TOOL_CALLS]{}[ARGS]",
+        id_chars=9,
+        id_prefix="",
+    ),
+    Dialect(
+        name="mistral",
+        shown_by=("[TOOL_CALLS]",),
+        opener="[TOOL_CALLS]",
+        closers=("[ARGS]", "[CALL_ID]"),
+        read=named_calls.read_mistral,
+        begins="[TOOL_CALLS][",
+        head=_JSON_ARGUMENTS,
+        tail="}",
+        between=", ",
+        ends="]",
+        id_chars=9,
+        id_prefix="",
+    ),
+    Dialect(
+        name="deepseek_v3",
+        shown_by=(_CALLS_BEGIN, "```json"),
+        opener=_CALLS_BEGIN,
+        closers=(_CALLS_END, _CALL_BEGIN, _CALL_END, _SEP),
+        read=NamedCalls(_CALL_BEGIN, "function" + _SEP, "\n", "```", _CALL_END).read,
+        begins=_CALLS_BEGIN,
+        head=f"{_CALL_BEGIN}function{_SEP}{{}}\n```json\n",
+        tail=f"\n```{_CALL_END}",
+        between="\n",
+        ends=_CALLS_END,
+    ),
+    Dialect(
+        name="deepseek_v31",
+        shown_by=(_CALLS_BEGIN,),
+        opener=_CALLS_BEGIN,
+        closers=(_CALLS_END, _CALL_BEGIN, _CALL_END, _SEP),
+        read=NamedCalls(_CALL_BEGIN, "", _SEP, "", _CALL_END).read,
+        begins=_CALLS_BEGIN,
+        head=f"{_CALL_BEGIN}{{}}{_SEP}",
+        tail=_CALL_END,
+        ends=_CALLS_END,
+    ),
+    Dialect(
+        name="hermes",
+        shown_by=("<tool_call>",),
+        opener="<tool_call>",
+        closers=("</tool_call>",),
+        read=json_calls.read_calls,
+        head="<tool_call>\n" + _JSON_ARGUMENTS,
+        tail="}\n</tool_call>",
+        between="\n",
+    ),
+    Dialect(
+        name="granite",
+        shown_by=("<|tool_call|>",),
+        opener="<|tool_call|>",
+        closers=("<|/tool_call|>",),
+        read=json_calls.read_calls,
+        begins="<|tool_call|>[",
+        head=_JSON_ARGUMENTS,
+        tail="}",
+        between=", ",
+        ends="]",
+    ),
+    Dialect(
+        name="pythonic",
+        shown_by=("[func_name1(",),
+        opener="<|python_start|>",
+        closers=("<|python_end|>",),
+        bare="[",
+        read=python_calls.read_calls,
+        begins="[",
+        head="{}(",
+        tail=")",
+        between=", ",
+        ends="]",
+    ),
+    Dialect(
+        name="llama3",
+        shown_by=('"parameters"', "<|eot_id|>"),
+        opener="<|python_tag|>",
+        bare="{",
+        read=json_calls.read_calls,
+        head='{"name": "{}", "parameters": ',
+        tail="}",
+        between="; ",
+    ),
+)
+BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
+
+# Templates of models that write calls in a way that is not in the table, though parts look alike.
+_FOREIGN = ("<arg_key>", "<function=", "<|channel|>")
+
+
+def dialect_of(template: str) -> Dialect | None:
+    """The dialect that a chat template's source shows; None where it shows none that is known."""
+    if any(mark in template for mark in _FOREIGN):
+        return None
+    return next((d for d in DIALECTS if all(mark in template for mark in d.shown_by)), None)
+
+
+def takes_tools(template: str) -> bool:
+    """Whether a chat template's source has a place for tools."""
+    return re.search(r"\btools\b", template) is not None

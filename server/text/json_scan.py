@@ -1,0 +1,141 @@
+"""Follows one JSON value (RFC 8259) through text that arrives in pieces."""
+
+from __future__ import annotations
+
+import re
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_SPACE = " \t\n\r"
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_NUMBER_CHARS = frozenset("+-.0123456789eE")
+_WORDS = {"t": "true", "f": "false", "n": "null"}
+_MAX_DEPTH = 200  # what json.loads and its like can read without trouble
+
+
+class JsonScanner:
+    """Takes text character by character as long as it is one JSON value; ``done`` after it.
+
+    White space before the value is taken too, none after it. A number that stands alone ends only
+    where something else follows, or with ``end``.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.failed = False
+        self._open: list[str] = []  # closing brackets that are missing, outermost first
+        self._in_string = False
+        self._is_key = False  # the string is an object's key
+        self._escape = ""  # of an escape sequence: what has come
+        self._word = ""  # of a number or word: what has come
+        self._expects = "value"  # or "key", "colon", "next"; what comes after white space
+        self._may_close = False  # the innermost bracket may close here
+
+    def feed(self, text: str, at: int = 0) -> int:
+        """Take what belongs to the value of ``text``, from ``at``; returns where that ends.
+
+        It ends before the first character that does not fit, and then ``failed`` is true.
+        """
+        size = len(text)
+        try:
+            while at < size and not self.done:
+                if self._in_string and not self._escape:
+                    match = _PLAIN.match(text, at)
+                    assert match is not None
+                    at = match.end()
+                    if at == size:
+                        break
+                char = text[at]
+                if self._word and char not in _NUMBER_CHARS and not char.isalpha():
+                    self._end_word()  # it ends before this character, which is looked at again
+                    continue
+                self._take(char)
+                at += 1
+        except _NoJson:
+            self.failed = True
+        return at
+
+    def end(self) -> None:
+        """There is no more text: ``done`` now, or never."""
+        if self._word and not self._open:
+            try:
+                self._end_word()
+            except _NoJson:
+                self.failed = True
+
+    def _take(self, char: str) -> None:
+        if self._in_string:
+            self._take_in_string(char)
+        elif self._word:
+            self._word += char
+            if len(self._word) > 5 and self._word[-1] not in _NUMBER_CHARS:
+                raise _NoJson
+        elif char in _SPACE:
+            pass
+        elif self._may_close and char == self._open[-1]:
+            self._open.pop()
+            self._value_ends()
+        elif self._expects == "next":
+            if char != ",":
+                raise _NoJson
+            self._expects = "key" if self._open[-1] == "}" else "value"
+            self._may_close = False
+        elif self._expects == "colon":
+            if char != ":":
+                raise _NoJson
+            self._expects = "value"
+        elif self._expects == "key" and char != '"':
+            raise _NoJson
+        else:
+            self._begin_value(char)
+
+    def _take_in_string(self, char: str) -> None:
+        if self._escape:
+            self._escape += char
+            if self._escape[1] == "u":
+                if len(self._escape) > 2 and char not in "0123456789abcdefABCDEF":
+                    raise _NoJson
+                if len(self._escape) < 6:
+                    return
+            elif char not in '"\\/bfnrt':
+                raise _NoJson
+            self._escape = ""
+        elif char == "\\":
+            self._escape = char
+        elif char == '"':
+            self._in_string = False
+            if self._is_key:
+                self._expects, self._is_key = "colon", False
+            else:
+                self._value_ends()
+        else:
+            raise _NoJson  # a control character
+
+    def _begin_value(self, char: str) -> None:
+        self._may_close = False
+        if char == '"':
+            self._in_string, self._is_key = True, self._expects == "key"
+        elif char in "{[":
+            if len(self._open) == _MAX_DEPTH:
+                raise _NoJson
+            self._open.append("}" if char == "{" else "]")
+            self._expects = "key" if char == "{" else "value"
+            self._may_close = True
+        elif char in _WORDS or char == "-" or "0" <= char <= "9":
+            self._word = char
+        else:
+            raise _NoJson
+
+    def _end_word(self) -> None:
+        word, self._word = self._word, ""
+        if word != _WORDS.get(word[0]) and not _NUMBER.fullmatch(word):
+            raise _NoJson
+        self._value_ends()
+
+    def _value_ends(self) -> None:
+        self.done = not self._open
+        self._expects = "next"
+        self._may_close = True
+
+
+class _NoJson(Exception):
+    """A character that no JSON value has here."""

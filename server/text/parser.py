@@ -1,0 +1,214 @@
+"""One incremental parser for the answers of all models: reasoning, then content and tool calls.
+
+What a piece of text means is told as soon as it is certain, and only what could still be the
+beginning of a marker, of a call's head or of the white space before a call is held back. The parts,
+joined, do not depend on how the text was split.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Collection, Generator
+
+from server.text.calls import Calls
+from server.text.dialects import Dialect
+from server.text.parts import Part, Reasoning, Text
+from server.text.reasoning import ReasoningMarks
+from server.text.source import Malformed, Markers, Read, Source, Unfinished
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+class AnswerParser:
+    """Reads one answer."""
+
+    def __init__(
+        self,
+        *,
+        reasoning: ReasoningMarks | None = None,
+        is_thinking: bool = False,
+        dialect: Dialect | None = None,
+        names: Collection[str] = (),
+        whole: bool = False,
+        hidden: Collection[str] = (),
+    ) -> None:
+        """Begin an answer.
+
+        Args:
+            reasoning: what marks reasoning; None: nothing is.
+            is_thinking: the answer begins within reasoning, which the prompt has opened.
+            dialect: how calls are written; None: nothing is a call.
+            names: of the tools that may be called. What calls another one is text.
+            whole: tell each call when it is complete, and one that turns out to be malformed as
+                text. Otherwise its arguments are told as they come, and those of a call that turns
+                out to be malformed stay what they are.
+            hidden: markers that never are content, because they are special tokens.
+        """
+        self._reasoning = reasoning
+        self._is_thinking = is_thinking
+        self._dialect = dialect
+        self._hidden = frozenset(hidden)
+        self._source = Source()
+        self._out: list[Part] = []
+        self._calls = Calls(self._source, self._out.append, names, self._new_id, whole=whole)
+        self._held = ""  # white space that is dropped if a call follows
+        self._is_fresh = False  # nothing was said since reasoning or a call: white space is dropped
+        self._is_cut = False  # the text ended because it became too long
+        self._reader: Generator[None, None, None] | None = self._read()
+        self.is_plain = False  # all that follows is content as it stands
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that have been told, the last one of which may be unfinished."""
+        return self._calls.count + self._calls.is_told
+
+    def push(self, text: str) -> list[Part]:
+        """What is certain with ``text``."""
+        if self.is_plain:
+            return [Text(text)] if text else []
+        self._source.feed(text)
+        return self._go_on()
+
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """What was held back, at the end; ``cut`` when it ended because it became too long.
+
+        A call that was cut off is told as far as it came.
+        """
+        self._source.ended = True
+        self._is_cut = cut
+        return self._go_on()
+
+    def _go_on(self) -> list[Part]:
+        if self._reader is not None:
+            try:
+                next(self._reader)
+            except StopIteration:
+                self._reader = None
+        parts = self._out[:]
+        self._out.clear()
+        return parts
+
+    # ------------------------------------------------------------ reading
+
+    def _read(self) -> Read[None]:
+        if self._reasoning is not None:
+            yield from self._read_reasoning(self._reasoning)
+        if self._dialect is not None and self._dialect.bare:
+            yield from self._read_bare(self._dialect)
+        if self._dialect is not None or self._hidden:
+            yield from self._read_content()
+        else:
+            self.is_plain = True
+            self._say(self._source.rest)
+
+    def _read_reasoning(self, marks: ReasoningMarks) -> Read[None]:
+        space = yield from self._source.space()
+        begun = yield from self._source.literal(marks.begin)
+        if not begun and not self._is_thinking:
+            self._say(space)
+            return
+        self._is_fresh = True
+        ends = Markers([marks.end])
+        marker = ""
+        while not marker:
+            text, marker = self._source.pass_over(ends)
+            self._say(text, Reasoning)
+            if not marker:
+                if self._source.ended:
+                    return
+                yield
+        self._held = ""  # white space before the end mark
+        self._is_fresh = True
+        yield from self._source.space()
+
+    def _read_bare(self, dialect: Dialect) -> Read[None]:
+        self._say((yield from self._source.space()))
+        char = yield from self._source.char()
+        if char and char in dialect.bare:
+            yield from self._read_calls(dialect, "")
+
+    def _read_content(self) -> Read[None]:
+        dialect = self._dialect
+        opener = "" if dialect is None else dialect.opener
+        markers = Markers([*self._hidden, *(() if dialect is None else dialect.markers)])
+        while True:
+            text, marker = self._source.pass_over(markers)
+            self._say(text)
+            if marker and marker == opener and dialect is not None:
+                yield from self._read_calls(dialect, marker)
+            elif marker:
+                self._say_marker(marker)
+            elif self._source.ended:
+                break
+            else:
+                yield
+        if not self._calls.count:
+            self._out += [Text(self._held)] if self._held else []
+
+    def _read_calls(self, dialect: Dialect, opener: str) -> Read[None]:
+        source, calls = self._source, self._calls
+        num_before = calls.count
+        source.kept_from = source.at
+        malformed = None
+        try:
+            yield from dialect.read(source, calls)
+        except Malformed as error:
+            malformed = error
+        if calls.count > num_before or calls.is_told:
+            self._held, self._is_fresh = "", True
+        if malformed is not None:
+            if self._is_cut and isinstance(malformed, Unfinished) and calls.is_open:
+                self._held, self._is_fresh = "", True
+                calls.flush()
+                calls.is_told = True
+                source.skip_rest()
+            elif calls.is_told:
+                yield from self._read_rest_of_call(dialect)
+            else:
+                calls.drop()
+                source.at = source.kept_from
+                if calls.count == num_before and opener not in self._hidden:
+                    self._say(opener)
+        source.kept_from = None
+
+    def _read_rest_of_call(self, dialect: Dialect) -> Read[None]:
+        """A call that went wrong after it was told: what belongs to it goes where the rest went."""
+        source, ends = self._source, Markers(dialect.closers)
+        if source.kept_from is not None:
+            source.at = source.kept_from
+        while True:
+            text, marker = source.pass_over(ends)
+            self._calls.arguments(text)
+            if marker or source.ended:
+                break
+            yield
+        self._calls.end()
+
+    # ------------------------------------------------------------ saying
+
+    def _say_marker(self, marker: str) -> None:
+        """A marker in a place where it means nothing: content, unless it is a special token, or
+        left over behind a call.
+        """
+        is_left_over = self._is_fresh and self._calls.count > 0
+        if marker not in self._hidden and not is_left_over:
+            self._say(marker)
+
+    def _say(self, text: str, kind: type[Text | Reasoning] = Text) -> None:
+        if self._is_fresh:
+            text = text.lstrip()
+            if not text:
+                return
+            self._is_fresh = False
+        text = self._held + text
+        shown = text if self.is_plain else text.rstrip()
+        self._held = text[len(shown) :]
+        if shown:
+            self._out.append(kind(shown))
+
+    def _new_id(self) -> str:
+        dialect = self._dialect
+        assert dialect is not None
+        chars = (secrets.choice(_ALPHANUMERIC) for _ in range(dialect.id_chars))
+        return dialect.id_prefix + "".join(chars)

@@ -1,0 +1,88 @@
+"""Calls as a Python list of them: ``[get_weather(city="Paris"), get_time()]``."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+from server.text.calls import Calls
+from server.text.source import Malformed, Read, Source, Unfinished
+
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_MAX_DEPTH = 50
+_WORDS = {"true": True, "false": False, "null": None}  # JSON's, which models mix in
+
+
+def read_calls(source: Source, calls: Calls) -> Read[None]:
+    """Read the list. Arguments are told one by one, each when its value is complete."""
+    yield from source.space()
+    yield from source.expect("[")
+    while True:
+        yield from source.space()
+        name = yield from source.name()
+        yield from source.expect("(")
+        calls.begin(name)
+        yield from _read_arguments(source, calls)
+        calls.end()
+        yield from source.space()
+        if not (yield from source.literal(",")):
+            break
+    yield from source.expect("]")
+    source.kept_from = source.at
+
+
+def _read_arguments(source: Source, calls: Calls) -> Read[None]:
+    calls.arguments("{")
+    between = ""
+    while True:
+        yield from source.space()
+        if (yield from source.literal(")")):
+            break
+        key = yield from source.name()
+        yield from source.space()
+        yield from source.expect("=")
+        value = _to_json((yield from _read_value(source)))
+        calls.arguments(f"{between}{json.dumps(key)}: {value}")
+        between = ", "
+        yield from source.space()
+        if not (yield from source.literal(",")):
+            yield from source.expect(")")
+            break
+    calls.arguments("}")
+
+
+def _read_value(source: Source) -> Read[str]:
+    """The text of a Python value, up to the comma or bracket after it."""
+    start, quote, closing = source.at, "", list[str]()
+    while char := (yield from source.char()):
+        if quote:
+            if char == "\\":
+                source.at += 1
+                if not (yield from source.char()):
+                    break
+            elif char == quote:
+                quote = ""
+        elif char in "\"'":
+            quote = char
+        elif char in _CLOSING:
+            closing.append(_CLOSING[char])
+            if len(closing) > _MAX_DEPTH:
+                raise Malformed
+        elif closing and char == closing[-1]:
+            closing.pop()
+        elif not closing and char in ",)":
+            return source.since(start)
+        elif char in ")]}":
+            raise Malformed
+        source.at += 1
+    raise Unfinished
+
+
+def _to_json(text: str) -> str:
+    """A Python literal as JSON. Raises Malformed."""
+    text = text.strip()
+    try:
+        value = _WORDS[text] if text in _WORDS else ast.literal_eval(text)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise Malformed from None

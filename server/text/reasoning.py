@@ -1,0 +1,48 @@
+"""How families of models mark what they think before they answer, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReasoningMarks:
+    """What stands before and after reasoning."""
+
+    name: str
+    begin: str
+    end: str
+
+    def is_open(self, text: str) -> bool:
+        """Whether reasoning has begun in ``text`` and not ended."""
+        return text.rfind(self.begin) > text.rfind(self.end)
+
+    def opens(self, prompt: str) -> bool:
+        """Whether ``prompt`` ends with the beginning of reasoning, as some templates' do."""
+        return prompt.rstrip().endswith(self.begin)
+
+
+MARKS = (
+    ReasoningMarks("think", "<think>", "</think>"),
+    ReasoningMarks("mistral", "[THINK]", "[/THINK]"),
+    ReasoningMarks("seed", "<seed:think>", "</seed:think>"),
+    ReasoningMarks("exaone", "<thought>", "</thought>"),
+    ReasoningMarks("granite", "Here is my thought process:", "Here is my response:"),
+)
+BY_NAME = {marks.name: marks for marks in MARKS}
+
+
+def marks_of(template: str, added_tokens: Collection[str]) -> ReasoningMarks | None:
+    """The marks that a chat template's source shows; None where it shows none that are known.
+
+    A template that only asks for thinking shows them through the vocabulary: both are tokens.
+    """
+    for marks in MARKS:
+        if marks.end in template:
+            return marks
+    if "enable_thinking" in template:
+        for marks in MARKS:
+            if marks.begin in added_tokens and marks.end in added_tokens:
+                return marks
+    return None

@@ -1,0 +1,364 @@
+"""Answers as parts: every dialect, whole and in pieces of any size, well-formed and not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.text import dialects, reasoning
+from server.text.parser import AnswerParser
+from server.text.parts import Part, Text, ToolCallArguments, ToolCallBegin
+
+NAMES = ("get_weather", "add", "now")
+THINK = reasoning.BY_NAME["think"]
+
+PARIS = {"city": 'Paris "é" \\ {[', "days": [1, -2.5e3, None, True], "x": {"y": {}}}
+CALLS = [("get_weather", PARIS), ("add", {"a": 1, "b": 2}), ("now", {})]
+
+
+def written(dialect: dialects.Dialect, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """The calls as a model of this family writes them."""
+    if dialect.name == "pythonic":
+        each = [
+            dialect.head.replace("{}", name)
+            + ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            + dialect.tail
+            for name, arguments in calls
+        ]
+    else:
+        each = [
+            dialect.head.replace("{}", name, 1)
+            + json.dumps(arguments, ensure_ascii=False)
+            + dialect.tail
+            for name, arguments in calls
+        ]
+    return dialect.begins + dialect.between.join(each) + dialect.ends
+
+
+def parser(dialect: str | None, **options: Any) -> AnswerParser:
+    found = dialects.BY_NAME[dialect] if dialect else None
+    return AnswerParser(dialect=found, names=NAMES, **options)
+
+
+def read(made: AnswerParser, pieces: Iterable[str], *, cut: bool = False) -> list[Part]:
+    parts = [part for piece in pieces for part in made.push(piece)]
+    return parts + made.finish(cut=cut)
+
+
+def joined(parts: Sequence[Part]) -> list[tuple[str, ...]]:
+    """The parts with neighbours put together and ids left out."""
+    known: list[tuple[str, ...]] = []
+    for part in parts:
+        if isinstance(part, ToolCallBegin):
+            known.append(("call", str(part.index), part.name, ""))
+        elif isinstance(part, ToolCallArguments):
+            row = known[-1]
+            assert row[:2] == ("call", str(part.index))
+            known[-1] = (*row[:3], row[3] + part.text)
+        else:
+            kind = "text" if isinstance(part, Text) else "reasoning"
+            assert part.text
+            if known and known[-1][0] == kind:
+                known[-1] = (kind, known[-1][1] + part.text)
+            else:
+                known.append((kind, part.text))
+    return known
+
+
+def calls_in(parts: Sequence[Part]) -> list[tuple[str, Any]]:
+    return [(row[2], json.loads(row[3])) for row in joined(parts) if row[0] == "call"]
+
+
+def content_of(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+def splits(text: str) -> Iterable[list[str]]:
+    """Every split in two, in single characters, and some random ones."""
+    for at in range(len(text) + 1):
+        yield [text[:at], text[at:]]
+    yield list(text)
+    rng = random.Random(len(text))
+    for _ in range(20):
+        cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randint(2, 8)))
+        yield [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+
+
+def check_all_splits(dialect: str | None, text: str, cut: bool = False, **options: Any) -> None:
+    once = joined(read(parser(dialect, **options), [text], cut=cut))
+    for pieces in splits(text):
+        assert joined(read(parser(dialect, **options), pieces, cut=cut)) == once, pieces
+
+
+# ---------------------------------------------------------------- well-formed
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("name", dialects.BY_NAME)
+@pytest.mark.parametrize("count", [1, 3])
+def test_calls_of_every_dialect(name: str, count: int, whole: bool) -> None:
+    dialect = dialects.BY_NAME[name]
+    text = written(dialect, CALLS[:count])
+    parts = read(parser(name, whole=whole), [text])
+    assert calls_in(parts) == CALLS[:count]
+    assert content_of(parts) == ""
+    begins = [part for part in parts if isinstance(part, ToolCallBegin)]
+    assert [part.index for part in begins] == list(range(count))
+    for begin in begins:
+        id_ = begin.id.removeprefix(dialect.id_prefix)
+        assert len(id_) == dialect.id_chars
+        assert id_.isalnum()
+    check_all_splits(name, text, whole=whole)
+    if dialect.opener:
+        said = "I look it up.\n\n"
+        parts = read(parser(name, whole=whole), [said + _with_opener(dialect, text)])
+        assert joined(parts)[0] == ("text", "I look it up.")
+        assert calls_in(parts) == CALLS[:count]
+        check_all_splits(name, said + _with_opener(dialect, text) + "\n", whole=whole)
+
+
+def _with_opener(dialect: dialects.Dialect, text: str) -> str:
+    return text if text.startswith(dialect.opener) else dialect.opener + text
+
+
+@pytest.mark.parametrize("name", dialects.BY_NAME)
+def test_arguments_come_as_they_are_written(name: str) -> None:
+    """Not in one piece at the end: most of a long argument is told before it is complete."""
+    dialect = dialects.BY_NAME[name]
+    calls = [("get_weather", {"a": "x" * 50, "b": "y" * 50})]
+    made, told = parser(name), 0
+    text = written(dialect, calls)
+    for piece in text[: text.index("y") + 25]:
+        told += sum(len(p.text) for p in made.push(piece) if isinstance(p, ToolCallArguments))
+    assert told > (50 if name == "pythonic" else 75)
+
+
+def test_variants_that_models_write() -> None:
+    for text in (
+        '<tool_call>{"arguments":{"a":1},"name":"add"}</tool_call>',
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}}\n</tool_call>',
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>',
+        '<tool_call>\n{"name": "add", "arguments": "{\\"a\\": 1}"}\n</tool_call>',
+        '<tool_call>\n{"id": "1", "name": "add", "arguments": {"a": 1}}',
+        '<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>',
+    ):
+        for whole in (False, True):
+            parts = read(parser("hermes", whole=whole), [text])
+            assert calls_in(parts) == [("add", {"a": 1})]
+            assert content_of(parts) == ""
+            check_all_splits("hermes", text, whole=whole)
+    text = '[TOOL_CALLS]add[CALL_ID]abc123456[ARGS]{"a": 1}'
+    assert calls_in(read(parser("mistral_args"), [text])) == [("add", {"a": 1})]
+    for text in (
+        '<|python_tag|>{"name": "now", "parameters": {}}',
+        '{"type": "function", "name": "now", "parameters": {}}\n{"name": "now", "arguments": null}',
+    ):
+        assert all(call == ("now", {}) for call in calls_in(read(parser("llama3"), [text])))
+    text = "[add(a=-1, b=(1, 'it\\'s'), c=true)]"
+    assert calls_in(read(parser("pythonic"), [text])) == [
+        ("add", {"a": -1, "b": [1, "it's"], "c": True})
+    ]
+
+
+# ---------------------------------------------------------------- not calls
+
+MALFORMED = [
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
+    ("hermes", "Use <tool_call> like this: </tool_call>."),
+    ("hermes", '<tool_call>{"name": "add"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "<tool_call>'),
+    ("hermes", "1 < 2 and <tool"),
+    ("llama3", '{"answer": 42}'),
+    ("llama3", '{"name": "Ann", "parameters": {}}'),
+    ("llama3", "  {"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("mistral", "[TOOL_CALLS][1, 2]"),
+    ("mistral_args", '[TOOL_CALLS]nothing[ARGS]{"a": 1}'),
+    ("pythonic", "[1] Smith, On Things (1999)"),
+    ("pythonic", "[add(a=open('x'))]"),
+    ("pythonic", "[add(a=1"),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜>function"),
+    ("granite", "<|tool_call|>[]"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text"), MALFORMED)
+def test_what_is_no_call_is_text(dialect: str, text: str) -> None:
+    parts = read(parser(dialect, whole=True), [text])
+    assert joined(parts) == [("text", text)]
+    for whole in (False, True):
+        check_all_splits(dialect, text, whole=whole)
+        check_all_splits(dialect, text, whole=whole, cut=True)
+
+
+def test_a_malformed_call_leaves_the_good_ones_whole() -> None:
+    good = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    bad = '<tool_call>\n{"name": "add", "arguments": {"a" 1}}\n</tool_call>'
+    for text in (bad + good, good + "\n" + bad, good + bad + good):
+        parts = read(parser("hermes", whole=True), [text])
+        assert calls_in(parts) == [("add", {"a": 1})] * text.count(good)
+        assert content_of(parts) == bad
+        check_all_splits("hermes", text, whole=True)
+        check_all_splits("hermes", text)
+
+
+def test_a_call_that_breaks_on_a_stream_loses_nothing() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": oops}}</tool_call> Sorry.'
+    parts = read(parser("hermes"), [text])
+    assert joined(parts) == [("call", "0", "add", '{"a": oops}}'), ("text", "Sorry.")]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("name", dialects.BY_NAME)
+def test_a_call_that_was_cut_off_is_told_as_far_as_it_came(name: str, whole: bool) -> None:
+    dialect = dialects.BY_NAME[name]
+    text = written(dialect, [("add", {"a": 1, "b": "long"})])
+    text = text[: text.index("lo") + 2]
+    parts = read(parser(name, whole=whole), [text], cut=True)
+    ((kind, index, called, arguments),) = joined(parts)
+    assert (kind, index, called) == ("call", "0", "add")
+    assert arguments.startswith('{"a": 1')
+    check_all_splits(name, text, cut=True, whole=whole)
+
+
+def test_special_tokens_never_become_content() -> None:
+    hidden = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    for text, content in (
+        ("[TOOL_CALLS][1, 2]", "[1, 2]"),
+        ("A[ARGS]B", "AB"),
+        ('[TOOL_CALLS]add[ARGS]{"a": 1}[CALL_ID]', ""),
+    ):
+        assert content_of(read(parser("mistral", whole=True, hidden=hidden), [text])) == content
+        check_all_splits("mistral", text, hidden=hidden)
+
+
+# ---------------------------------------------------------------- reasoning
+
+
+@pytest.mark.parametrize("dialect", [None, "hermes", "llama3"])
+@pytest.mark.parametrize(
+    ("text", "is_thinking", "known"),
+    [
+        ("<think>\nWell.\n</think>\n\nYes. ", False, [("reasoning", "Well."), ("text", "Yes. ")]),
+        ("Well.\n</think>\n\nYes.", True, [("reasoning", "Well."), ("text", "Yes.")]),
+        ("<think>Well.</think>Yes.", True, [("reasoning", "Well."), ("text", "Yes.")]),
+        ("<think>\n\n</think>\n\nYes.", False, [("text", "Yes.")]),
+        ("<think>\nWell, <think", False, [("reasoning", "Well, <think")]),
+        (" Yes <think>", False, [("text", " Yes <think>")]),
+        ("<thin", False, [("text", "<thin")]),
+        ("\n ", False, [("text", "\n ")]),
+        ("<think>a</think>", False, [("reasoning", "a")]),
+    ],
+)
+def test_reasoning(
+    dialect: str | None, text: str, is_thinking: bool, known: list[tuple[str, ...]]
+) -> None:
+    options = {"reasoning": THINK, "is_thinking": is_thinking}
+    assert joined(read(parser(dialect, **options), [text])) == known
+    check_all_splits(dialect, text, **options)
+
+
+def test_reasoning_before_a_call() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    text = f"<think>\nI could write {call}\n</think>\n\n{call}"
+    parts = read(parser("hermes", reasoning=THINK), [text])
+    assert joined(parts) == [
+        ("reasoning", f"I could write {call}"),
+        ("call", "0", "add", '{"a": 1}'),
+    ]
+    check_all_splits("hermes", text, reasoning=THINK)
+
+
+def test_plain_text_passes_at_once() -> None:
+    """Once nothing but content can come, pieces go through as they are."""
+    made = parser(None, reasoning=THINK)
+    assert made.push("<") == []
+    assert made.push("b> is ") == [Text("<b> is ")]
+    assert made.is_plain
+    assert made.push("<think>\n") == [Text("<think>\n")]
+    assert made.push("") == []
+    made = parser("hermes")
+    assert made.push("One <tool") == [Text("One")]
+    assert made.push("s") == [Text(" <tools")]
+
+
+# ---------------------------------------------------------------- by property
+
+_PIECES = [
+    "<tool_call>", "</tool_call>", '{"name": "add", "arguments": ', '{"a": 1}', "}", "{", "[", "]",
+    "[TOOL_CALLS]", "[ARGS]", "add", "add(a=1)", "(", ")", ", ", "\n", " ", '"', "\\", "<think>",
+    "</think>", "<", "text", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+    "```", "<｜tool▁call▁end｜>", "function", "<|python_tag|>", ";", "true", "1", "-", "\\u00e9",
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from([None, *dialects.BY_NAME]),
+    st.lists(st.sampled_from(_PIECES), max_size=14).map("".join),
+    st.lists(st.integers(0, 200), max_size=6),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_text_in_any_pieces(
+    dialect: str | None, text: str, cuts: list[int], whole: bool, cut: bool, hides: bool
+) -> None:
+    options: dict[str, Any] = {"whole": whole, "reasoning": THINK}
+    if hides and dialect:
+        options["hidden"] = dialects.BY_NAME[dialect].markers
+    ends = [0, *sorted(min(cut_at, len(text)) for cut_at in cuts), len(text)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(ends)]
+    once = joined(read(parser(dialect, **options), [text], cut=cut))
+    assert joined(read(parser(dialect, **options), pieces, cut=cut)) == once
+    assert joined(read(parser(dialect, **options), text, cut=cut)) == once
+    for row in once:
+        if whole and not cut and row[0] == "call":
+            assert isinstance(json.loads(row[3]), dict)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(list(dialects.BY_NAME)),
+    st.lists(
+        st.tuples(
+            st.sampled_from(NAMES),
+            st.dictionaries(
+                st.from_regex(r"[a-z_]{1,6}", fullmatch=True),
+                st.recursive(
+                    st.none()
+                    | st.booleans()
+                    | st.integers()
+                    | st.text(max_size=12)
+                    | st.floats(allow_nan=False, allow_infinity=False),
+                    lambda inner: (
+                        st.lists(inner, max_size=3)
+                        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+                    ),
+                    max_leaves=6,
+                ),
+                max_size=3,
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.lists(st.integers(0, 400), max_size=8),
+)
+def test_any_call_comes_back(
+    name: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
+) -> None:
+    text = written(dialects.BY_NAME[name], calls)
+    ends = [0, *sorted(min(at, len(text)) for at in cuts), len(text)]
+    parts = read(parser(name), [text[a:b] for a, b in itertools.pairwise(ends)])
+    assert calls_in(parts) == calls
+    assert joined(read(parser(name, whole=True), [text])) == joined(parts)
