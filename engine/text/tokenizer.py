@@ -188,6 +188,10 @@ class Tokenizer:
             known = self._bytes[token_id] = self._find_bytes(token_id)
         return known
 
+    def token_id(self, spelling: str) -> int | None:
+        """The id of a vocabulary entry by the vocabulary's own spelling of it."""
+        return self._backend.token_to_id(spelling) if spelling != self._joint else None
+
     def token_text(self, token_id: int) -> str:
         """One token as text, with U+FFFD where it holds a part of a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")

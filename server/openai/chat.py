@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from engine.text.output import TextDelta
+from engine.text.output import TextDelta, TokenLogprob
 from server.access.caller import Caller
+from server.openai.best_of import Whole
 from server.openai.conversation import Conversation
 from server.openai.endpoint import respond
 from server.openai.generation import Choice, Step
@@ -22,9 +23,11 @@ from server.openai.outputs import (
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatLogprobs,
     Delta,
     Message,
     TextEvents,
+    Usage,
     to_event,
 )
 from server.openai.schema import describe
@@ -50,6 +53,10 @@ class _ChatCall:
         self._conversation = conversation
         self._body = conversation.body
         self._with_logprobs = bool(conversation.body.logprobs)
+        # Whether each chunk tells more than its text, so that none can be made ahead.
+        self._is_detailed = self._with_logprobs or bool(
+            self._body.return_token_ids or self._body.continuous_usage
+        )
         self._texts: dict[int, TextEvents] = {}  # by choice
         self._head: dict[str, Any] = {
             "id": conversation.id,
@@ -67,25 +74,24 @@ class _ChatCall:
         """The whole answer."""
         conversation = self._conversation
         with conversation.generation() as generation:
-            texts: list[list[str]] = [[] for _ in generation.choices]
-            entries: list[list[Any]] = [[] for _ in generation.choices]
+            wholes = [Whole(choice) for choice in generation.choices]
             async for step in generation.steps():
                 for choice, delta in step:
-                    texts[choice.index].append(delta.text)
-                    entries[choice.index].extend(delta.logprobs)
+                    wholes[choice.index].add(delta)
         first = generation.choices[0]
         wants_prompt = conversation.sampling.prompt_logprobs is not None
         return ChatCompletion(
             **self._head,
             choices=[
                 ChatChoice(
-                    index=choice.index,
-                    message=Message(content="".join(texts[choice.index])),
-                    logprobs=chat_logprobs(entries[choice.index]) if self._with_logprobs else None,
-                    finish_reason=choice.finish_reason,
-                    stop_reason=choice.stop_reason,
+                    index=whole.choice.index,
+                    message=Message(content=self._body.echoed + whole.text),
+                    logprobs=self._logprobs(whole.entries),
+                    finish_reason=whole.choice.finish_reason,
+                    stop_reason=whole.choice.stop_reason,
+                    token_ids=whole.token_ids if self._body.return_token_ids else UNSET,
                 )
-                for choice in generation.choices
+                for whole in wholes
             ],
             usage=generation.usage,
             prompt_logprobs=prompt_logprobs(
@@ -93,6 +99,7 @@ class _ChatCall:
             )
             if wants_prompt
             else UNSET,
+            prompt_token_ids=conversation.prompt if self._body.return_token_ids else UNSET,
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -100,38 +107,63 @@ class _ChatCall:
         started: set[int] = set()
         with self._conversation.generation() as generation:
             async for step in generation.steps():
-                event = self._step_events(step, started)
+                usage = generation.usage if self._body.continuous_usage else None
+                event = self._step_events(step, started, usage)
                 if event:
                     yield event
             if self._body.include_usage:
                 yield to_event(ChatChunk(**self._head, choices=[], usage=generation.usage))
 
-    def _step_events(self, step: Step, started: set[int]) -> bytes:
+    def _step_events(self, step: Step, started: set[int], usage: Usage | None) -> bytes:
         chunks: list[bytes] = []
         for choice, delta in step:
             if choice.index not in started:
                 started.add(choice.index)
-                opening = self._chunk(choice, Delta(role="assistant", content=""))
-                chunks.append(to_event(opening))
-            if delta.text or delta.logprobs:
-                chunks.append(self._content(choice, delta))
+                chunks.append(to_event(self._opening(choice, usage)))
+                if self._body.echoed:
+                    content = Delta(content=self._body.echoed)
+                    chunks.append(to_event(self._chunk(choice, content, usage)))
+            if delta.text or delta.logprobs or (self._body.return_token_ids and delta.token_ids):
+                chunks.append(self._content(choice, delta, usage))
             if delta.finished:
-                chunks.append(to_event(self._chunk(choice, Delta(), ends=True)))
+                chunks.append(to_event(self._chunk(choice, Delta(), usage, ends=True)))
         return b"".join(chunks)
 
-    def _content(self, choice: Choice, delta: TextDelta) -> bytes:
-        if self._with_logprobs:
-            logprobs = chat_logprobs(delta.logprobs)
-            return to_event(self._chunk(choice, Delta(content=delta.text), logprobs=logprobs))
+    def _opening(self, choice: Choice, usage: Usage | None) -> ChatChunk:
+        chunk = self._chunk(choice, Delta(role="assistant", content=""), usage)
+        if self._body.return_token_ids:
+            chunk.prompt_token_ids = self._conversation.prompt
+        return chunk
+
+    def _content(self, choice: Choice, delta: TextDelta, usage: Usage | None) -> bytes:
+        if self._is_detailed:
+            told: dict[str, Any] = {"logprobs": self._logprobs(delta.logprobs)}
+            if self._body.return_token_ids:
+                told["token_ids"] = list(delta.token_ids)
+            return to_event(self._chunk(choice, Delta(content=delta.text), usage, **told))
         events = self._texts.get(choice.index)
         if events is None:
             sample = self._chunk(choice, Delta(content=TextEvents.MARK))
             events = self._texts[choice.index] = TextEvents(sample)
         return events.event(delta.text)
 
-    def _chunk(self, choice: Choice, delta: Delta, *, ends: bool = False, **more: Any) -> ChatChunk:
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+        if not self._with_logprobs:
+            return None
+        return chat_logprobs(entries, as_ids=bool(self._body.return_tokens_as_token_ids))
+
+    def _chunk(
+        self,
+        choice: Choice,
+        delta: Delta,
+        usage: Usage | None = None,
+        *,
+        ends: bool = False,
+        **more: Any,
+    ) -> ChatChunk:
         if ends:
             more.update(finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
         part = ChatChunkChoice(index=choice.index, delta=delta, **more)
-        usage = None if self._body.include_usage else UNSET
-        return ChatChunk(**self._head, choices=[part], usage=usage)
+        return ChatChunk(
+            **self._head, choices=[part], usage=usage if self._body.include_usage else UNSET
+        )

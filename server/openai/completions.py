@@ -12,23 +12,21 @@ from starlette.responses import Response
 
 from engine.text.output import TokenLogprob, prompt_entries
 from server.access.caller import Caller
-from server.openai.endpoint import (
-    check_length,
-    encode_texts,
-    new_id,
-    respond,
-)
+from server.openai.best_of import Whole, best_of
+from server.openai.endpoint import new_id, respond
 from server.openai.generation import Choice, Generation, Job, Step
-from server.openai.inputs import CompletionRequest, Prompt
+from server.openai.inputs import CompletionRequest
 from server.openai.logprobs import completion_logprobs, prompt_logprobs
 from server.openai.outputs import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     TextEvents,
+    Usage,
     to_event,
 )
-from server.openai.sampling import check_token_ids, completion_sampling
+from server.openai.prompts import cut_prompt, encode_prompts, middle_of
+from server.openai.sampling import DEFAULT_COMPLETION_TOKENS, completion_sampling
 from server.openai.schema import describe
 from server.state import Model, ServerState
 
@@ -62,6 +60,10 @@ class _CompletionCall:
         self._body = body
         self._jobs = jobs
         self._texts: dict[int, TextEvents] = {}  # by choice
+        # Whether each chunk tells more than its text, so that none can be made ahead.
+        self._is_detailed = bool(
+            body.logprobs is not None or body.return_token_ids or body.continuous_usage
+        )
         self._head: dict[str, Any] = {
             "id": new_id("cmpl"),
             "created": int(time.time()),
@@ -76,10 +78,13 @@ class _CompletionCall:
         """Judge the request against the model and encode its prompts."""
         model = await state.model()
         model.check_name(body.model)
-        prompts = await _encode(body, model)
-        jobs: list[Job] = [
-            (prompt, completion_sampling(body, len(prompt), model)) for prompt in prompts
-        ]
+        ends = middle_of(model).stop_token_ids if body.suffix else ()
+        jobs: list[Job] = []
+        for whole in await encode_prompts(body, model):
+            limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+            prompt = cut_prompt(whole, body, limit, model.info)
+            sampling = completion_sampling(body, len(prompt), model, stop_token_ids=ends)
+            jobs.append((prompt, sampling))
         return cls(state, caller, model, body, jobs)
 
     def _generation(self) -> Generation:
@@ -97,36 +102,33 @@ class _CompletionCall:
     async def complete(self) -> Completion:
         """The whole answer."""
         with self._generation() as generation:
-            texts: list[list[str]] = [[] for _ in generation.choices]
-            entries: list[list[TokenLogprob]] = [[] for _ in generation.choices]
+            wholes = [Whole(choice) for choice in generation.choices]
             async for step in generation.steps():
                 for choice, delta in step:
-                    texts[choice.index].append(delta.text)
-                    entries[choice.index].extend(delta.logprobs)
+                    wholes[choice.index].add(delta)
+        if self._body.chooses_best:
+            wholes = best_of(wholes, self._body.n or 1)
         return Completion(
             **self._head,
-            choices=[
-                self._whole_choice(choice, "".join(texts[choice.index]), entries[choice.index])
-                for choice in generation.choices
-            ],
+            choices=[self._whole_choice(index, whole) for index, whole in enumerate(wholes)],
             usage=generation.usage,
         )
 
-    def _whole_choice(
-        self, choice: Choice, text: str, entries: list[TokenLogprob]
-    ) -> CompletionChoice:
+    def _whole_choice(self, index: int, whole: Whole) -> CompletionChoice:
+        choice = whole.choice
         prompt_text, prompt_tokens = self._echo(choice)
         told: Any = UNSET
         if self._body.prompt_logprobs is not None:
             ids = choice.request.prompt_token_ids
             told = prompt_logprobs(ids, choice.prompt_logprobs, self._model.tokenizer)
         return CompletionChoice(
-            index=choice.index,
-            text=prompt_text + text,
-            logprobs=self._logprobs(prompt_tokens, entries, len(prompt_text)),
+            index=index,
+            text=prompt_text + whole.text,
+            logprobs=self._logprobs(prompt_tokens, whole.entries, len(prompt_text)),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
             prompt_logprobs=told,
+            **self._ids(choice, whole.token_ids, begins=True),
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -135,13 +137,14 @@ class _CompletionCall:
         offsets: dict[int, int] = {}
         with self._generation() as generation:
             async for step in generation.steps():
-                event = self._step_events(step, offsets)
+                usage = generation.usage if self._body.continuous_usage else None
+                event = self._step_events(step, offsets, usage)
                 if event:
                     yield event
             if self._body.include_usage:
                 yield to_event(Completion(**self._head, choices=[], usage=generation.usage))
 
-    def _step_events(self, step: Step, offsets: dict[int, int]) -> bytes:
+    def _step_events(self, step: Step, offsets: dict[int, int], usage: Usage | None) -> bytes:
         chunks: list[bytes] = []
         for choice, delta in step:
             begins = choice.index not in offsets
@@ -150,10 +153,14 @@ class _CompletionCall:
             text, tokens = self._echo(choice) if begins else ("", [])
             offset = offsets.setdefault(choice.index, len(text))
             text += delta.text
-            if delta.finished or self._body.logprobs is not None:
-                if text or tokens or delta.logprobs or delta.finished:
+            if delta.finished or self._is_detailed:
+                ids = self._ids(choice, delta.token_ids, begins=begins)
+                if text or tokens or ids or delta.logprobs or delta.finished:
                     logprobs = self._logprobs(tokens, list(delta.logprobs), offset)
-                    chunks.append(to_event(self._chunk(choice, text, logprobs, delta.finished)))
+                    chunk = self._chunk(choice, text, logprobs, ends=delta.finished, **ids)
+                    if usage is not None:
+                        chunk.usage = usage
+                    chunks.append(to_event(chunk))
             elif text:
                 chunks.append(self._text_event(choice, text))
         return b"".join(chunks)
@@ -165,8 +172,25 @@ class _CompletionCall:
             events = self._texts[choice.index] = TextEvents(sample)
         return events.event(text)
 
+    def _ids(
+        self, choice: Choice, token_ids: Sequence[int], *, begins: bool
+    ) -> dict[str, list[int]]:
+        """The token ids of a choice, or of a chunk of it, where they are asked for."""
+        if not self._body.return_token_ids:
+            return {}
+        told = {"token_ids": list(token_ids)}
+        if begins:
+            told["prompt_token_ids"] = list(choice.request.prompt_token_ids)
+        return told if begins or token_ids else {}
+
     def _chunk(
-        self, choice: Choice, text: str, logprobs: CompletionLogprobs | None, ends: bool
+        self,
+        choice: Choice,
+        text: str,
+        logprobs: CompletionLogprobs | None,
+        *,
+        ends: bool,
+        **ids: Any,
     ) -> Completion:
         part = CompletionChoice(
             index=choice.index,
@@ -174,6 +198,7 @@ class _CompletionCall:
             logprobs=logprobs,
             finish_reason=choice.finish_reason if ends else None,
             stop_reason=choice.stop_reason if ends else UNSET,
+            **ids,
         )
         usage = None if self._body.include_usage else UNSET
         return Completion(**self._head, choices=[part], usage=usage)
@@ -186,7 +211,10 @@ class _CompletionCall:
         tokenizer, ids = self._model.tokenizer, choice.request.prompt_token_ids
         skip = choice.request.sampling.skip_special_tokens
         given = body.prompt[choice.prompt_index]
-        text = given if isinstance(given, str) else tokenizer.decode(ids, skip_special_tokens=skip)
+        if isinstance(given, str) and body.truncate_prompt_tokens is None:
+            text = given
+        else:
+            text = tokenizer.decode(ids, skip_special_tokens=skip)
         if body.logprobs is None:
             return text, []
         return text, prompt_entries(
@@ -199,28 +227,14 @@ class _CompletionCall:
         """Logprobs of a prompt's tokens and of output tokens whose text begins at ``offset``."""
         if self._body.logprobs is None:
             return None
-        told = completion_logprobs(output, offset)
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        told = completion_logprobs(output, offset, as_ids=as_ids)
         if not prompt:
             return told
-        before = completion_logprobs(prompt)
+        before = completion_logprobs(prompt, as_ids=as_ids)
         return CompletionLogprobs(
             tokens=before.tokens + told.tokens,
             token_logprobs=before.token_logprobs + told.token_logprobs,
             top_logprobs=before.top_logprobs + told.top_logprobs,
             text_offset=before.text_offset + told.text_offset,
         )
-
-
-async def _encode(body: CompletionRequest, model: Model) -> list[list[int]]:
-    """Token ids of each prompt. Raises ApiError (400) for ids outside the vocabulary."""
-    prompts: list[Prompt] = body.prompt
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if not texts:
-        encoded = [prompt for prompt in prompts if not isinstance(prompt, str)]
-        for ids in encoded:
-            check_token_ids(ids, model.info.vocab_size, "prompt")
-        return encoded
-    check_length(max(map(len, texts)), model, "prompt")
-    wanted = body.add_special_tokens
-    add_special = True if wanted is None else wanted
-    return await encode_texts(model.tokenizer, texts, add_special_tokens=add_special)

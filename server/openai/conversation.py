@@ -23,6 +23,7 @@ from server.access.caller import Caller
 from server.openai.endpoint import check_length, encode_chat, new_id
 from server.openai.generation import Choice, Generation
 from server.openai.inputs import ChatRequest
+from server.openai.prompts import cut_prompt
 from server.openai.sampling import chat_sampling
 from server.state import Model, ServerState
 from server.text.parts import Part, Text
@@ -76,7 +77,10 @@ class Conversation:
         model = await state.model()
         model.check_name(body.model)
         check_length(sum(len(m.content or "") for m in body.messages), model, "messages")
-        prompt = await encode_chat(model, body)
+        whole = await encode_chat(model, body)
+        if body.add_special_tokens:
+            whole = model.tokenizer.encode("") + whole
+        prompt = cut_prompt(whole, body, body.output_limit or 1, model.info)
         sampling = chat_sampling(body, len(prompt), model)
         return cls(state, caller, model, body, prompt, sampling, id or new_id("chatcmpl"))
 

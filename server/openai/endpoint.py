@@ -57,7 +57,10 @@ async def read_request(
     for name, limit in (("messages", settings.max_messages), ("prompt", settings.max_prompts)):
         _check_count(name, fields.get(name), limit)
     body = shape.read(fields)
-    return body, report_ignored(body.ignored(), strict=settings.strict)
+    ignored = body.ignored()
+    if getattr(body, "priority", None) and settings.scheduling_policy != "priority":
+        ignored.append("priority")
+    return body, report_ignored(ignored, strict=settings.strict)
 
 
 class Call(Protocol):

@@ -28,6 +28,7 @@ _MAX_MODEL_NAME = 256
 _MAX_STOPS = 4
 _MAX_STOP_CHARS = 4096
 _MAX_SALT = 128
+_MAX_BEST_OF = 20
 _TEXT_PARTS = ("text", "input_text", "refusal")
 
 Prompt = str | list[int]
@@ -163,6 +164,7 @@ class StreamOptions(Shape):
     """What a stream tells besides its text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class FeatureRequest(Shape):
@@ -228,6 +230,13 @@ class GenerationRequest(ModelRequest, ExtraFields):
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream tells the usage so far, besides its end."""
+        return self.include_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
 
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
@@ -236,6 +245,8 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -251,21 +262,43 @@ class ChatRequest(GenerationRequest):
                 raise ValueError(f"{field}: must be at least 1")
         return self
 
+    @property
+    def output_limit(self) -> int | None:
+        """Tokens that the answer may have, where the request says it."""
+        newer = self.max_completion_tokens
+        return self.max_tokens if newer is None else newer
+
+    @property
+    def echoed(self) -> str:
+        """What the answer begins with: the assistant's last turn, where that is asked for."""
+        last = self.messages[-1]
+        return (last.content or "") if self.echo and last.role == "assistant" else ""
+
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
     prompt: Prompts
-    best_of: int | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Field(ge=1, le=_MAX_BEST_OF)] | None = None
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
-    def _check_best_of(self) -> Self:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of: must equal 'n'; choosing among more is not supported yet")
+    def _check_completion(self) -> Self:
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError("best_of: must be at least 'n'")
+        if self.chooses_best and self.stream:
+            raise ValueError("best_of: above 'n' is not available on a stream")
+        if self.suffix and self.echo:
+            raise ValueError("echo: is not available with 'suffix'")
         return self
+
+    @property
+    def chooses_best(self) -> bool:
+        """Whether more continuations are sampled than are answered with."""
+        return self.best_of is not None and self.best_of > (self.n or 1)
 
 
 class TokenizeRequest(FeatureRequest):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.text.output import TokenLogprob as Entry
+from engine.text.output import TopLogprob as Top
 from engine.text.tokenizer import Tokenizer
 from engine.types import TokenLogprobs
 from server.openai.outputs import (
@@ -17,19 +18,21 @@ from server.openai.outputs import (
 )
 
 
-def chat_logprobs(entries: Sequence[Entry]) -> ChatLogprobs:
+def chat_logprobs(entries: Sequence[Entry], *, as_ids: bool = False) -> ChatLogprobs:
     """``choices[].logprobs`` of a chat answer, or of a chunk of one.
 
     The token or stop string that ended the answer is not part of its content, nor told here.
+    With ``as_ids`` a token is called ``token_id:N``; its bytes are its own all the same.
     """
+    name = _id_of if as_ids else _text_of
     return ChatLogprobs(
         content=[
             TokenLogprob(
-                token=entry.token,
+                token=name(entry),
                 logprob=entry.logprob,
                 bytes=list(entry.data),
                 top_logprobs=[
-                    TopLogprob(token=top.token, logprob=top.logprob, bytes=list(top.data))
+                    TopLogprob(token=name(top), logprob=top.logprob, bytes=list(top.data))
                     for top in entry.top
                 ],
             )
@@ -39,7 +42,9 @@ def chat_logprobs(entries: Sequence[Entry]) -> ChatLogprobs:
     )
 
 
-def completion_logprobs(entries: Sequence[Entry], offset: int = 0) -> CompletionLogprobs:
+def completion_logprobs(
+    entries: Sequence[Entry], offset: int = 0, *, as_ids: bool = False
+) -> CompletionLogprobs:
     """``choices[].logprobs`` of a completion.
 
     Every token is told, also one that ended the text, so that the lists are as long as the token
@@ -49,11 +54,13 @@ def completion_logprobs(entries: Sequence[Entry], offset: int = 0) -> Completion
     Args:
         entries: tokens of the prompt (where echoed), then of the output.
         offset: added to text offsets.
+        as_ids: call a token ``token_id:N`` instead of by its text.
     """
+    name = _id_of if as_ids else _text_of
     return CompletionLogprobs(
-        tokens=[entry.token for entry in entries],
+        tokens=[name(entry) for entry in entries],
         token_logprobs=[entry.logprob for entry in entries],
-        top_logprobs=[_by_text(entry) for entry in entries],
+        top_logprobs=[_by_name(entry, name) for entry in entries],
         text_offset=[entry.text_offset + offset for entry in entries],
     )
 
@@ -78,11 +85,22 @@ def prompt_logprobs(
     return positions
 
 
-def _by_text(entry: Entry) -> dict[str, float] | None:
+Name = Callable[[Entry | Top], str]
+
+
+def _text_of(token: Entry | Top) -> str:
+    return token.token
+
+
+def _id_of(token: Entry | Top) -> str:
+    return f"token_id:{token.token_id}"
+
+
+def _by_name(entry: Entry, name: Name) -> dict[str, float] | None:
     if entry.logprob is None:
         return None
-    by_text = {entry.token: entry.logprob}
+    by_name = {name(entry): entry.logprob}
     for top in entry.top:
         # Two tokens may decode alike: the likelier one is kept.
-        by_text[top.token] = max(top.logprob, by_text.get(top.token, top.logprob))
-    return by_text
+        by_name[name(top)] = max(top.logprob, by_name.get(name(top), top.logprob))
+    return by_name

@@ -1,7 +1,7 @@
 """The shapes of answers, encoded by msgspec. Keys are those of the OpenAI specification.
 
-Extras of our own: ``stop_reason`` (the stop string or stop token id behind a finish reason) and
-``prompt_logprobs`` where they were asked for.
+Extras: ``stop_reason`` (the stop string or stop token id behind a finish reason), and where they
+were asked for ``prompt_logprobs``, ``prompt_token_ids`` and ``token_ids``.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -109,6 +110,7 @@ class ChatCompletion(Struct, kw_only=True):
     usage: Usage
     system_fingerprint: str
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -120,6 +122,8 @@ class CompletionChoice(Struct, kw_only=True):
     finish_reason: FinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
@@ -149,6 +153,7 @@ class ChatChunkChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -161,6 +166,7 @@ class ChatChunk(Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ModelCard(Struct, kw_only=True):

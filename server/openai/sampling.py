@@ -39,7 +39,7 @@ def chat_sampling(body: ChatRequest, prompt_len: int, model: Model) -> SamplingP
         InvalidParameter: a value is out of range.
     """
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    limit = getattr(body, field)
+    limit = body.output_limit
     _check_context(prompt_len, limit, model.info, prompt_param="messages", limit_param=field)
     top = body.top_logprobs or 0
     if not 0 <= top <= MAX_LOGPROBS:
@@ -47,10 +47,19 @@ def chat_sampling(body: ChatRequest, prompt_len: int, model: Model) -> SamplingP
     return _make(body, model, max_tokens=limit, logprobs=top if body.logprobs else None)
 
 
-def completion_sampling(body: CompletionRequest, prompt_len: int, model: Model) -> SamplingParams:
+def completion_sampling(
+    body: CompletionRequest, prompt_len: int, model: Model, *, stop_token_ids: Sequence[int] = ()
+) -> SamplingParams:
     """The sampling of one prompt of a completion request; the limit is 16 tokens by default.
 
-    With ``echo``, ``logprobs`` asks for the prompt's too.
+    With ``echo``, ``logprobs`` asks for the prompt's too. With ``best_of``, so many continuations
+    are sampled, and their logprobs are told, by which the best are chosen.
+
+    Args:
+        body: the request.
+        prompt_len: tokens of the prompt.
+        model: that will serve it.
+        stop_token_ids: tokens that end it besides those that the request names.
 
     Raises:
         ApiError: 400, a field does not suit the model, or the context is too short.
@@ -60,10 +69,12 @@ def completion_sampling(body: CompletionRequest, prompt_len: int, model: Model) 
     _check_context(prompt_len, limit, model.info, prompt_param="prompt", limit_param="max_tokens")
     if limit is None:
         limit = min(DEFAULT_COMPLETION_TOKENS, model.info.max_model_len - prompt_len)
-    extra: dict[str, Any] = {}
+    given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
-        extra["prompt_logprobs"] = body.logprobs
-    return _make(body, model, max_tokens=limit, logprobs=body.logprobs, **extra)
+        given["prompt_logprobs"] = body.logprobs
+    if body.chooses_best:
+        given |= {"n": body.best_of, "logprobs": body.logprobs or 0}
+    return _make(body, model, stop_token_ids, **given)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
@@ -72,7 +83,9 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         raise bad_field(param, f"token ids must be between 0 and {vocab_size - 1}")
 
 
-def _make(body: GenerationRequest, model: Model, **given: Any) -> SamplingParams:
+def _make(
+    body: GenerationRequest, model: Model, also_stop: Sequence[int] = (), /, **given: Any
+) -> SamplingParams:
     vocab_size = model.info.vocab_size
     asked = {name: getattr(body, name) for name in _SHARED} | given
     values = model.sampling_defaults | {k: v for k, v in asked.items() if v is not None}
@@ -80,7 +93,7 @@ def _make(body: GenerationRequest, model: Model, **given: Any) -> SamplingParams
     check_token_ids(stop_ids, vocab_size, "stop_token_ids")
     return SamplingParams(
         stop=tuple(body.stop),
-        stop_token_ids=tuple(stop_ids),
+        stop_token_ids=(*stop_ids, *also_stop),
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
         **values,
     )

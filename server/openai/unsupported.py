@@ -64,7 +64,6 @@ _REFUSED: dict[str, Callable[[Any], bool]] = {
     "guided_choice": _given,
     "guided_grammar": _given,
     "grammar": _given,
-    "suffix": _given,
     "audio": _given,
     "modalities": _modalities,
     "web_search_options": lambda value: value is not None,
@@ -74,9 +73,6 @@ _REFUSED: dict[str, Callable[[Any], bool]] = {
     "allowed_token_ids": lambda value: value is not None,
     "bad_words": _given,
     "use_beam_search": _given,
-    "truncate_prompt_tokens": lambda value: value is not None,
-    "return_token_ids": _given,
-    "return_tokens_as_token_ids": _given,
     "mm_processor_kwargs": _given,
     "kv_transfer_params": _given,
     "chat_template": lambda value: value is not None,
@@ -94,6 +90,8 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "function_call": (None, "none", "auto"),
     "response_format": (None, {"type": "text"}),
     "modalities": (None, [], ["text"]),
+    "detokenize": (None, True),
+    "spaces_between_special_tokens": (None, False),
 }
 
 
@@ -124,7 +122,7 @@ def report_ignored(names: list[str], *, strict: bool) -> dict[str, str]:
     if not names:
         return {}
     if strict:
-        raise bad_field(names[0][:64], "is not a field of this endpoint, and the server is strict")
+        raise bad_field(names[0][:64], "has no effect here, and the server is strict")
     shown = [re.sub(r"[^\x21-\x7e]|,", "?", name)[:64] for name in names[:32]]
     return {"x-quire-ignored-params": ",".join(shown)}
 

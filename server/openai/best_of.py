@@ -1,0 +1,47 @@
+"""Whole choices as they gather, and the choice of the best among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.text.output import TextDelta, TokenLogprob
+from server.openai.generation import Choice
+
+
+class Whole:
+    """All that one choice has said."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self.entries: list[TokenLogprob] = []
+        self.token_ids: list[int] = []
+        self._texts: list[str] = []
+
+    def add(self, delta: TextDelta) -> None:
+        """Take the next piece."""
+        self._texts.append(delta.text)
+        self.entries += delta.logprobs
+        self.token_ids += delta.token_ids
+
+    @property
+    def text(self) -> str:
+        """Its text so far."""
+        return "".join(self._texts)
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log-probability of its tokens, the one that ended it included."""
+        told = [entry.logprob for entry in self.entries if entry.logprob is not None]
+        return sum(told) / len(told) if told else 0.0
+
+
+def best_of(wholes: Sequence[Whole], n: int) -> list[Whole]:
+    """The ``n`` likeliest choices of each prompt by mean log-probability, the likeliest first."""
+    by_prompt: dict[int, list[Whole]] = {}
+    for whole in wholes:
+        by_prompt.setdefault(whole.choice.prompt_index, []).append(whole)
+    chosen: list[Whole] = []
+    for group in by_prompt.values():
+        group.sort(key=lambda whole: whole.mean_logprob, reverse=True)
+        chosen += group[:n]
+    return chosen
