@@ -11,41 +11,56 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine.client import EngineClient
 from server import profile, system
+from server.access import usage_route
 from server.access.body import BodyGuard
 from server.access.keys import KeyGuard
+from server.access.ledger import Ledger
+from server.access.scopes import permit
 from server.errors import ApiError, bad_field, cut
 from server.http.context import RequestContext
+from server.http.cors import Cors
 from server.metrics import Metrics
 from server.openai import chat, completions, models, schema, tokens
 from server.settings import Settings
 from server.state import ServerState
 
 
-def create_app(settings: Settings, engine: EngineClient) -> FastAPI:
+def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None = None) -> FastAPI:
     """The application that serves ``engine``.
 
     The engine is started by the application's lifespan, in the background: liveness is answered
     at once, and requests that arrive while the model loads wait for it. The lifespan's end
     closes the engine. ``app.state.server`` holds the shared :class:`ServerState`.
+
+    Args:
+        settings: of the server.
+        engine: not started yet.
+        ledger: of the keys' limits, where several API workers share it.
+
+    Raises:
+        InvalidSettings: the key file cannot be used.
     """
     metrics = Metrics(engine, prefix=settings.metrics_prefix, model_name=settings.model_names[0])
-    state = ServerState(settings, engine, metrics)
+    state = ServerState(settings, engine, metrics, ledger)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(state.load())
         try:
-            yield
+            async with state.access.open():
+                loading = asyncio.create_task(state.load())
+                try:
+                    yield
+                finally:
+                    loading.cancel()
+                    await asyncio.gather(loading, return_exceptions=True)
         finally:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
             await state.close()
 
     app = FastAPI(
@@ -59,18 +74,21 @@ def create_app(settings: Settings, engine: EngineClient) -> FastAPI:
         },
     )
     app.state.server = state
-    rooms = (chat, completions, models, tokens, system, profile)
+    rooms = (chat, completions, models, tokens, system, profile, usage_route)
     for room in rooms:
-        app.include_router(room.router)
-    schema.install(app, [room.router for room in rooms], with_keys=bool(settings.api_keys))
+        app.include_router(room.router, dependencies=[Depends(permit)])
+    asks_for_keys = state.access.keys.asks_for_keys
+    schema.install(app, [room.router for room in rooms], with_keys=asks_for_keys)
     # The last one added is the outermost.
     app.add_middleware(
         BodyGuard,
         max_body_bytes=settings.max_body_bytes,
         stall_timeout_s=settings.body_timeout_s,
     )
-    app.add_middleware(KeyGuard, keys=settings.api_keys)
+    app.add_middleware(KeyGuard, keys=state.access.keys)
     app.add_middleware(RequestContext, state=state)
+    if settings.cors_origins:
+        app.add_middleware(Cors, origins=settings.cors_origins)
     return app
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 _SCALES = {
     "": 1,
@@ -33,3 +33,5 @@ def _read_list(value: Any) -> Any:
 
 ScaledInt = Annotated[int, BeforeValidator(_read_number)]
 StringList = Annotated[list[str], BeforeValidator(_read_list)]
+Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]
+OriginList = Annotated[list[Origin], BeforeValidator(_read_list)]

@@ -40,7 +40,7 @@ from engine.paths import default_model_dir
 from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from server.setting import Setting, setting, table_of
 from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
-from server.setting_values import ScaledInt, StringList
+from server.setting_values import OriginList, ScaledInt, StringList
 
 DEMO_MODEL_NAME = "quire-demo"
 __all__ = ["DEMO_MODEL_NAME", "InvalidSettings", "Setting", "Settings", "settings_table"]
@@ -227,6 +227,30 @@ class Settings(BaseSettings):
         "left out.",
         name="api_key",
         repr=False,
+    )
+    api_key_file: Path | None = setting(
+        None,
+        _LIMITS,
+        "YAML or TOML file of hashed keys with their rights, limits and shares; read again when it "
+        "changes. See docs/access.md.",
+    )
+    cors_origins: OriginList = setting(
+        [],
+        _LIMITS,
+        "Origin whose pages may call the API from a browser, such as https://app.example, or * "
+        "for all; may be repeated. None when left out.",
+        name="cors_origin",
+    )
+    ssl_certfile: Path | None = setting(
+        None, _LIMITS, "PEM file of a certificate (chain): serve HTTPS with it, and nothing else."
+    )
+    ssl_keyfile: Path | None = setting(
+        None, _LIMITS, "PEM file of the certificate's key, when it is not in the same file."
+    )
+    ssl_ca_certs: Path | None = setting(
+        None,
+        _LIMITS,
+        "PEM file of certificates: clients must show one that one of these has signed.",
     )
     strict: bool = setting(
         False, _LIMITS, "Refuse requests with unknown fields instead of naming them in a header."

@@ -18,6 +18,10 @@ from engine.errors import EngineDead, EngineError, ModelLoadError
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.types import EngineInfo
+from server.access.access import Access
+from server.access.admission import Admission
+from server.access.caller import Caller
+from server.access.ledger import Ledger
 from server.errors import ApiError, overloaded, unavailable
 from server.metrics import Metrics, Numbers
 from server.openai.defaults import read_sampling_defaults
@@ -57,19 +61,25 @@ class ServerState:
     settings: Settings
     engine: EngineClient
     metrics: Metrics
-    live_sequences: int = 0  # in the engine's hands, running or waiting
-    background_sequences: int = 0  # the same of batches, which take nobody's place in the queue
+    ledger: Ledger | None = None  # of limits, where several API workers share it
     requests_in_flight: int = 0  # HTTP requests that a graceful end waits for
     draining: bool = False  # told to end: unready, and no new work
     # Asks all API workers for their numbers; None where there is only this process.
     gather: Callable[[], Awaitable[Numbers]] | None = None
     database: Database = field(init=False)  # opened when something is first kept or looked up
+    access: Access = field(init=False)  # keys, limits, usage
+    admission: Admission = field(init=False)
     _failure: EngineError | None = None
     _model: Model | None = None
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.database = Database(self.settings.data_dir or default_data_dir())
+        settings = self.settings
+        self.database = Database(settings.data_dir or default_data_dir())
+        self.access = Access(settings, self.database, self.metrics, self.ledger)
+        # This process's share of what may run and wait.
+        most = settings.max_num_seqs + settings.max_queued_requests
+        self.admission = Admission(-(-most // settings.api_workers))
 
     async def load(self) -> None:
         """Start the engine and read tokenizer and template meanwhile; the failure is kept."""
@@ -136,7 +146,7 @@ class ServerState:
             ApiError: 503 when it never will be, or too many wait for it already.
         """
         if self._model is None and self.failure is None:
-            if self.requests_in_flight > self.max_sequences:
+            if self.requests_in_flight > self.admission.most:
                 self._refuse("loading")
             await self._loaded.wait()
         if self.failure is not None or self._model is None:
@@ -148,35 +158,24 @@ class ServerState:
         return self.metrics.numbers if self.gather is None else await self.gather()
 
     @property
-    def max_sequences(self) -> int:
-        """Sequences that may be in the engine's hands at once: this process's share of them."""
-        settings = self.settings
-        return -(-(settings.max_num_seqs + settings.max_queued_requests) // settings.api_workers)
+    def live_sequences(self) -> int:
+        """Sequences in the engine's hands, running or waiting, but for those in the background."""
+        return self.admission.live
 
-    def admit(self, num_sequences: int, *, background: bool = False) -> None:
-        """Take sequences on. Raises ApiError (503) when the queue is full, or nothing is served.
-
-        Those in the background are counted apart, and bounded by whoever sends them.
-        """
+    def admit(self, num_sequences: int, caller: Caller) -> None:
+        """Take sequences on. Raises ApiError (503) when the queue is full, or nothing is served."""
         if self.failure is not None:
             raise unavailable()
-        if background:
-            self.background_sequences += num_sequences
-            return
-        if self.live_sequences + num_sequences > self.max_sequences:
-            self._refuse("queue_full")
-        self.live_sequences += num_sequences
+        if not self.admission.take(num_sequences, caller):
+            self._refuse("queue_full", caller.tenant)
 
-    def release(self, num_sequences: int, *, background: bool = False) -> None:
+    def release(self, num_sequences: int, caller: Caller) -> None:
         """Undo ``admit`` as sequences end."""
-        if background:
-            self.background_sequences -= num_sequences
-        else:
-            self.live_sequences -= num_sequences
+        self.admission.give_back(num_sequences, caller)
 
-    def _refuse(self, reason: str) -> NoReturn:
-        self.metrics.rejected(reason)
-        raise overloaded(self.max_sequences)
+    def _refuse(self, reason: str, tenant: str = "") -> NoReturn:
+        self.metrics.rejected(reason, tenant)
+        raise overloaded(self.admission.most)
 
 
 def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from starlette.requests import HTTPConnection
 
+from server.access.account import Account
+
 Scope = Literal["inference", "files", "batches", "metrics", "admin"]
 ALL_SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
+NO_ACCOUNT = Account()
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Caller:
     tenant: str = ""  # the key's name in the key file; empty without one, for all alike
     scopes: frozenset[Scope] = ALL_SCOPES
     weight: float = 1.0  # of its share, under the fair scheduling policy
+    account: Account = NO_ACCOUNT  # its limits, and what is left of them
     background: bool = False  # nobody waits: a batch's lines take what all others leave
     deadline_s: float | None = None  # time.monotonic() until which it waits for this answer
 
@@ -30,4 +35,9 @@ ANYONE = Caller()  # without keys, and for keys given by --api-key, which may do
 
 def caller_of(request: HTTPConnection) -> Caller:
     """Who sent ``request``."""
-    return request.scope.get("state", {}).get("caller", ANYONE)
+    return caller_in(request.scope)
+
+
+def caller_in(scope: Mapping[str, Any]) -> Caller:
+    """The same, for an ASGI scope."""
+    return scope.get("state", {}).get("caller", ANYONE)

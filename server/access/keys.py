@@ -1,49 +1,58 @@
 """API keys: one guard in front of every route but liveness.
 
 The guard stands before routing, so that an unknown path, the documentation and the metrics
-tell nobody anything without a key.
+tell nobody anything without a key. What the owner of a key may do is judged by the route, once
+it is known: see ``scopes.py``.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Sequence
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.access.keyring import KeyRing
 from server.errors import ApiError
 
 _OPEN_PATHS = frozenset({"/health"})
 
 
 class KeyGuard:
-    """ASGI middleware that lets requests with one of ``keys`` pass as a bearer token.
+    """ASGI middleware that lets requests with a key pass, and tells the rest who sent them."""
 
-    Only digests are kept, and all of them are compared in constant time whatever the outcome,
-    so that an answer's timing tells nothing of how close a guess was.
-    """
-
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, if it has a key."""
-        if scope["type"] == "http" and self._digests and scope["path"] not in _OPEN_PATHS:
-            self._check(scope)
-        await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope) -> None:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) > 1:
-            raise ApiError(400, "There must be only one Authorization header.")
-        scheme, _, token = (given[0] if given else b"").partition(b" ")
-        digest = _digest(token.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != b"bearer" or not any(matches):
+        if scope["type"] != "http" or not self._keys.asks_for_keys or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        caller = self._keys.find(_key_of(scope))
+        if caller is None:
             raise ApiError(401, headers={"www-authenticate": "Bearer"})
+        state = scope.setdefault("state", {})
+        state["caller"] = caller
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            begun = state.pop("begun", None)
+            if begun is not None:
+                begun.end()
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _key_of(scope: Scope) -> bytes:
+    """The bearer token, or the key as Anthropic's clients send it; empty if there is none.
+
+    Raises:
+        ApiError: 400, when there are several.
+    """
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) > 1:
+        raise ApiError(400, "There must be only one Authorization header.")
+    if given:
+        scheme, _, token = given[0].partition(b" ")
+        return token.strip() if scheme.lower() == b"bearer" else b""
+    other = [value for name, value in scope["headers"] if name == b"x-api-key"]
+    if len(other) > 1:
+        raise ApiError(400, "There must be only one x-api-key header.")
+    return other[0].strip() if other else b""

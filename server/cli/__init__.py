@@ -19,6 +19,7 @@ Usage: quire COMMAND [options]        (quire COMMAND --help tells the options)
   quire chat              Talk to a running server
   quire complete PROMPT   Let a running server continue a text
   quire bench             Measure a running server: throughput, latencies, a report
+  quire keys COMMAND      Make, list and revoke the keys of a key file
   quire version           Tell the version
 
 Start with:
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from server.cli.talk import complete_main as run
             case "bench":
                 from loadtest.cli import main as run
+            case "keys":
+                from server.cli.keys import main as run
             case "version" | "--version":
                 from server.cli.version import main as run
             case _:

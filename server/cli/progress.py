@@ -68,8 +68,9 @@ def ready_message(info: EngineInfo, *, url: str, model: str, needs_key: bool, to
     )
 
 
-def display_url(host: str, port: int) -> str:
+def display_url(host: str, port: int, *, tls: bool = False) -> str:
     """An address that a person on this machine can use for a server bound to ``host``."""
     if host in ("", "0.0.0.0", "::"):
         host = "127.0.0.1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

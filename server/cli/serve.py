@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.ExitStack() as stack:
             for sock in sockets:
                 stack.enter_context(sock)
+            _check_access(settings)
             _make_profile_directory(settings)
             settings = _with_model_directory(settings)
             logs.configure(settings.log_level, settings.log_format)
@@ -160,9 +161,9 @@ class Announcer:
         display.line(
             ready_message(
                 info,
-                url=display_url(settings.host, self._port),
+                url=display_url(settings.host, self._port, tls=settings.ssl_certfile is not None),
                 model=settings.model_names[0],
-                needs_key=bool(settings.api_keys),
+                needs_key=bool(settings.api_keys or settings.api_key_file),
                 took_s=time.monotonic() - self._started_s,
             )
         )
@@ -179,6 +180,19 @@ class AnnouncedEngine(SubprocessClient):
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
         """Load the model, telling how it goes. Raises ModelLoadError or EngineDead."""
         return await self._announcer.announce(super().start, on_progress)
+
+
+def _check_access(settings: Settings) -> None:
+    """Read what keys and certificates are in, before anything heavy. Raises InvalidSettings."""
+    # Imported where they are asked for: all others start without them.
+    if settings.api_key_file is not None:
+        from server.access.key_file import read_key_file
+
+        read_key_file(settings.api_key_file)
+    if settings.ssl_certfile or settings.ssl_keyfile or settings.ssl_ca_certs:
+        from server.http.tls import Tls
+
+        Tls.of(settings)
 
 
 def _make_profile_directory(settings: Settings) -> None:

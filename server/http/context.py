@@ -11,6 +11,7 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.access.caller import caller_in
 from server.errors import ApiError, to_api_error, unavailable
 from server.http.disconnect import ClientGone
 from server.state import ServerState
@@ -50,6 +51,7 @@ class RequestContext:
                 elapsed_ms = (time.perf_counter() - started_s) * 1000
                 headers["openai-processing-ms"] = str(round(elapsed_ms))
                 headers["openai-version"] = API_VERSION
+                headers.update(caller_in(scope).account.headers())
             await send(message)
 
         self._state.requests_in_flight += waited_for

@@ -3,14 +3,16 @@
 SIGTERM ──► /ready is 503, new work gets 503 ──► requests in flight finish ──► close, exit 0
                  (the socket still listens)         (at most shutdown_timeout_s)
 second SIGTERM ──► end now
+SIGHUP ──► read the key file and the certificate again
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
@@ -20,6 +22,7 @@ from fastapi import FastAPI
 
 from engine.collector import settle
 from server.http.protocol import HardenedProtocol
+from server.http.tls import Tls
 from server.settings import Settings
 from server.state import ServerState
 
@@ -62,14 +65,27 @@ def serve(
         timeout_keep_alive=75,  # longer than usual clients pool a connection for
         timeout_graceful_shutdown=_CLOSE_S,
     )
+    config.load()
+    tls = Tls.of(settings)
+    config.ssl = None if tls is None else tls.context
+
+    def reload() -> None:
+        state.access.keys.reload()
+        if tls is not None:
+            tls.reload()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(_Server(config, state), sock, beside))
+        runner.run(_run(_Server(config, state), sock, beside, reload))
     return 1 if state.failure is not None else 0
 
 
 async def _run(
-    server: _Server, sock: socket.socket, beside: Coroutine[Any, Any, None] | None
+    server: _Server,
+    sock: socket.socket,
+    beside: Coroutine[Any, Any, None] | None,
+    reload: Callable[[], None],
 ) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
     tasks = [asyncio.create_task(_settle(server.state))]
     if beside is not None:
         tasks.append(asyncio.create_task(beside))

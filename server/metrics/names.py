@@ -48,4 +48,8 @@ LABELLED_COUNTERS: dict[str, tuple[str, str]] = {
     "request_failed": ("reason", "Sequences that ended by an error."),
     "request_aborted": ("phase", "Sequences whose client went away, by how far they had come."),
     "admission_rejections": ("reason", "Requests refused before the engine took them."),
+    "tenant_requests": ("tenant", "Requests by the owner of their key, with a key file."),
+    "tenant_prompt_tokens": ("tenant", "Prompt tokens taken in, by owner."),
+    "tenant_generation_tokens": ("tenant", "Tokens generated, by owner."),
+    "tenant_rejections": ("tenant", "Requests beyond a limit, a quota or the queue, by owner."),
 }

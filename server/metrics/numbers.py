@@ -45,10 +45,10 @@ class Numbers(msgspec.Struct):
             },
         )
 
-    def count(self, name: str, label: str) -> None:
-        """Add one to a labelled counter."""
+    def count(self, name: str, label: str, times: int = 1) -> None:
+        """Add to a labelled counter."""
         counts = self.labelled[name]
-        counts[label] = counts.get(label, 0) + 1
+        counts[label] = counts.get(label, 0) + times
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
         """Add ``value`` to a histogram, as often as it occurred."""

@@ -84,9 +84,17 @@ class Metrics:
         if self._forget(id) is not None:
             self._numbers.count("request_aborted", phase)
 
-    def rejected(self, reason: str) -> None:
+    def rejected(self, reason: str, tenant: str = "") -> None:
         """A request was refused before the engine took it."""
         self._numbers.count("admission_rejections", reason)
+        if tenant:
+            self._numbers.count("tenant_rejections", tenant)
+
+    def used(self, tenant: str, *, requests: int, prompt_tokens: int, output_tokens: int) -> None:
+        """The owner of a key has used something; they are as many as the key file names."""
+        self._numbers.count("tenant_requests", tenant, requests)
+        self._numbers.count("tenant_prompt_tokens", tenant, prompt_tokens)
+        self._numbers.count("tenant_generation_tokens", tenant, output_tokens)
 
     def http_request(self, method: str, route: str, status: int) -> None:
         """An HTTP request was answered; ``route`` is a template, never the client's path."""

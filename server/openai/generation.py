@@ -18,7 +18,9 @@ from engine.errors import DeadlineExceeded, EngineDead, EngineError, OutOfMemory
 from engine.requests import fan_out
 from engine.text.output import OutputDecoder, TextDelta
 from engine.types import Request, RequestOutput, SamplingParams, TokenLogprobs
+from server.access.account import Charge
 from server.access.caller import ANYONE, Caller
+from server.access.usage import Used
 from server.openai.outputs import (
     CompletionTokensDetails,
     FinishReason,
@@ -75,7 +77,8 @@ class Generation:
         continuation: the outputs' text goes on after the prompt's, as in completions.
         caller: whose share of the machine, and of the prefix cache, this is, and until when.
 
-    Entering raises ApiError (503) when the queue is full, and EngineDead.
+    Entering raises ApiError (429 beyond the caller's limits, 503 when the queue is full), and
+    EngineDead.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Generation:
         self._caller = caller
         self._continuation = continuation
         self._cached_tokens = 0
+        self._charge: Charge | None = None
         self._late = False
         self._timer: asyncio.TimerHandle | None = None
         self.choices: list[Choice] = []
@@ -107,12 +111,22 @@ class Generation:
     def __enter__(self) -> Self:
         state = self._state
         count = sum(sampling.n for _, sampling in self._jobs)
-        state.admit(count, background=self._caller.background)
+        prompt_tokens = sum(len(prompt) for prompt, _ in self._jobs)
+        most = sum((sampling.max_tokens or 0) * sampling.n for _, sampling in self._jobs)
+        account, background = self._caller.account, self._caller.background
+        charge = account.charge(prompt_tokens, most, background=background)
+        try:
+            state.admit(count, self._caller)
+        except BaseException:
+            charge.settle(Used())
+            raise
+        self._charge = charge
         try:
             choices = self._make_choices()
             streams = state.engine.submit([choice.request for choice in choices])
         except BaseException:
             self._release(count)
+            charge.settle(Used())
             raise
         self.choices = choices
         for choice, stream in zip(choices, streams, strict=True):
@@ -152,6 +166,16 @@ class Generation:
             else:  # cancelled, or the consumer stopped early: nobody reads any more
                 phase = "decoding" if choice.num_tokens else "waiting"
                 metrics.aborted(choice.request.id, phase)
+        if self._charge is not None:
+            self._charge.settle(self._used())
+
+    def _used(self) -> Used:
+        usage = self.usage
+        return Used(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=usage.completion_tokens,
+        )
 
     def _give_up(self) -> None:
         """The deadline is past, and the engine has not said so."""
@@ -259,7 +283,7 @@ class Generation:
         return delta
 
     def _release(self, count: int) -> None:
-        self._state.release(count, background=self._caller.background)
+        self._state.release(count, self._caller)
 
     @property
     def usage(self) -> Usage:

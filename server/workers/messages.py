@@ -14,6 +14,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup", array_like=True):
 
     settings: str  # JSON
     engine: str  # path of the Unix socket at which the engine takes clients
+    ledger: str  # path of the file in which limits are kept
+    index: int  # which of the workers this is, from 0
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True):

@@ -71,6 +71,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         starting = asyncio.create_task(self._start_engine())
         try:
             await asyncio.gather(*map(self._keep, range(len(self._sockets))))
@@ -92,6 +93,11 @@ class Supervisor:
         for worker in self._workers.values():
             worker.child.process.terminate()
 
+    def _on_hangup(self) -> None:
+        """Pass it on: the workers read again what may have changed."""
+        for worker in self._workers.values():
+            worker.child.process.send_signal(signal.SIGHUP)
+
     def _fail(self, error: EngineError) -> None:
         """Nothing can be served any more: all workers are told, and end."""
         if self.failure is None:
@@ -110,7 +116,8 @@ class Supervisor:
 
     async def _keep(self, index: int) -> None:
         """Keep a worker on socket ``index``, until the end."""
-        setup = Setup(self._settings.model_dump_json(), self._path)
+        ledger = str(Path(self._directory.name) / "ledger")
+        setup = Setup(self._settings.model_dump_json(), self._path, ledger, index)
         crashes = CrashLimit()
         while not self._ending:
             worker = self._workers[index] = _Worker(self._sockets[index], setup)

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from engine import logs
 from engine.child import die_with_parent
@@ -21,6 +22,7 @@ from engine.frames import Fatal
 from engine.framing import encode, receive
 from engine.link import read_fatal
 from engine.shared import SharedClient
+from server.access.ledger import Ledger
 from server.app import create_app
 from server.http import serve
 from server.metrics import Metrics, Numbers
@@ -39,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--die-with-parent", action="store_true")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor's to decide upon
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to be read again
     if args.die_with_parent:
         die_with_parent()
     with socket.socket(fileno=args.fd) as supervisor, socket.socket(fileno=args.listen) as listener:
@@ -53,7 +56,8 @@ def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> 
     settings = Settings.from_json(setup.settings)
     logs.configure(settings.log_level, settings.log_format)
     engine = SharedClient(setup.engine)
-    app = create_app(settings, engine)
+    ledger = Ledger(Path(setup.ledger), setup.index, settings.api_workers)
+    app = create_app(settings, engine, ledger)
     state = app.state.server
     control = _Control(engine, state.metrics)
     state.gather = control.gather

@@ -1,0 +1,86 @@
+"""All that decides who may do how much, in one process of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from server.access.account import Account
+from server.access.caller import Caller
+from server.access.key_file import KeyEntry
+from server.access.keyring import KeyRing, limits_of
+from server.access.ledger import Ledger
+from server.access.usage import SCHEMA, UsageBook, Used
+from server.metrics import Metrics
+from server.settings import Settings
+from server.store.database import Database, StoreError
+
+
+class Access:
+    """The keys of a server, and the accounts of their owners.
+
+    Args:
+        settings: name the keys.
+        database: keeps the usage, where there is a key file.
+        metrics: are told the usage too.
+        ledger: what is left of limits; one of this process's own when left out.
+
+    Raises:
+        InvalidSettings: the key file cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        metrics: Metrics,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._ledger = ledger
+        path = settings.api_key_file
+        self.usage = UsageBook(database.tables(SCHEMA)) if path is not None else None
+        if self._ledger is None and path is not None:
+            self._ledger = Ledger()
+        self.keys = KeyRing(settings.api_keys, path, self._open_account)
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """While the block runs, the key file is watched and usage is written down."""
+        if self.usage is None:
+            yield
+            return
+        with contextlib.suppress(StoreError):  # it has been logged; counting begins at zero
+            await self.usage.load()
+        tasks = [asyncio.create_task(work) for work in (self.usage.run(), self.keys.watch())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(StoreError):
+                await self.usage.flush()
+
+    def _open_account(self, entry: KeyEntry) -> Caller:
+        assert self.usage is not None
+        account = Account(
+            entry.name,
+            limits_of(entry),
+            self._ledger,
+            spent=self.usage.spent,
+            book=self._note,
+            refused=self._metrics.rejected,
+        )
+        return Caller(entry.name, frozenset(entry.scopes), entry.weight, account)
+
+    def _note(self, tenant: str, used: Used) -> None:
+        assert self.usage is not None
+        self.usage.add(tenant, used)
+        self._metrics.used(
+            tenant,
+            requests=used.requests,
+            prompt_tokens=used.prompt_tokens,
+            output_tokens=used.output_tokens,
+        )

@@ -1,0 +1,216 @@
+"""One tenant's account: what it may ask for now, and what it has used.
+
+    begin() ──► request serves ──► end()            requests a minute, and at once
+       charge(prompt, most) ──► settle(actual)      tokens a minute, a day, a month
+
+Buckets are token buckets (full at first, refilled evenly over a minute). A request's tokens are
+taken when its prompt is known: the prompt's, and the most that its output may have where it says
+so. What it did not use is given back in the end; what it used beyond is owed, and later requests
+wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.access.ledger import Ledger, Record
+from server.access.usage import Spent, Used
+from server.errors import ApiError
+
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a tenant may use; None is no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent_requests: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+
+
+class Account:
+    """The account of one tenant, or of nobody in particular, which has no limits.
+
+    Args:
+        name: the tenant's.
+        limits: as its entry in the key file says.
+        ledger: where its buckets are; None for nobody.
+        spent: tells its tokens of the day and month so far.
+        book: told what was used.
+        refused: told the reason when something is.
+        clock: monotonic seconds, the same in all workers.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        limits: Limits | None = None,
+        ledger: Ledger | None = None,
+        *,
+        spent: Callable[[str], Spent] | None = None,
+        book: Callable[[str, Used], None] | None = None,
+        refused: Callable[[str, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.limits = limits or Limits()
+        self._ledger = ledger
+        self._spent = spent
+        self._book = book
+        self._refused = refused
+        self._clock = clock
+
+    def begin(self) -> None:
+        """Take a request in; ``end`` is called once for it. Raises ApiError (429)."""
+        self._check_quotas()
+        if self._ledger is None:
+            return
+        limit, at_once = self.limits.requests_per_minute, self.limits.max_concurrent_requests
+        with self._ledger.record(self.name) as record:
+            if at_once is not None and record.serving >= at_once:
+                raise self._refusal(f"the limit of {at_once} requests at once is reached", 1.0)
+            if limit is not None:
+                self._take(record, "requests", limit, 1, "request")
+            record.add_serving(1)
+        if self._book is not None:
+            self._book(self.name, Used(requests=1))
+
+    def end(self) -> None:
+        """A request that was begun has ended, however it did."""
+        if self._ledger is not None:
+            with self._ledger.record(self.name) as record:
+                record.add_serving(-1)
+
+    def charge(
+        self, prompt_tokens: int, most_output_tokens: int = 0, *, background: bool = False
+    ) -> Charge:
+        """Take a request's tokens; the charge is settled when it is known what was used.
+
+        Args:
+            prompt_tokens: of all its prompts.
+            most_output_tokens: as many as it asks for at most; 0 where it does not say.
+            background: the work runs in idle capacity: it counts for the quotas alone.
+
+        Raises:
+            ApiError: 429, when too few are left.
+        """
+        self._check_quotas()
+        limit = self.limits.tokens_per_minute
+        if self._ledger is None or limit is None or background:
+            return Charge(self, 0)
+        if prompt_tokens > limit:
+            raise self._refusal(
+                f"the prompt has {prompt_tokens} tokens, and the limit is {limit} a minute",
+                _MINUTE_S,
+                can_wait=False,
+            )
+        # Who asks for more than a full bucket waits for a full one.
+        tokens = min(prompt_tokens + most_output_tokens, limit)
+        with self._ledger.record(self.name) as record:
+            self._take(record, "tokens", limit, tokens, "token")
+        return Charge(self, tokens)
+
+    def settle(self, taken: int, used: Used) -> None:
+        """Give back what was taken beyond what was used, or note what is owed."""
+        limit = self.limits.tokens_per_minute
+        if self._ledger is not None and limit is not None and taken:
+            now_s = self._clock()
+            with self._ledger.record(self.name) as record:
+                lacks = record.missing("tokens", limit / _MINUTE_S, now_s)
+                record.set_missing("tokens", max(0.0, lacks + used.tokens - taken), now_s)
+        if self._book is not None and used != Used():
+            self._book(self.name, used)
+
+    def headers(self) -> dict[str, str]:
+        """The ``x-ratelimit-*`` headers as of now; none where there are no such limits."""
+        if self._ledger is None:
+            return {}
+        headers: dict[str, str] = {}
+        limits = (
+            ("requests", self.limits.requests_per_minute),
+            ("tokens", self.limits.tokens_per_minute),
+        )
+        now_s = self._clock()
+        with self._ledger.record(self.name) as record:
+            for bucket, limit in limits:
+                if limit is not None:
+                    lacks = record.missing(bucket, limit / _MINUTE_S, now_s)
+                    headers[f"x-ratelimit-limit-{bucket}"] = str(limit)
+                    headers[f"x-ratelimit-remaining-{bucket}"] = str(max(0, int(limit - lacks)))
+                    headers[f"x-ratelimit-reset-{bucket}"] = _duration(lacks / limit * _MINUTE_S)
+        return headers
+
+    def _take(self, record: Record, bucket: str, limit: int, count: int, what: str) -> None:
+        """Take ``count`` out of a bucket, or raise ApiError (429) that tells when there will be."""
+        now_s, per_s = self._clock(), limit / _MINUTE_S
+        lacks = record.missing(bucket, per_s, now_s)
+        if lacks + count > limit:
+            wait_s = (lacks + count - limit) / per_s
+            raise self._refusal(f"the limit of {limit} {what}s a minute is reached", wait_s)
+        record.set_missing(bucket, lacks + count, now_s)
+
+    def _check_quotas(self) -> None:
+        limits = self.limits
+        if self._spent is None or (
+            limits.tokens_per_day is None and limits.tokens_per_month is None
+        ):
+            return
+        spent = self._spent(self.name)
+        for limit, used, left_s, period in (
+            (limits.tokens_per_day, spent.day, spent.day_left_s, "day"),
+            (limits.tokens_per_month, spent.month, spent.month_left_s, "month"),
+        ):
+            if limit is not None and used >= limit:
+                raise self._refusal(
+                    f"the quota of {limit} tokens a {period} is used up",
+                    left_s,
+                    code="insufficient_quota",
+                    can_wait=False,
+                )
+
+    def _refusal(
+        self,
+        reason: str,
+        wait_s: float,
+        *,
+        code: str = "rate_limit_exceeded",
+        can_wait: bool = True,
+    ) -> ApiError:
+        if self._refused is not None:
+            self._refused(code, self.name)
+        headers = {"retry-after": str(max(1, math.ceil(wait_s)))}
+        if not can_wait:
+            headers["x-should-retry"] = "false"  # the openai libraries obey it
+        message = f"This request was refused: {reason}."
+        return ApiError(429, message, code=code, headers=headers)
+
+
+class Charge:
+    """Tokens that were taken for a request, until it is known what it used."""
+
+    __slots__ = ("_account", "_taken")
+
+    def __init__(self, account: Account, taken: int) -> None:
+        self._account: Account | None = account
+        self._taken = taken
+
+    def settle(self, used: Used) -> None:
+        """Settle it, once; later calls do nothing."""
+        account, self._account = self._account, None
+        if account is not None:
+            account.settle(self._taken, used)
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: ``120ms``, ``1.5s``, ``6m0s``."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(seconds, _MINUTE_S)
+    text = f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
+    return f"{int(minutes)}m{text}" if minutes else text

@@ -1,0 +1,148 @@
+"""The keys that are taken, from the command line and from a key file that may change."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from server.access.account import Limits
+from server.access.caller import ANYONE, Caller
+from server.access.key_file import KeyEntry, read_key_file
+from server.setting_sources import InvalidSettings
+
+_WATCH_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class _Known(NamedTuple):
+    """A key that is taken."""
+
+    digest: bytes
+    caller: Caller
+    expires: dt.datetime | None = None
+
+
+_NOBODY = _Known(bytes(hashlib.sha256().digest_size), ANYONE)  # no key has this digest
+
+
+class KeyRing:
+    """Finds the caller that a key belongs to.
+
+    Keys are looked up by a digest of their SHA-256 under a secret of this process, and the SHA-256
+    that is found is compared in constant time. How long a look-up takes may depend on that
+    digest; but nobody outside can tell which digest a guess has, so it tells nothing of how close
+    the guess was, and many keys cost no more than one.
+
+    Args:
+        keys: keys that may do everything, as given by --api-key.
+        path: of the key file.
+        open_account: makes the caller of an entry.
+
+    Raises:
+        InvalidSettings: the key file cannot be used.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str] = (),
+        path: Path | None = None,
+        open_account: Callable[[KeyEntry], Caller] = lambda entry: Caller(entry.name),
+    ) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._path = path
+        self._open_account = open_account
+        self._own: dict[bytes, _Known] = {
+            self._blind(digest): _Known(digest, ANYONE) for digest in map(_sha256, keys)
+        }
+        self._found: Mapping[bytes, _Known] = self._own
+        self._callers: dict[str, Caller] = {}
+        self._version: tuple[int, int] | None = None
+        if path is not None:
+            self._read(path)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether requests need a key at all."""
+        return bool(self._own) or self._path is not None
+
+    def find(self, key: bytes) -> Caller | None:
+        """The owner of ``key``; None for a key that is unknown, revoked or expired."""
+        digest = hashlib.sha256(key).digest()
+        known = self._found.get(self._blind(digest), _NOBODY)
+        if not hmac.compare_digest(digest, known.digest):
+            return None
+        if known.expires is not None and dt.datetime.now(dt.UTC) >= known.expires:
+            return None
+        return known.caller
+
+    def caller_named(self, tenant: str) -> Caller:
+        """The caller of a tenant, for work that goes on without its key (batches).
+
+        One whose entry is gone has the standing of its last: nothing is left unaccounted.
+        """
+        return self._callers.get(tenant) or Caller(tenant)
+
+    # ------------------------------------------------------------ a file that changes
+
+    def reload(self) -> None:
+        """Read the key file again; if it cannot be used, an error is logged and the keys stay."""
+        if self._path is None:
+            return
+        try:
+            self._read(self._path)
+        except InvalidSettings as error:
+            _log.error("the keys stay as they are: %s", error)
+        else:
+            _log.info("the key file has been read again")
+
+    async def watch(self) -> None:
+        """Reload the key file when it changes, until cancelled."""
+        if self._path is None:
+            return
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            if _version_of(self._path) not in (None, self._version):
+                self.reload()
+
+    def _read(self, path: Path) -> None:
+        self._version = _version_of(path)  # of before, so that a change while reading is seen
+        found = dict(self._own)
+        for entry in read_key_file(path).keys:
+            caller = self._callers[entry.name] = self._open_account(entry)
+            for digest in map(bytes.fromhex, entry.sha256):
+                found[self._blind(digest)] = _Known(digest, caller, entry.expires)
+        self._found = found
+
+    def _blind(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._secret, digest_size=16).digest()
+
+
+def limits_of(entry: KeyEntry) -> Limits:
+    """The limits of an entry of the key file."""
+    return Limits(
+        requests_per_minute=entry.requests_per_minute,
+        tokens_per_minute=entry.tokens_per_minute,
+        max_concurrent_requests=entry.max_concurrent_requests,
+        tokens_per_day=entry.tokens_per_day,
+        tokens_per_month=entry.tokens_per_month,
+    )
+
+
+def _sha256(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def _version_of(path: Path) -> tuple[int, int] | None:
+    """What changes with a file; None while it is not there."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino

@@ -1,0 +1,200 @@
+"""What each tenant has used, by day (UTC), kept in the database over restarts.
+
+Requests add to a count in memory, which is written every few seconds and in the end, so that a
+request costs no disk. Quotas are judged by what the database held at the last writing and this
+process's own since: with several API workers a tenant may go beyond its quota by what it uses
+on the others within that time, and after a crash the last seconds are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from server.store.database import Schema, StoreError, Tables
+
+FLUSH_S = 2.0
+_RETRY_S = 30.0
+_log = logging.getLogger(__name__)
+
+SCHEMA = Schema(
+    "usage",
+    (
+        """
+        CREATE TABLE usage (
+            tenant TEXT NOT NULL,
+            day TEXT NOT NULL,
+            requests INTEGER NOT NULL,
+            prompt_tokens INTEGER NOT NULL,
+            cached_tokens INTEGER NOT NULL,
+            output_tokens INTEGER NOT NULL,
+            PRIMARY KEY (tenant, day)
+        ) WITHOUT ROWID
+        """,
+    ),
+)
+_ADD = """
+    INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, day) DO UPDATE SET
+        requests = requests + excluded.requests,
+        prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+        cached_tokens = cached_tokens + excluded.cached_tokens,
+        output_tokens = output_tokens + excluded.output_tokens
+"""
+_SPENT = "SELECT tenant, day, prompt_tokens + output_tokens FROM usage WHERE day >= ?"
+
+
+@dataclass(frozen=True)
+class Used:
+    """An amount of work."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt's
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """What limits and quotas count."""
+        return self.prompt_tokens + self.output_tokens
+
+    def __add__(self, other: Used) -> Used:
+        return Used(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Tokens of a tenant in the present day and month, and how long these still last."""
+
+    day: int
+    month: int
+    day_left_s: float
+    month_left_s: float
+
+
+@dataclass(frozen=True)
+class DayOfUse:
+    """What a tenant used on one day."""
+
+    tenant: str
+    day: str  # 2026-01-31
+    used: Used
+
+
+class UsageBook:
+    """The counts of one process, and the database's as of the last writing.
+
+    Args:
+        tables: the database's, with ``SCHEMA``.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, tables: Tables, *, clock: Callable[[], float] = time.time) -> None:
+        self._tables = tables
+        self._clock = clock
+        self._pending: dict[tuple[str, str], Used] = {}  # by tenant and day; not written yet
+        self._writing: dict[tuple[str, str], Used] = {}
+        self._written: dict[str, dict[str, int]] = {}  # tokens by tenant and day of this month
+
+    # ------------------------------------------------------------ while requests are served
+
+    def add(self, tenant: str, used: Used) -> None:
+        """Count what a tenant has used."""
+        key = tenant, self._now().strftime("%Y-%m-%d")
+        self._pending[key] = self._pending.get(key, Used()) + used
+
+    def spent(self, tenant: str) -> Spent:
+        """The tokens of a tenant's day and month so far."""
+        now = self._now()
+        today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        day, month = f"{today:%Y-%m-%d}", f"{today:%Y-%m}"
+        by_day = [*self._written.get(tenant, {}).items()]
+        for unwritten in (self._pending, self._writing):
+            by_day += [(d, used.tokens) for (who, d), used in unwritten.items() if who == tenant]
+        next_month = (today.replace(day=1) + dt.timedelta(days=32)).replace(day=1)
+        return Spent(
+            day=sum(tokens for d, tokens in by_day if d == day),
+            month=sum(tokens for d, tokens in by_day if d.startswith(month)),
+            day_left_s=(today + dt.timedelta(days=1) - now).total_seconds(),
+            month_left_s=(next_month - now).total_seconds(),
+        )
+
+    # ------------------------------------------------------------ the database
+
+    async def load(self) -> None:
+        """Read what earlier processes wrote of this month. Raises StoreError."""
+        first = f"{self._now():%Y-%m}-01"
+        self._take(await self._tables.read(lambda db: db.execute(_SPENT, (first,)).fetchall()))
+
+    async def run(self) -> None:
+        """Write every few seconds, until cancelled."""
+        pause_s = FLUSH_S
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self.flush()
+                pause_s = FLUSH_S
+            except StoreError:  # it has been logged; nothing is lost but time
+                pause_s = _RETRY_S
+
+    async def flush(self) -> None:
+        """Write what is pending. Raises StoreError, and keeps it."""
+        if not self._pending or self._writing:
+            return
+        self._writing, self._pending = self._pending, {}
+        rows = [
+            (*key, used.requests, used.prompt_tokens, used.cached_tokens, used.output_tokens)
+            for key, used in self._writing.items()
+        ]
+        tenants = {tenant for tenant, _ in self._writing}
+        first = f"{self._now():%Y-%m}-01"
+
+        def write(db: sqlite3.Connection) -> list[tuple[str, str, int]]:
+            db.executemany(_ADD, rows)
+            found: list[tuple[str, str, int]] = []
+            for tenant in tenants:
+                found += db.execute(f"{_SPENT} AND tenant = ?", (first, tenant)).fetchall()
+            return found
+
+        try:
+            self._take(await self._tables.write(write))
+        except BaseException:
+            for key, used in self._writing.items():
+                self._pending[key] = self._pending.get(key, Used()) + used
+            raise
+        finally:
+            self._writing = {}
+
+    async def days(self, tenant: str | None, first: str, last: str) -> list[DayOfUse]:
+        """What was used from one day to another, both included; of everybody for None.
+
+        Raises:
+            StoreError: the database cannot be read.
+        """
+        await self.flush()
+        query = "SELECT * FROM usage WHERE day BETWEEN ? AND ?"
+        values = [first, last]
+        if tenant is not None:
+            query += " AND tenant = ?"
+            values.append(tenant)
+        query += " ORDER BY day, tenant"
+        rows = await self._tables.read(lambda db: db.execute(query, values).fetchall())
+        return [DayOfUse(who, day, Used(*counts)) for who, day, *counts in rows]
+
+    def _take(self, rows: Iterable[tuple[str, str, int]]) -> None:
+        by_tenant: dict[str, dict[str, int]] = {}
+        for tenant, day, tokens in rows:
+            by_tenant.setdefault(tenant, {})[day] = tokens
+        self._written.update(by_tenant)
+
+    def _now(self) -> dt.datetime:
+        return dt.datetime.fromtimestamp(self._clock(), dt.UTC)

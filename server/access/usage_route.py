@@ -1,0 +1,111 @@
+"""GET /v1/usage: what the owner of a key has used, and what is left of its quotas."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from msgspec import Struct
+from starlette.responses import Response
+
+from server.access.account import Account
+from server.access.caller import caller_of
+from server.access.usage import UsageBook
+from server.errors import ApiError, bad_field
+from server.openai.endpoint import json_response, state_of
+from server.openai.schema import describe
+
+router = APIRouter()
+_DEFAULT_DAYS = 31
+
+
+class DayUsage(Struct, kw_only=True):
+    """What one tenant used on one day (UTC)."""
+
+    object: Literal["usage.day"] = "usage.day"
+    tenant: str
+    date: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class QuotaLeft(Struct):
+    """What is left of a quota."""
+
+    limit: int
+    remaining: int
+    resets_in_s: int
+
+
+class UsageList(Struct, kw_only=True):
+    """The answer of /v1/usage."""
+
+    object: Literal["list"] = "list"
+    data: list[DayUsage]
+    tokens_per_day: QuotaLeft | None = None  # the caller's own
+    tokens_per_month: QuotaLeft | None = None
+
+
+@router.get(
+    "/v1/usage",
+    summary="What was used, by day",
+    openapi_extra=describe(None, UsageList, errors=(404,)),
+)
+async def read_usage(
+    request: Request,
+    start_date: Annotated[str | None, Query(description="First day, as 2026-01-31.")] = None,
+    end_date: Annotated[str | None, Query(description="Last day; today when left out.")] = None,
+    tenant: Annotated[
+        str | None, Query(description="Whose, or * for everybody's; others' for admins only.")
+    ] = None,
+) -> Response:
+    """Requests and tokens of each day, of the key's owner; with the scope admin, of anybody.
+
+    Only where there is a key file: other keys have no owners.
+    """
+    book = state_of(request).access.usage
+    if book is None:
+        raise ApiError(404, "Usage is counted by key, with --api-key-file only.")
+    caller = caller_of(request)
+    wanted = tenant if tenant is not None else (caller.tenant or "*")
+    if wanted != caller.tenant and "admin" not in caller.scopes:
+        raise ApiError(403, "Only keys with the scope 'admin' may see what others have used.")
+    last = _read_day("end_date", end_date) or dt.datetime.now(dt.UTC).date()
+    first = _read_day("start_date", start_date) or last - dt.timedelta(days=_DEFAULT_DAYS - 1)
+    days = await book.days(None if wanted == "*" else wanted, f"{first}", f"{last}")
+    own = _quotas(book, caller.account)
+    rows = [
+        DayUsage(
+            tenant=day.tenant,
+            date=day.day,
+            requests=day.used.requests,
+            prompt_tokens=day.used.prompt_tokens,
+            cached_tokens=day.used.cached_tokens,
+            completion_tokens=day.used.output_tokens,
+        )
+        for day in days
+    ]
+    return json_response(UsageList(data=rows, tokens_per_day=own[0], tokens_per_month=own[1]))
+
+
+def _quotas(book: UsageBook, account: Account) -> tuple[QuotaLeft | None, QuotaLeft | None]:
+    """What is left of the quotas of a day and of a month."""
+    limits, spent = account.limits, book.spent(account.name)
+    return (
+        _left(limits.tokens_per_day, spent.day, spent.day_left_s),
+        _left(limits.tokens_per_month, spent.month, spent.month_left_s),
+    )
+
+
+def _left(limit: int | None, used: int, left_s: float) -> QuotaLeft | None:
+    return None if limit is None else QuotaLeft(limit, max(0, limit - used), int(left_s))
+
+
+def _read_day(param: str, text: str | None) -> dt.date | None:
+    try:
+        return None if text is None else dt.date.fromisoformat(text)
+    except ValueError:
+        raise bad_field(param, "must be a day, as in 2026-01-31") from None
