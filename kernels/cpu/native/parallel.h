@@ -48,4 +48,47 @@ inline void parallel_items(int64_t count, bool is_small, Body body) {
   on_team(is_small ? 1 : std::min<int64_t>(omp_get_max_threads(), count), run);
 }
 
+// What a thread has still to do of its run of items: itself from the first, others from the last.
+class alignas(64) Run {
+ public:
+  void set(int64_t first, int64_t last) { span_ = uint64_t(first) << 32 | uint64_t(last); }
+  int64_t take_first() { return take(true); }
+  int64_t take_last() { return take(false); }
+
+ private:
+  // An item, or -1 when none is left.
+  int64_t take(bool first) {
+    uint64_t span = span_.load(std::memory_order_relaxed);
+    for (;;) {
+      const uint64_t begin = span >> 32, end = span & 0xFFFFFFFF;
+      if (begin >= end) return -1;
+      const uint64_t rest = first ? span + (uint64_t{1} << 32) : span - 1;
+      if (span_.compare_exchange_weak(span, rest, std::memory_order_relaxed))
+        return int64_t(first ? begin : end - 1);
+    }
+  }
+
+  std::atomic<uint64_t> span_{0};
+};
+
+// Calls body(item) for items that lie one after the other in memory: each thread walks along a run
+// of its own, and who is done takes items from the ends of the others' runs. Cores are not equally
+// quick, least of all those that are shared with somebody else.
+template <class Body>
+inline void parallel_runs(int64_t count, Body body) {
+  constexpr int64_t MOST = 64;  // runs; threads beyond these help
+  Run runs[MOST];
+  const int64_t threads = std::min<int64_t>(omp_get_max_threads(), count);
+  const int64_t num_runs = std::min(threads, MOST);
+  for (int64_t i = 0; i < num_runs; ++i)
+    runs[i].set(count * i / num_runs, count * (i + 1) / num_runs);
+  auto run = [&] {
+    const int64_t self = omp_get_thread_num() % num_runs;
+    for (int64_t item; (item = runs[self].take_first()) >= 0;) body(item);
+    for (int64_t i = 1; i < num_runs; ++i)
+      for (int64_t item; (item = runs[(self + i) % num_runs].take_last()) >= 0;) body(item);
+  };
+  on_team(threads, run);
+}
+
 }  // namespace quire

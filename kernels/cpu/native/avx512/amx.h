@@ -1,4 +1,9 @@
 // AMX: products of 16 x 64-byte tiles. Compiled in always, used where has_amx() says so.
+//
+// A block is up to 32 rows of activations by one panel of weights. Many rows are laid out in blocks
+// first, so that a tile is one unbroken kilobyte, as the panel's are nearly; where rows lie apart,
+// as a caller has them, each of a tile's 16 lines comes from another page. With tiles in the
+// second-level cache the unit is then busy most of the time, half of it otherwise.
 #pragma once
 
 #include "tiles.h"
@@ -7,6 +12,13 @@
 
 namespace quire {
 
+constexpr int64_t BLOCK_ROWS = 32;  // two tiles of 16
+constexpr int64_t STEP_BYTES = 64;  // of a row that one product takes in
+constexpr int64_t PANEL_STEP_BYTES = PANEL * STEP_BYTES;
+// Blocks that stay in a core's second-level cache of 2 MiB, beside two panels.
+constexpr int64_t CACHED_BLOCK_BYTES = 5 << 18;
+constexpr int64_t AHEAD_BYTES = 4096;  // of a panel that is read once: two steps
+
 // The layout of the tile registers: see the manual of ldtilecfg.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -14,55 +26,124 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-constexpr int64_t AHEAD_BYTES = 4096;  // of a panel, two steps
+// Where the rows of blocks lie: `row` bytes apart in a block, and `step` bytes from one step to the
+// next. Blocks follow one another: each has 32 * `row_bytes`.
+struct BlockLayout {
+  int64_t row, step, row_bytes;
 
-// One block of up to 32 rows by one panel: sums[32][32] = activations * panel.
+  static BlockLayout as_given(int64_t row_bytes) { return {row_bytes, STEP_BYTES, row_bytes}; }
+  static BlockLayout in_tiles(int64_t row_bytes) {
+    return {STEP_BYTES, BLOCK_ROWS * STEP_BYTES, row_bytes};
+  }
+  // Rows of one block are not read often enough to be laid out for it.
+  static BlockLayout of(int64_t rows, int64_t row_bytes) {
+    return rows <= BLOCK_ROWS ? as_given(row_bytes) : in_tiles(row_bytes);
+  }
+  // Of a row from its beginning: byte `at` of row `r`.
+  int64_t offset(int64_t r, int64_t at) const {
+    return r / BLOCK_ROWS * BLOCK_ROWS * row_bytes + r % BLOCK_ROWS * row +
+           at / STEP_BYTES * step + at % STEP_BYTES;
+  }
+};
+
+// Holds the matrix unit for blocks of activations by one panel.
 //
 // Registers: 0-3 hold the sums (upper left, upper right, lower left, lower right), 4-5 rows of
-// activations, 6-7 the halves of the panel. `step` multiplies two tiles into one.
+// activations, 6-7 the halves of the panel. `Step` multiplies two tiles into one.
 template <class Step>
-QUIRE_AMX inline void amx_block(const void* activations, int64_t row_bytes, int64_t rows,
-                                const void* weight, void* sums) {
-  const char* x = static_cast<const char*>(activations);
-  const char* panel = static_cast<const char*>(weight);
-  const int64_t upper = std::min<int64_t>(rows, 16), lower = rows - upper;
-  TileConfig config;
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = 64;
-    config.rows[i] = 16;
-  }
-  config.rows[0] = config.rows[1] = config.rows[4] = upper;
-  config.rows[2] = config.rows[3] = config.rows[5] = std::max<int64_t>(lower, 1);
-  // GCC's tile intrinsics do not say what memory they read: let nothing be held back from it.
-  __asm__ volatile("" ::: "memory");
-  _tile_loadconfig(&config);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  const char* below = x + 16 * row_bytes;
-  for (int64_t byte = 0; byte < row_bytes; byte += 64, panel += 16 * 128) {
-    // With few rows the weights' way from memory is all that takes time, and the processor alone
-    // fetches ahead of vector loads better than of tile loads: 5 to 8 % slower at one row.
-    for (int64_t line = 0; line < 16 * 128; line += 64)
-      _mm_prefetch(panel + AHEAD_BYTES + line, _MM_HINT_T0);
-    _tile_loadd(6, panel, 128);
-    _tile_loadd(7, panel + 64, 128);
-    _tile_loadd(4, x + byte, row_bytes);
-    Step::upper();
-    if (lower > 0) {
-      _tile_loadd(5, below + byte, row_bytes);
-      Step::lower();
+class BlockProducts {
+ public:
+  BlockProducts(const BlockLayout& layout, const void* weight)
+      : layout_(layout), panel_(static_cast<const char*>(weight)) {}
+  QUIRE_AMX ~BlockProducts() { _tile_release(); }
+  BlockProducts(const BlockProducts&) = delete;
+  BlockProducts& operator=(const BlockProducts&) = delete;
+
+  // sums[32][32] = a block of `rows` * panel. Meanwhile `num_lines` a step of what lies at `ahead`
+  // are fetched into the second-level cache, or, where it is null, the panel's own next lines into
+  // the first-level one: with few rows the weights' way from memory is all that takes time, and the
+  // processor alone fetches ahead of vector loads better than of tile loads.
+  QUIRE_AMX void multiply(const void* block, int64_t rows, const char* ahead, int64_t num_lines,
+                          void* sums) {
+    configure(rows);
+    const char *x = static_cast<const char*>(block), *panel = panel_;
+    const char* below = x + 16 * layout_.row;
+    // GCC's tile intrinsics do not say what memory they read: let nothing be held back from it.
+    __asm__ volatile("" ::: "memory");
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t byte = 0; byte < layout_.row_bytes; byte += STEP_BYTES) {
+      if (ahead) {
+        for (int64_t i = 0; i < num_lines; ++i, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+      } else {
+        for (int64_t line = 0; line < PANEL_STEP_BYTES; line += 64)
+          _mm_prefetch(panel + AHEAD_BYTES + line, _MM_HINT_T0);
+      }
+      _tile_loadd(6, panel, 128);
+      _tile_loadd(7, panel + 64, 128);
+      _tile_loadd(4, x, layout_.row);
+      if (rows > 16) {
+        _tile_loadd(5, below, layout_.row);
+        Step::upper();
+        Step::lower();
+      } else {
+        Step::upper();
+      }
+      panel += PANEL_STEP_BYTES, x += layout_.step, below += layout_.step;
     }
+    char* out = static_cast<char*>(sums);
+    _tile_stored(0, out, 128);
+    _tile_stored(1, out + 64, 128);
+    if (rows > 16) {
+      _tile_stored(2, out + 16 * 128, 128);
+      _tile_stored(3, out + 16 * 128 + 64, 128);
+    }
+    __asm__ volatile("" ::: "memory");
   }
-  char* out = static_cast<char*>(sums);
-  _tile_stored(0, out, 128);
-  _tile_stored(1, out + 64, 128);
-  if (lower > 0) {
-    _tile_stored(2, out + 16 * 128, 128);
-    _tile_stored(3, out + 16 * 128 + 64, 128);
+
+ private:
+  QUIRE_AMX void configure(int64_t rows) {
+    if (rows == configured_) return;
+    configured_ = rows;
+    const int64_t upper = std::min<int64_t>(rows, 16), lower = std::max<int64_t>(rows - upper, 1);
+    TileConfig config;
+    for (int i = 0; i < 8; ++i) {
+      config.row_bytes[i] = STEP_BYTES;
+      config.rows[i] = 16;
+    }
+    config.rows[0] = config.rows[1] = config.rows[4] = upper;
+    config.rows[2] = config.rows[3] = config.rows[5] = lower;
+    __asm__ volatile("" ::"r"(&config) : "memory");
+    _tile_loadconfig(&config);
   }
-  _tile_release();
+
+  const BlockLayout layout_;
+  const char* const panel_;
+  int64_t configured_ = 0;
+};
+
+// Calls body(row, count, sums) with sums[32][32] for each block of rows[begin to end] * a panel.
+// `blocks` are all rows, laid out so.
+template <class Step, class Body>
+void for_block_sums(const void* blocks, const BlockLayout& layout, int64_t begin, int64_t end,
+                    const void* weight, Body body) {
+  alignas(64) int32_t sums[BLOCK_ROWS * PANEL];  // or as many floats
+  const int64_t count = (end - begin + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  // The next panel follows this one. All blocks together fetch it, each its share.
+  const int64_t steps = layout.row_bytes / STEP_BYTES;
+  const int64_t lines = (PANEL_STEP_BYTES / 64 + count - 1) / count;
+  const char* next = static_cast<const char*>(weight) + steps * PANEL_STEP_BYTES;
+  BlockProducts<Step> products(layout, weight);
+  for (int64_t row = begin; row < end; row += BLOCK_ROWS) {
+    const int64_t rows = std::min(BLOCK_ROWS, end - row);
+    const char* ahead = count == 1 ? nullptr : next;
+    products.multiply(static_cast<const char*>(blocks) + layout.offset(row, 0), rows, ahead, lines,
+                      sums);
+    next += steps * lines * 64;
+    body(row, rows, sums);
+  }
 }
 
 struct StepBf16 {

@@ -8,9 +8,9 @@ extern "C" {
 // y[rows][outputs] = x[rows][inputs] * weight^T + bias; inputs is a multiple of 32.
 void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed, const float* bias,
                  bf16* y, int64_t outputs, bool amx) {
-  for_panels(rows, outputs, inputs * 2, [&](int64_t begin, int64_t end, int64_t panel) {
-    dense_panel(x, begin, end, inputs, packed + panel * PANEL * inputs, bias, y, outputs, panel,
-                amx);
+  const DenseRows all(x, rows, inputs, amx);
+  for_panels(rows, outputs, all.max_part(), [&](int64_t begin, int64_t end, int64_t panel) {
+    all.multiply(begin, end, packed + panel * PANEL * inputs, bias, y, outputs, panel);
   });
 }
 

@@ -12,7 +12,7 @@ using namespace quire;
 namespace {
 
 constexpr int64_t WORD = 8;         // inputs of a word
-constexpr int64_t IN_REGISTER = 2;  // up to so many rows, weights never leave the registers
+constexpr int64_t IN_REGISTER = 4;  // up to so many rows, weights never leave the registers
 
 struct Weight {
   const uint32_t* codes;  // [panels][inputs / 8][32]
@@ -113,17 +113,18 @@ void quire_int4(const bf16* x, int64_t rows, int64_t inputs, const uint32_t* cod
                 bf16* y, int64_t outputs, bool amx) {
   const Weight weight{codes, scales, levels, inputs, group};
   if (rows <= IN_REGISTER) {
-    for_panels(rows, outputs, inputs * 2, [&](int64_t, int64_t, int64_t panel) {
+    for_panels(rows, outputs, IN_REGISTER, [&](int64_t, int64_t, int64_t panel) {
       with_rows<IN_REGISTER>(
           rows, [&]<int ROWS>() { few_rows<ROWS>(x, weight, panel, bias, y, outputs); });
     });
     return;
   }
+  const DenseRows all(x, rows, inputs, amx);
   const Scratch<bf16> panels(omp_get_max_threads() * PANEL * inputs);
-  for_panels(rows, outputs, inputs * 2, [&](int64_t begin, int64_t end, int64_t panel) {
+  for_panels(rows, outputs, all.max_part(), [&](int64_t begin, int64_t end, int64_t panel) {
     bf16* dense = panels.get() + omp_get_thread_num() * PANEL * inputs;
     unpack(weight, panel, dense);
-    dense_panel(x, begin, end, inputs, dense, bias, y, outputs, panel, amx);
+    all.multiply(begin, end, dense, bias, y, outputs, panel);
   });
 }
 

@@ -21,9 +21,9 @@ inline __m512 widen(const bf16* x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
 
-// Rounds a row to codes; `inputs` is a multiple of 16. A row that is not finite has such a step, so
-// that its results are not finite either.
-Row quantise(const bf16* x, int64_t inputs, uint8_t* codes) {
+// Rounds a row to codes, of which 64 lie together and the next 64 `stride` behind them; `inputs` is a
+// multiple of 64. A row that is not finite has such a step, so that its results are not finite either.
+Row quantise(const bf16* x, int64_t inputs, uint8_t* codes, int64_t stride) {
   __m512 least = _mm512_setzero_ps(), most = least;  // zero has a code of its own
   __m512 taint = least;  // the sum of 0 * value, not a number where a value is not finite
   for (int64_t k = 0; k < inputs; k += 16) {
@@ -33,7 +33,7 @@ Row quantise(const bf16* x, int64_t inputs, uint8_t* codes) {
     taint = _mm512_fmadd_ps(_mm512_setzero_ps(), values, taint);
   }
   if (_mm512_cmp_ps_mask(taint, taint, _CMP_UNORD_Q)) {
-    std::fill_n(codes, inputs, uint8_t{0});
+    for (int64_t k = 0; k < inputs; k += 64, codes += stride) std::fill_n(codes, 64, uint8_t{0});
     return {std::numeric_limits<float>::quiet_NaN(), 0};
   }
   const float low = _mm512_reduce_min_ps(least), high = _mm512_reduce_max_ps(most);
@@ -45,7 +45,7 @@ Row quantise(const bf16* x, int64_t inputs, uint8_t* codes) {
     const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(widen(x + k), inverse));
     const __m512i whole = _mm512_max_epi32(_mm512_add_epi32(steps, shift), _mm512_setzero_si512());
     const __m128i bytes = _mm512_cvtusepi32_epi8(whole);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), bytes);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k / 64 * stride + k % 64), bytes);
   }
   return {step, zero};
 }
@@ -70,6 +70,40 @@ inline void int8_tile(const uint8_t* codes, int64_t inputs, const int8_t* panel,
       _mm512_store_si512(sums + r * PANEL + 16 * half, totals[r][half]);
 }
 
+// What turns a panel's sums into results.
+class Outputs {
+ public:
+  Outputs(const float* scales, const int32_t* totals, const float* bias, int64_t outputs,
+          int64_t panel)
+      : bias_(bias), outputs_(outputs), first_(panel * PANEL) {
+    for (int half = 0; half < 2; ++half) {
+      const __mmask16 mask = lanes(outputs, first_ + 16 * half);
+      scales_[half] = _mm512_maskz_loadu_ps(mask, scales + first_ + 16 * half);
+      totals_[half] = _mm512_maskz_loadu_epi32(mask, totals + first_ + 16 * half);
+    }
+  }
+
+  // y[count][outputs] at the panel, from sums[count][32] of rows that were rounded so.
+  void store(const int32_t* sums, const Row* rows, int64_t count, bf16* y) const {
+    for (int64_t r = 0; r < count; ++r, y += outputs_) {
+      const __m512i zero = _mm512_set1_epi32(rows[r].zero);
+      const __m512 step = _mm512_set1_ps(rows[r].step);
+      for (int half = 0; half < 2; ++half, sums += 16) {
+        const __m512i excess = _mm512_mullo_epi32(totals_[half], zero);
+        const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums), excess));
+        quire::store(_mm512_mul_ps(exact, _mm512_mul_ps(scales_[half], step)), bias_, y, outputs_,
+                     first_ + 16 * half);
+      }
+    }
+  }
+
+ private:
+  __m512 scales_[2];
+  __m512i totals_[2];
+  const float* bias_;
+  const int64_t outputs_, first_;
+};
+
 }  // namespace
 
 extern "C" {
@@ -78,35 +112,29 @@ extern "C" {
 void quire_int8(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packed,
                 const float* scales, const int32_t* totals, const float* bias, bf16* y,
                 int64_t outputs, bool amx) {
-  const Scratch<uint8_t> codes(rows * inputs);
+  const auto layout = amx ? BlockLayout::of(rows, inputs) : BlockLayout::as_given(inputs);
+  const Scratch<uint8_t> codes((rows + 31) / 32 * 32 * inputs);
   const Scratch<Row> told(rows);
-#pragma omp parallel for if (rows > 4)
-  for (int64_t r = 0; r < rows; ++r)
-    told.get()[r] = quantise(x + r * inputs, inputs, codes.get() + r * inputs);
-
-  for_panels(rows, outputs, inputs, [&](int64_t begin, int64_t end, int64_t panel) {
-    alignas(64) int32_t sums[MATRIX_ROWS * PANEL];
+  parallel_rows(rows, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      told.get()[r] = quantise(x + r * inputs, inputs, codes.get() + layout.offset(r, 0), layout.step);
+  });
+  const int64_t max_part = rows_in(amx ? CACHED_BLOCK_BYTES : CACHED_BYTES, inputs);
+  for_panels(rows, outputs, max_part, [&](int64_t begin, int64_t end, int64_t panel) {
     const int8_t* weight = packed + panel * PANEL * inputs;
-    for_tiles(begin, end, amx ? MATRIX_ROWS : VECTOR_ROWS, [&](int64_t row, int64_t count) {
-      const uint8_t* code = codes.get() + row * inputs;
-      if (amx)
-        amx_block<StepInt8>(code, inputs, count, weight, sums);
-      else
-        with_rows<VECTOR_ROWS>(count,
-                               [&]<int ROWS>() { int8_tile<ROWS>(code, inputs, weight, sums); });
-      for (int64_t first = panel * PANEL, half = 0; half < 2; ++half, first += 16) {
-        const __mmask16 mask = lanes(outputs, first);
-        const __m512 scale = _mm512_maskz_loadu_ps(mask, scales + first);
-        const __m512i total = _mm512_maskz_loadu_epi32(mask, totals + first);
-        for (int64_t r = 0; r < count; ++r) {
-          const Row& of = told.get()[row + r];
-          const __m512i excess = _mm512_mullo_epi32(total, _mm512_set1_epi32(of.zero));
-          const __m512i sum = _mm512_load_si512(sums + r * PANEL + 16 * half);
-          const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, excess));
-          const __m512 step = _mm512_mul_ps(scale, _mm512_set1_ps(of.step));
-          store(_mm512_mul_ps(exact, step), bias, y + (row + r) * outputs, outputs, first);
-        }
-      }
+    const Outputs to(scales, totals, bias, outputs, panel);
+    if (amx) {
+      const auto keep = [&](int64_t row, int64_t count, const void* sums) {
+        to.store(static_cast<const int32_t*>(sums), told.get() + row, count, y + row * outputs);
+      };
+      return for_block_sums<StepInt8>(codes.get(), layout, begin, end, weight, keep);
+    }
+    alignas(64) int32_t sums[VECTOR_ROWS * PANEL];
+    for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
+      with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
+        int8_tile<ROWS>(codes.get() + row * inputs, inputs, weight, sums);
+      });
+      to.store(sums, told.get() + row, count, y + row * outputs);
     });
   });
 }

@@ -12,11 +12,12 @@
 #pragma once
 
 #include <immintrin.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+
+#include "parallel.h"
 
 namespace quire {
 
@@ -24,8 +25,7 @@ using bf16 = uint16_t;
 
 constexpr int64_t PANEL = 32;        // outputs of a panel: two vectors of 16 floats
 constexpr int64_t VECTOR_ROWS = 12;  // rows of a vector tile: 24 sums, 2 weights, 1 activation
-constexpr int64_t MATRIX_ROWS = 32;  // rows of an AMX tile block: two tiles of 16
-constexpr int64_t CACHED_BYTES = 1 << 20;  // activations that stay in a core's second-level cache
+constexpr int64_t CACHED_BYTES = 1 << 20;  // of rows that stay in a core's second-level cache
 
 inline float to_float(bf16 value) {
   const uint32_t bits = uint32_t{value} << 16;
@@ -36,21 +36,24 @@ inline float to_float(bf16 value) {
 
 bool has_amx();  // the processor has AMX, and the kernel lets this process use it
 
-// Calls body(begin, end, panel) for blocks of rows by panels, each thread on its own run of panels.
-// The `row_bytes` of a block's rows fit the cache, so that a panel is read from memory once for
-// many rows, and the rows once for many panels.
+// Calls body(begin, end, panel) for parts of the rows by panels. The rows of a part, at most
+// `max_rows`, stay in the cache, so that a panel is read from memory once for many rows, and the
+// rows once for many panels.
 template <class Body>
-void for_panels(int64_t rows, int64_t outputs, int64_t row_bytes, Body body) {
+void for_panels(int64_t rows, int64_t outputs, int64_t max_rows, Body body) {
+  if (rows == 0) return;
   const int64_t panels = (outputs + PANEL - 1) / PANEL;
-  const int64_t block = std::max<int64_t>(3, CACHED_BYTES / row_bytes / 32) * 32;
-#pragma omp parallel
-  {
-    const int64_t team = omp_get_num_threads(), self = omp_get_thread_num();
-    const int64_t first = panels * self / team, last = panels * (self + 1) / team;
-    for (int64_t begin = 0; begin < rows; begin += block)
-      for (int64_t panel = first; panel < last; ++panel)
-        body(begin, std::min(rows, begin + block), panel);
-  }
+  const int64_t num_parts = (rows + max_rows - 1) / max_rows;
+  const int64_t part = ((rows + num_parts - 1) / num_parts + 31) / 32 * 32;
+  parallel_runs(num_parts * panels, [&](int64_t item) {
+    const int64_t begin = item / panels * part;
+    body(begin, std::min(rows, begin + part), item % panels);
+  });
+}
+
+// Rows of so many bytes that stay in a cache of so many, a multiple of 32.
+inline int64_t rows_in(int64_t cache_bytes, int64_t row_bytes) {
+  return std::max<int64_t>(3, cache_bytes / row_bytes / 32) * 32;
 }
 
 // Calls body(row, count) for tiles of nearly equal height: 13 rows are 7 + 6, not 12 + 1.
@@ -83,17 +86,15 @@ class Scratch {
 template <class T, class Read, class Body>
 void for_panel_rows(int64_t outputs, int64_t inputs, Read read, Body body) {
   const int64_t panels = (outputs + PANEL - 1) / PANEL;
-#pragma omp parallel
-  {
+  parallel_rows(panels, 1, [&](int64_t first, int64_t last) {
     const Scratch<T> rows(PANEL * inputs);
-#pragma omp for
-    for (int64_t panel = 0; panel < panels; ++panel) {
+    for (int64_t panel = first; panel < last; ++panel) {
       std::fill_n(rows.get(), PANEL * inputs, T{0});
       const int64_t end = std::min(outputs, (panel + 1) * PANEL);
       for (int64_t n = panel * PANEL; n < end; ++n) read(n, rows.get() + n % PANEL * inputs);
       body(panel, rows.get());
     }
-  }
+  });
 }
 
 // The same, laid out as [outputs / 32][inputs / GROUP][32][GROUP].
