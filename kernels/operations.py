@@ -51,6 +51,10 @@ class Operations(Protocol):
         """See ``kernels.reference.layers``."""
         ...
 
+    def gelu_mul(self, gate_up: torch.Tensor, /) -> torch.Tensor:
+        """See ``kernels.reference.fused``."""
+        ...
+
     def build_inputs(
         self,
         rows: StepRows,

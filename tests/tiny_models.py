@@ -25,6 +25,10 @@ _SHAPE = {
 }
 
 
+_ABSENT = object()  # a key of the shape that a family does not have
+_LAYER_NORM = {"rms_norm_eps": _ABSENT, "layer_norm_eps": 1e-4}
+
+
 def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
 
@@ -77,6 +81,108 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "SmolLM3Config",
         {"no_rope_layer_interval": 2, "pad_token_id": 0},
     ),
+    "gemma": ("GemmaConfig", {"head_dim": 16, "pad_token_id": 0}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 9,
+            "sliding_window": 12,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 4.0,
+            "pad_token_id": 0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 9,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "linear",
+                    "factor": 4.0,
+                    "rope_theta": 100000.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "pad_token_id": 0,
+        },
+    ),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "phi3": ("Phi3Config", {"sliding_window": 12, "pad_token_id": 0}),
+    "phi4_mini": (
+        "Phi3Config",
+        {
+            "head_dim": 8,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.2],
+                "long_factor": [1.0, 2.0, 3.0],
+            },
+            "pad_token_id": 0,
+        },
+    ),
+    "olmo2": ("Olmo2Config", {"pad_token_id": 0}),
+    "stablelm": ("StableLmConfig", {"use_qkv_bias": True, **_LAYER_NORM}),
+    "stablelm_parallel": (
+        "StableLmConfig",
+        {
+            "use_parallel_residual": True,
+            **_LAYER_NORM,
+            **_rope("default", partial_rotary_factor=0.5),
+        },
+    ),
+    "gpt2": (
+        "GPT2Config",
+        {
+            **dict.fromkeys(_SHAPE, _ABSENT),
+            **{"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 128, "n_inner": 80},
+            **{"vocab_size": 160, "bos_token_id": 1, "eos_token_id": 2},
+        },
+    ),
+    "gpt_neox": (
+        "GPTNeoXConfig",
+        {
+            **_LAYER_NORM,
+            "num_key_value_heads": _ABSENT,
+            **_rope("default", partial_rotary_factor=0.25),
+        },
+    ),
+    "gpt_neox_serial": (
+        "GPTNeoXConfig",
+        {
+            **_LAYER_NORM,
+            "num_key_value_heads": _ABSENT,
+            "use_parallel_residual": False,
+            **_rope("default", partial_rotary_factor=0.5),
+        },
+    ),
+    "cohere": ("CohereConfig", {**_LAYER_NORM, "logit_scale": 0.3, "pad_token_id": 0}),
+    "cohere2": (
+        "Cohere2Config",
+        {
+            **_LAYER_NORM,
+            "head_dim": 16,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "pad_token_id": 0,
+        },
+    ),
 }
 
 
@@ -86,14 +192,17 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
     import transformers
 
     config_class, differences = KINDS[kind]
-    config = getattr(transformers, config_class)(**{**_SHAPE, **differences, **changes})
+    keys = {**_SHAPE, **differences, **changes}
+    config = getattr(transformers, config_class)(
+        **{key: value for key, value in keys.items() if value is not _ABSENT}
+    )
     config._attn_implementation = "eager"
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
         for name, parameter in model.named_parameters():
             # Norms away from one, biases away from zero, scores far enough apart to be chosen by.
-            is_norm = "norm" in name
+            is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
     return model.eval()
 

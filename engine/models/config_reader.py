@@ -121,6 +121,10 @@ class ConfigReader:
         if given != value:
             raise self.error(key, f"is {given!r:.80}; only {value!r} is supported")
 
+    def ignore(self, key: str) -> None:
+        """The key changes nothing about inference in this family, whatever it says."""
+        self._unread.discard(key)
+
     def refuse(self, key: str, why: str) -> None:
         """The key must be absent, null, false or empty."""
         if self._take(key, None):

@@ -1,33 +1,27 @@
 """The decoder: one for all families, made from a spec and its weights.
 
-    embedding ─► norm ─► [ attention ─ + ─ norm ─ gated MLP ─ + ─ norm ] x layers ─► logits
+    embedding ─► [ attention ─ MLP ] x layers ─► norm ─► logits
 
-The sum and the norm behind it are one operation, so a layer ends with the norm of the next one.
-Nothing of a step is kept here: what a forward pass needs comes in its arguments.
+``block.py`` says what a layer does and how layers hang together. Nothing of a step is kept here:
+what a forward pass needs comes in its arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch.nn import functional
 
-from engine.models.modules import Layer, Modules
+from engine.models.block import Block, Rotation, StepState, Walk
+from engine.models.modules import Modules
+from engine.models.norms import bind_norm
 from engine.models.rope import inverse_frequencies
 from engine.models.spec import DecoderSpec
 from kernels.attention import LayerCache
 from kernels.operations import Kernels
 
-
-@dataclass(frozen=True, slots=True)
-class StepState:
-    """What the layers of one step share."""
-
-    attention: Any  # the backend's plan
-    slot_mapping: torch.Tensor  # [num_tokens] int64: where each token's keys and values go
-    rotation: tuple[torch.Tensor, torch.Tensor]  # cosines and sines of the tokens' positions
+__all__ = ["Decoder", "StepState"]
 
 
 class Decoder:
@@ -48,19 +42,24 @@ class Decoder:
         max_model_len: int,
     ) -> None:
         self.spec = spec
-        self._attention, self._operations = kernels
+        self._operations = kernels.operations
         self._modules = modules
-        # The norm behind each layer: the next layer's, and after the last the model's own.
-        norms = (*(layer.attention_norm for layer in modules.layers[1:]), modules.norm)
-        self._layers = tuple(zip(modules.layers, norms, strict=True))
-        frequencies, self._rope_scale = inverse_frequencies(
-            spec.rope, spec.head_dim, spec.max_position_embeddings, max_model_len
-        )
-        self._frequencies = frequencies.to(modules.norm.device)
+        weight = modules.norm.weight
+        # As a tensor of the model's dtype would hold it: checkpoints were trained with that.
+        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=weight.dtype).item()
+        blocks = [Block(spec, layer, kernels) for layer in modules.layers]
+        self._walk = Walk(spec, blocks, bind_norm(spec.norm, modules.norm, self._operations))
+        self._ropes: list[tuple[torch.Tensor, float, int | None]] = []
+        for rope in spec.ropes:
+            frequencies, scale = inverse_frequencies(
+                rope, spec.head_dim, spec.max_position_embeddings, max_model_len
+            )
+            turned = None if rope.num_dims is None else rope.num_dims // 2
+            self._ropes.append((frequencies.to(weight.device), scale, turned))
 
-    def rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotations(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
         """Cosines and sines of a step's positions, for its ``StepState``."""
-        return self._operations.rope_tables(positions, self._frequencies, self._rope_scale)
+        return tuple(self._rotation(positions, *rope) for rope in self._ropes)
 
     def forward(
         self,
@@ -80,37 +79,28 @@ class Decoder:
         Returns:
             [num_wanted or num_tokens, hidden_size], ready for ``logits``.
         """
-        do, eps = self._operations, self.spec.norm_eps
-        residual = self._modules.embed(input_ids)
-        normed = do.rms_norm(residual, self._modules.layers[0].attention_norm, eps)
-        last = self._modules.layers[-1]
-        for (layer, next_norm), cache in zip(self._layers, caches, strict=True):
-            attended = self._attend(layer, normed, state, cache)
-            if layer is last and wanted is not None:
-                # Once the last keys and values are stored, no token needs the others' results.
-                residual = residual.index_select(0, wanted)
-                attended = attended.index_select(0, wanted)
-            normed = do.add_rms_norm(layer.output(attended), residual, layer.mlp_norm, eps)
-            inner = do.silu_mul(layer.gate_up(normed))
-            normed = do.add_rms_norm(layer.down(inner), residual, next_norm, eps)
-        return normed
+        x = self._modules.embed(input_ids)
+        if self._modules.positions is not None:
+            x = x + functional.embedding(state.positions, self._modules.positions)
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
+        return self._walk(x, state, caches, wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of the next token: [rows, hidden_size] -> [rows, vocab_size] float32."""
-        return self._modules.head(hidden).float()
+        logits = self._modules.head(hidden).float()
+        if self.spec.logit_scale != 1.0:
+            logits = logits.mul_(self.spec.logit_scale)
+        cap = self.spec.logit_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def _attend(
-        self, layer: Layer, normed: torch.Tensor, state: StepState, cache: LayerCache
-    ) -> torch.Tensor:
-        """Store keys and values; [num_tokens, hidden_size] -> [num_tokens, query_size]."""
-        spec = self.spec
-        query = self._operations.norm_rope_store(
-            layer.qkv(normed).view(-1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim),
-            layer.qk_norm,
-            spec.norm_eps,
-            state.rotation if layer.has_rope else None,
-            cache,
-            state.slot_mapping,
-        )
-        attended = self._attention.forward(state.attention, layer.attention, query, cache)
-        return attended.view(-1, spec.query_size)
+    def _rotation(
+        self, positions: torch.Tensor, frequencies: torch.Tensor, scale: float, turned: int | None
+    ) -> Rotation:
+        if turned is None or scale == 1.0:
+            return self._operations.rope_tables(positions, frequencies, scale)
+        # Dimensions that are not rotated are not scaled either.
+        cos, sin = self._operations.rope_tables(positions, frequencies, 1.0)
+        cos[..., :turned] *= scale
+        sin[..., :turned] *= scale
+        return cos, sin

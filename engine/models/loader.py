@@ -80,18 +80,22 @@ class _CheckpointWeights(Weights):
         on_progress: LoadProgress | None,
     ) -> None:
         super().__init__(parameters(spec), dtype, device, on_progress)
-        self._places: dict[str, list[tuple[Header, TensorEntry, int]]] = {}
+        self._spec = spec
+        self._places: dict[str, list[tuple[Header, TensorEntry, Target]]] = {}
         for header, entry, target in _assign(spec, headers, self._wanted):
-            place = (header, entry, target.part)
-            self._places.setdefault(target.parameter, []).append(place)
+            self._places.setdefault(target.parameter, []).append((header, entry, target))
 
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         told = ""
-        for header, entry, part in self._places[name]:
-            begin = sum(parameter.parts[:part])
+        for header, entry, target in self._places[name]:
+            part = tensor[parameter.rows(target.part)]  # contiguous: they lie along dimension 0
             with header.path.open("rb") as file:
-                # Contiguous, as parts lie along dimension 0.
-                read_into(file, entry, tensor[begin : begin + parameter.parts[part]])
+                if target.layout is None:
+                    read_into(file, entry, part)
+                else:
+                    stored = torch.empty(entry.shape, dtype=self._dtype, device=self._device)
+                    read_into(file, entry, stored)
+                    part.copy_(target.layout.arrange(self._spec, stored))
             told = f"loading {header.path.name}"
         return told
 
@@ -176,6 +180,8 @@ def _assign(
                     f"{spec.architecture} model with this config.json, or comes twice"
                 )
             shape = wanted[target.parameter].part_shape(target.part)
+            if target.layout is not None:
+                shape = target.layout.stored_shape(shape)
             if entry.shape != shape:
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name}' has shape {list(entry.shape)}, "

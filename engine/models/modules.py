@@ -15,23 +15,29 @@ from torch.nn import functional
 
 from engine.models.linear import Head, Linear, LinearMethod
 from engine.models.loader import Weights
+from engine.models.norms import NormWeights
+from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec
 from kernels.attention import LayerAttention
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. Its last norm is that of the layer behind it."""
+    """One layer. Norms that the model's placement does not have are None."""
 
     attention: LayerAttention
-    has_rope: bool
-    attention_norm: torch.Tensor
+    rope: int | None  # which of the model's rotary embeddings; None: no position embedding
+    attention_norm: NormWeights | None
     qkv: Linear
     qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    wide_query_norm: NormWeights | None  # [query_size]
+    wide_key_norm: NormWeights | None  # [kv_size]
     output: Linear
-    mlp_norm: torch.Tensor
-    gate_up: Linear
+    attention_after: NormWeights | None
+    mlp_norm: NormWeights | None
+    gate_up: Linear  # without its gate where the MLP has none
     down: Linear
+    mlp_after: NormWeights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +45,9 @@ class Modules:
     """All that is loaded of a model."""
 
     embed: Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, hidden_size]
+    positions: torch.Tensor | None  # [max_position_embeddings, hidden_size], where learned
     layers: tuple[Layer, ...]
-    norm: torch.Tensor
+    norm: NormWeights
     head: Head
     num_bytes: int
 
@@ -52,44 +59,87 @@ def make_modules(spec: DecoderSpec, weights: Weights, method: LinearMethod) -> M
         ModelLoadError: they cannot be read, or the device has no room for them.
     """
     layers = tuple(_make_layer(spec, weights, method, i) for i in range(spec.num_layers))
-    norm = weights["norm"]
-    num_bytes = norm.nbytes + sum(_layer_bytes(layer) for layer in layers)
+    norm = _norm(spec, weights, "norm")
+    assert norm is not None
+    positions = weights.get("positions")
+    num_bytes = norm.num_bytes + sum(_layer_bytes(layer) for layer in layers)
+    num_bytes += 0 if positions is None else positions.nbytes
     embedding = weights["embedding"]
     if spec.tie_word_embeddings:
         head = method.make_head(embedding)
-        return Modules(head.rows, layers, norm, head, num_bytes + head.num_bytes)
+        return Modules(head.rows, positions, layers, norm, head, num_bytes + head.num_bytes)
     head = method.make_head(weights["head"])
     embed = partial(functional.embedding, weight=embedding)
-    return Modules(embed, layers, norm, head, num_bytes + head.num_bytes + embedding.nbytes)
+    num_bytes += head.num_bytes + embedding.nbytes
+    return Modules(embed, positions, layers, norm, head, num_bytes)
 
 
 def _make_layer(spec: DecoderSpec, weights: Weights, method: LinearMethod, i: int) -> Layer:
     def linear(name: str) -> Linear:
         return method.make(weights[f"{i}.{name}.weight"], weights.get(f"{i}.{name}.bias"))
 
-    qk_norm = None
-    if spec.qk_norm:
-        query_norm = weights[f"{i}.query_norm"].expand(spec.num_heads, -1)
-        key_norm = weights[f"{i}.key_norm"].expand(spec.num_kv_heads, -1)
-        qk_norm = torch.cat((query_norm, key_norm))
+    def norm(name: str) -> NormWeights | None:
+        return _norm(spec, weights, f"{i}.{name}")
+
+    layer = spec.layers[i]
     return Layer(
-        attention=LayerAttention(
-            spec.attention_scale, spec.layers[i].window, spec.attention_softcap
-        ),
-        has_rope=spec.layers[i].rope,
-        attention_norm=weights[f"{i}.attention_norm"],
-        qkv=linear("qkv"),
-        qk_norm=qk_norm,
+        attention=LayerAttention(spec.score_scale, layer.window, spec.attention_softcap),
+        rope=int(layer.local_rope) if layer.rope and spec.rope else None,
+        attention_norm=norm("attention_norm"),
+        qkv=method.make(*_query_key_value(spec, weights, i)),
+        qk_norm=_head_norms(spec, weights, i) if spec.qk_norm else None,
+        wide_query_norm=norm("query_norm") if spec.wide_qk_norm else None,
+        wide_key_norm=norm("key_norm") if spec.wide_qk_norm else None,
         output=linear("output"),
-        mlp_norm=weights[f"{i}.mlp_norm"],
+        attention_after=norm("attention_after"),
+        mlp_norm=norm("mlp_norm"),
         gate_up=linear("gate_up"),
         down=linear("down"),
+        mlp_after=norm("mlp_after"),
     )
+
+
+def _query_key_value(
+    spec: DecoderSpec, weights: Weights, i: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The fused projection, its queries' and keys' dimensions in the order the kernels rotate."""
+    weight, bias = weights[f"{i}.qkv.weight"], weights.get(f"{i}.qkv.bias")
+    order = rotary_order(spec)
+    if order is not None:
+        rows = spec.query_size + spec.kv_size
+        for tensor in (weight, bias):
+            if tensor is not None:
+                heads = tensor[:rows].unflatten(0, (-1, spec.head_dim))
+                heads.copy_(heads[:, order.to(tensor.device)])
+    return weight, bias
+
+
+def _head_norms(spec: DecoderSpec, weights: Weights, i: int) -> torch.Tensor:
+    """Of each head's query and key, [num_heads + num_kv_heads, head_dim]."""
+    query, key = (_norm(spec, weights, f"{i}.{name}") for name in ("query_norm", "key_norm"))
+    assert query is not None
+    assert key is not None
+    norms = torch.cat(
+        (query.weight.expand(spec.num_heads, -1), key.weight.expand(spec.num_kv_heads, -1))
+    )
+    order = rotary_order(spec)
+    return norms if order is None else norms[:, order.to(norms.device)].contiguous()
+
+
+def _norm(spec: DecoderSpec, weights: Weights, name: str) -> NormWeights | None:
+    weight = weights.get(name)
+    if weight is None:
+        return None
+    if spec.norm.offset:
+        weight += spec.norm.offset
+    return NormWeights(weight, weights.get(f"{name}.bias"))
 
 
 def _layer_bytes(layer: Layer) -> int:
-    norms = (layer.attention_norm, layer.mlp_norm, layer.qk_norm)
-    linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
-    return sum(norm.nbytes for norm in norms if norm is not None) + sum(
-        linear.num_bytes for linear in linears
+    parts: tuple[NormWeights | Linear | None, ...] = (
+        *(layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after),
+        *(layer.wide_query_norm, layer.wide_key_norm),
+        *(layer.qkv, layer.output, layer.gate_up, layer.down),
     )
+    num_bytes = sum(part.num_bytes for part in parts if part is not None)
+    return num_bytes + (0 if layer.qk_norm is None else layer.qk_norm.nbytes)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn import functional
 
 from engine.models.spec import (
+    DecoderSpec,
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
@@ -31,8 +33,40 @@ def inverse_frequencies(
         max_model_len: longest context served; it decides for the kinds that depend on length.
 
     Returns:
-        [head_dim / 2] float32 and the attention factor.
+        [head_dim / 2] float32 and the attention factor. Pairs of dimensions that are not rotated
+        come last, with a frequency of 0.
     """
+    turned = rope.num_dims or head_dim
+    frequencies, factor = _frequencies(rope, turned, trained_context, max_model_len)
+    return functional.pad(frequencies, (0, (head_dim - turned) // 2)), factor
+
+
+def rotary_order(spec: DecoderSpec) -> torch.Tensor | None:
+    """The order of a head's dimensions in which the kernels rotate them: i against i + d / 2.
+
+    Scores are sums over the dimensions of queries and keys, so one order of both is as good as
+    another: the loaded rows are put into this one, and no kernel knows of other layouts.
+
+    Returns:
+        [head_dim] int64, the dimension of the checkpoint that comes to each place; None where
+        they lie in this order already.
+    """
+    if spec.rope is None:
+        return None
+    turned = spec.rope.num_dims or spec.head_dim
+    if turned == spec.head_dim and not spec.rope.interleaved:
+        return None
+    rotated, kept = torch.arange(turned), torch.arange(turned, spec.head_dim)
+    first, second = rotated.view(2, -1)
+    if spec.rope.interleaved:
+        first, second = rotated.view(-1, 2).T
+    kept_first, kept_second = kept.view(2, -1)
+    return torch.cat((first, kept_first, second, kept_second))
+
+
+def _frequencies(
+    rope: RopeSpec, head_dim: int, trained_context: int, max_model_len: int
+) -> tuple[torch.Tensor, float]:
     scaling = rope.scaling
     if isinstance(scaling, DynamicScaling):
         base = _dynamic_base(rope.theta, scaling, head_dim, trained_context, max_model_len)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,13 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding over all of ``head_dim``."""
+    """Rotary position embedding. Halves of a head are rotated against each other, or with
+    ``interleaved`` neighbouring dimensions; with ``num_dims`` only a head's first ones."""
 
     theta: float
     scaling: RopeScaling | None = None
+    num_dims: int | None = None  # even; None: all of head_dim
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,11 +86,32 @@ class LayerSpec:
 
     window: int | None = None  # positions seen, the token's own included; None: all
     rope: bool = True  # False: no position embedding in this layer (NoPE)
+    local_rope: bool = False  # by the model's other frequencies, of its windowed layers
+
+
+# Where a layer's norms stand, x being the residual stream:
+#   pre:      x += attention(norm(x));        x += mlp(norm(x))            Llama
+#   post:     x += norm(attention(x));        x += norm(mlp(x))            OLMo 2
+#   sandwich: x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))      Gemma 2
+#   parallel: x += attention(norm(x)) + mlp(norm(x))                       GPT-NeoX, Cohere
+Placement = Literal["pre", "post", "sandwich", "parallel"]
+NormKind = Literal["rms", "layer"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """How all norms of a model are computed."""
+
+    eps: float
+    kind: NormKind = "rms"
+    bias: bool = False
+    offset: float = 0.0  # added to the weights as they are stored (Gemma: 1)
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder of the Llama kind: pre-norm, rotary positions, gated MLP with SiLU."""
+    """A decoder. The defaults are Llama's: pre-norm, rotary positions, gated MLP with SiLU."""
 
     architecture: str  # Hugging Face model_type
     vocab_size: int
@@ -96,15 +121,26 @@ class DecoderSpec:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    norm_eps: float
-    rope: RopeSpec
+    norm: NormSpec
+    rope: RopeSpec | None  # None: positions are learned, and added to the embeddings
     layers: tuple[LayerSpec, ...]
+    local_rope: RopeSpec | None = None
+    placement: Placement = "pre"
+    shared_norm: bool = False  # parallel: attention and MLP read the same norm
+    activation: Activation = "silu"
+    gated: bool = True  # False: one projection and the activation, no gate
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
+    wide_qk_norm: bool = False  # RMS norm over all query heads together, and over all key heads
     attention_softcap: float | None = None
+    attention_scale: float | None = None  # of the scores; None: head_dim ** -0.5
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add to the residual stream
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None  # c * tanh(x / c)
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str | None = None  # as config.json tells it
 
@@ -114,9 +150,24 @@ class DecoderSpec:
         return len(self.layers)
 
     @property
-    def attention_scale(self) -> float:
-        """What scores are multiplied by."""
-        return self.head_dim**-0.5
+    def score_scale(self) -> float:
+        """What attention scores are multiplied by."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def has_input_norms(self) -> bool:
+        """Whether attention and MLP read norms."""
+        return self.placement != "post"
+
+    @property
+    def has_output_norms(self) -> bool:
+        """Whether what attention and MLP give is normed before it is added."""
+        return self.placement in ("post", "sandwich")
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """The rotary embeddings that its layers choose from: the model's, and the local one."""
+        return tuple(rope for rope in (self.rope, self.local_rope) if rope is not None)
 
     @property
     def query_size(self) -> int:
@@ -136,7 +187,7 @@ class DecoderSpec:
     @property
     def default_context(self) -> int:
         """Longest context that is served without being asked for, in tokens."""
-        scaling = self.rope.scaling
+        scaling = self.rope.scaling if self.rope else None
         if isinstance(scaling, DynamicScaling):
             return self.max_position_embeddings
         return self.longest_context
@@ -144,7 +195,7 @@ class DecoderSpec:
     @property
     def longest_context(self) -> int:
         """Longest context the position embedding is made for, in tokens."""
-        scaling, trained = self.rope.scaling, self.max_position_embeddings
+        scaling, trained = self.rope.scaling if self.rope else None, self.max_position_embeddings
         if isinstance(scaling, LinearScaling | DynamicScaling):
             return int(trained * scaling.factor)
         if isinstance(scaling, YarnScaling):

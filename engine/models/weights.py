@@ -1,4 +1,4 @@
-"""Where every tensor of a checkpoint goes: tables, not code.
+"""The parameters of a decoder, and where every tensor of a checkpoint goes.
 
 A *parameter* is a tensor of the decoder, named here; a *part* is the slice of its first
 dimension that one checkpoint tensor fills. Fused projections have several parts.
@@ -11,49 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.models.layouts import Layout
+from engine.models.names import rules_of
 from engine.models.spec import DecoderSpec
 
-
-class Rule(NamedTuple):
-    """Checkpoint tensors whose names match ``pattern`` fill a part of a parameter.
-
-    ``{i}`` in the pattern stands for the layer's number, and in the parameter is replaced by it.
-    """
-
-    pattern: str
-    parameter: str
-    part: int = 0
-
-
-_LAYER = "model.layers.{i}."
-
-# Llama's names, which all families read here share.
-RULES: tuple[Rule, ...] = (
-    Rule("model.embed_tokens.weight", "embedding"),
-    Rule("model.norm.weight", "norm"),
-    Rule("lm_head.weight", "head"),
-    Rule(_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
-    Rule(_LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
-    Rule(_LAYER + "self_attn.k_proj.weight", "{i}.qkv.weight", 1),
-    Rule(_LAYER + "self_attn.v_proj.weight", "{i}.qkv.weight", 2),
-    Rule(_LAYER + "self_attn.q_proj.bias", "{i}.qkv.bias", 0),
-    Rule(_LAYER + "self_attn.k_proj.bias", "{i}.qkv.bias", 1),
-    Rule(_LAYER + "self_attn.v_proj.bias", "{i}.qkv.bias", 2),
-    Rule(_LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
-    Rule(_LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
-    Rule(_LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
-    Rule(_LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
-    Rule(_LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
-    Rule(_LAYER + "mlp.gate_proj.weight", "{i}.gate_up.weight", 0),
-    Rule(_LAYER + "mlp.up_proj.weight", "{i}.gate_up.weight", 1),
-    Rule(_LAYER + "mlp.gate_proj.bias", "{i}.gate_up.bias", 0),
-    Rule(_LAYER + "mlp.up_proj.bias", "{i}.gate_up.bias", 1),
-    Rule(_LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
-    Rule(_LAYER + "mlp.down_proj.bias", "{i}.down.bias"),
-)
-
 # Buffers that older checkpoints carry; they are computed here.
-_COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+_COMPUTED = re.compile(
+    r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+    r"|gpt_neox\.layers\.\d+\.attention\.(rotary_emb\.inv_freq|bias|masked_bias)"
+    r"|(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,47 +36,37 @@ class Parameter:
         """The whole parameter's."""
         return (sum(self.parts), *self.trailing)
 
-    def part_shape(self, part: int) -> tuple[int, ...]:
-        """Of the checkpoint tensor that fills a part."""
-        return (self.parts[part], *self.trailing)
+    def rows(self, part: int | None) -> slice:
+        """Where a part lies along the first dimension; None is the whole parameter."""
+        if part is None:
+            return slice(0, sum(self.parts))
+        begin = sum(self.parts[:part])
+        return slice(begin, begin + self.parts[part])
+
+    def part_shape(self, part: int | None) -> tuple[int, ...]:
+        """Of what fills a part."""
+        rows = self.rows(part)
+        return (rows.stop - rows.start, *self.trailing)
 
 
 class Target(NamedTuple):
-    """Where a checkpoint tensor goes."""
+    """Where a checkpoint tensor goes, and how it lies there."""
 
     parameter: str
-    part: int
+    part: int | None  # None: it fills all of them
+    layout: Layout | None = None  # None: as the parameter
 
 
 def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
     """All parameters of a decoder, by name."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    qkv = (spec.query_size, spec.kv_size, spec.kv_size)
-    found = {
-        "embedding": Parameter((spec.vocab_size,), (hidden,)),
-        "norm": Parameter((hidden,), is_norm=True),
-    }
+    hidden = spec.hidden_size
+    found = {"embedding": Parameter((spec.vocab_size,), (hidden,)), **_norm(spec, "norm", hidden)}
+    if spec.rope is None:
+        found["positions"] = Parameter((spec.max_position_embeddings,), (hidden,))
     if not spec.tie_word_embeddings:
         found["head"] = Parameter((spec.vocab_size,), (hidden,))
     for i in range(spec.num_layers):
-        layer = {
-            "attention_norm": Parameter((hidden,), is_norm=True),
-            "qkv.weight": Parameter(qkv, (hidden,)),
-            "output.weight": Parameter((hidden,), (spec.query_size,)),
-            "mlp_norm": Parameter((hidden,), is_norm=True),
-            "gate_up.weight": Parameter((inner, inner), (hidden,)),
-            "down.weight": Parameter((hidden,), (inner,)),
-        }
-        if spec.qkv_bias:
-            layer["qkv.bias"] = Parameter(qkv)
-        if spec.output_bias:
-            layer["output.bias"] = Parameter((hidden,))
-        if spec.mlp_bias:
-            layer["gate_up.bias"] = Parameter((inner, inner))
-            layer["down.bias"] = Parameter((hidden,))
-        if spec.qk_norm:
-            layer["query_norm"] = Parameter((spec.head_dim,), is_norm=True)
-            layer["key_norm"] = Parameter((spec.head_dim,), is_norm=True)
+        layer = _attention(spec) | _mlp(spec) | _norms(spec)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
     return found
 
@@ -117,12 +74,13 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
 def targets(spec: DecoderSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
     """Checkpoint name -> place, for every part of every parameter."""
     places: dict[str, Target] = {}
-    for rule in RULES:
+    for rule in rules_of(spec.architecture):
         per_layer = "{i}" in rule.pattern
         for i in range(spec.num_layers if per_layer else 1):
             parameter = rule.parameter.replace("{i}", str(i))
             if parameter in wanted:
-                places[rule.pattern.replace("{i}", str(i))] = Target(parameter, rule.part)
+                target = Target(parameter, rule.part, rule.layout)
+                places[rule.pattern.replace("{i}", str(i))] = target
     return places
 
 
@@ -130,3 +88,52 @@ def is_redundant(spec: DecoderSpec, name: str) -> bool:
     """Whether a tensor without a place may be passed over: computed here, or a tied copy."""
     tied_copy = spec.tie_word_embeddings and name == "lm_head.weight"
     return tied_copy or _COMPUTED.fullmatch(name) is not None
+
+
+def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
+    hidden, qkv = spec.hidden_size, (spec.query_size, spec.kv_size, spec.kv_size)
+    found = {
+        "qkv.weight": Parameter(qkv, (hidden,)),
+        "output.weight": Parameter((hidden,), (spec.query_size,)),
+    }
+    if spec.qkv_bias:
+        found["qkv.bias"] = Parameter(qkv)
+    if spec.output_bias:
+        found["output.bias"] = Parameter((hidden,))
+    return found
+
+
+def _mlp(spec: DecoderSpec) -> dict[str, Parameter]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    up = (inner, inner) if spec.gated else (inner,)
+    found = {
+        "gate_up.weight": Parameter(up, (hidden,)),
+        "down.weight": Parameter((hidden,), (inner,)),
+    }
+    if spec.mlp_bias:
+        found |= {"gate_up.bias": Parameter(up), "down.bias": Parameter((hidden,))}
+    return found
+
+
+def _norms(spec: DecoderSpec) -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    if spec.has_input_norms:
+        found |= _norm(spec, "attention_norm", spec.hidden_size)
+        if not spec.shared_norm:
+            found |= _norm(spec, "mlp_norm", spec.hidden_size)
+    if spec.has_output_norms:
+        found |= _norm(spec, "attention_after", spec.hidden_size)
+        found |= _norm(spec, "mlp_after", spec.hidden_size)
+    if spec.qk_norm or spec.wide_qk_norm:
+        head = spec.head_dim
+        query, key = (head, head) if spec.qk_norm else (spec.query_size, spec.kv_size)
+        found["query_norm"] = Parameter((query,), is_norm=True)
+        found["key_norm"] = Parameter((key,), is_norm=True)
+    return found
+
+
+def _norm(spec: DecoderSpec, name: str, size: int) -> dict[str, Parameter]:
+    found = {name: Parameter((size,), is_norm=True)}
+    if spec.norm.bias:
+        found[f"{name}.bias"] = Parameter((size,))
+    return found

@@ -166,7 +166,8 @@ class DecodeGraphs:
             state = StepState(
                 attention=self._kernels.attention.plan(bounds, self._spec),
                 slot_mapping=inputs.slot_mapping,
-                rotation=self._model.rotation(inputs.positions),
+                positions=inputs.positions,
+                rotations=self._model.rotations(inputs.positions),
             )
             hidden = self._model.forward(inputs.input_ids, state, self._cache.layers)
             logits.copy_(self._model.logits(hidden))

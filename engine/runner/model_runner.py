@@ -157,7 +157,8 @@ class ModelRunner:
         state = StepState(
             attention=self._kernels.attention.plan(where, spec),
             slot_mapping=inputs.slot_mapping,
-            rotation=self._model.rotation(inputs.positions),
+            positions=inputs.positions,
+            rotations=self._model.rotations(inputs.positions),
         )
         return _Inputs(sent, inputs, state)
 

@@ -5,6 +5,7 @@ from kernels.cpu.inputs import build_inputs
 from kernels.cpu.kv_store import copy_blocks, norm_rope_store
 from kernels.cpu.layers import add_rms_norm, rms_norm, silu_mul
 from kernels.cpu.sampling import sample
+from kernels.reference.fused import gelu_mul
 from kernels.reference.layers import rope_tables
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "build_inputs",
     "copy_blocks",
     "feed_back",
+    "gelu_mul",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",

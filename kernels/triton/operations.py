@@ -4,7 +4,7 @@ from kernels.reference.layers import rope_tables
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
-from kernels.triton.layers import add_rms_norm, rms_norm, silu_mul
+from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
 from kernels.triton.sampling import sample
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "build_inputs",
     "copy_blocks",
     "feed_back",
+    "gelu_mul",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",

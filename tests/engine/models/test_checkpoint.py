@@ -83,7 +83,7 @@ def test_dummy_weights_need_a_config_alone(copy):
     weight = first._model._modules.layers[0].gate_up.weight
     assert abs(weight.std().item() - 0.02) < 0.002
     assert not torch.equal(weight, other._model._modules.layers[0].gate_up.weight)
-    assert bool((first._model._modules.norm == 1).all())
+    assert bool((first._model._modules.norm.weight == 1).all())
 
 
 def test_fingerprint_follows_config_and_weights(saved, copy):

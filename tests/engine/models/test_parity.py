@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from engine.models import weights
-from engine.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from engine.models import names, weights
+from engine.models.spec import DecoderSpec, LayerSpec, NormSpec, RopeSpec
 from engine.runner import load as load_module
 from engine.types import SamplingParams
 from tests import tiny_models
@@ -105,11 +105,29 @@ def _spec_with(**changes):
 MUTANTS = {
     "rope base": ("llama", _spec_with(rope=RopeSpec(20_000.0))),
     "rope scaling dropped": ("llama_llama3", _spec_with(rope=RopeSpec(10_000.0))),
-    "norm epsilon": ("llama", _spec_with(norm_eps=1e-2)),
+    "norm epsilon": ("llama", _spec_with(norm=NormSpec(1e-2))),
     "window off": ("mistral", _spec_with(layers=(LayerSpec(),) * 3)),
     "window off by one": ("mistral", _spec_with(layers=(LayerSpec(window=21),) * 3)),
     "window in all layers": ("qwen2_window", _spec_with(layers=(LayerSpec(window=12),) * 3)),
     "rope in all layers": ("smollm3", _spec_with(layers=(LayerSpec(),) * 3)),
+    "rope in full layers": (
+        "cohere2",
+        _spec_with(layers=(LayerSpec(12), LayerSpec(), LayerSpec(12))),
+    ),
+    "one rope for all layers": ("gemma3", _spec_with(local_rope=RopeSpec(100_000.0))),
+    "rope by halves": ("cohere", _spec_with(rope=RopeSpec(10_000.0))),
+    "rope on the whole head": ("gpt_neox", _spec_with(rope=RopeSpec(10_000.0))),
+    "mean not taken off": ("cohere", _spec_with(norm=NormSpec(1e-4))),
+    "norms stored less one": ("gemma", _spec_with(norm=NormSpec(1e-5))),
+    "embeddings not scaled": ("gemma", _spec_with(embedding_scale=1.0)),
+    "another gelu": ("gemma", _spec_with(activation="silu")),
+    "scores not capped": ("gemma2", _spec_with(attention_softcap=None)),
+    "logits not capped": ("gemma2", _spec_with(logit_softcap=None)),
+    "score scale": ("gemma2", _spec_with(attention_scale=None)),
+    "residual scale": ("granite", _spec_with(residual_scale=1.0)),
+    "logit scale": ("granite", _spec_with(logit_scale=1.0)),
+    "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
+    "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }
 
 
@@ -135,6 +153,15 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("llama_bias", "mlp.up_proj.bias"),
         ("qwen3", "self_attn.q_norm.weight"),
         ("qwen3", "self_attn.k_norm.weight"),
+        ("olmo2", "self_attn.q_norm.weight"),
+        ("olmo2", "post_feedforward_layernorm.weight"),
+        ("gemma2", "pre_feedforward_layernorm.weight"),
+        ("gemma2", "post_attention_layernorm.weight"),
+        ("stablelm", "input_layernorm.bias"),
+        ("gpt2", "wpe.weight"),
+        ("gpt2", "ln_f.bias"),
+        ("gpt2", "attn.c_attn.bias"),
+        ("gpt_neox", "attention.query_key_value.bias"),
     ],
 )
 def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind, pattern):
@@ -148,8 +175,7 @@ def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind
         for name, target in weights.targets(spec, wanted).items():
             if name.endswith(pattern):
                 parameter = wanted[target.parameter]
-                begin = sum(parameter.parts[: target.part])
-                part = loaded[target.parameter][begin : begin + parameter.parts[target.part]]
+                part = loaded[target.parameter][parameter.rows(target.part)]
                 part.fill_(1.0 if parameter.is_norm else 0.0)
         return loaded
 
@@ -161,7 +187,7 @@ def test_parity_catches_swapped_parts(checkpoints, monkeypatch):
     directory, expected = checkpoints("llama")
     swapped = tuple(
         rule._replace(part=1 - rule.part) if "gate_up" in rule.parameter else rule
-        for rule in weights.RULES
+        for rule in names.rules_of("llama")
     )
-    monkeypatch.setattr(weights, "RULES", swapped)
+    monkeypatch.setattr(weights, "rules_of", lambda _architecture: swapped)
     assert (paged_logits(directory) - expected).abs().max() > 1e-3

@@ -8,7 +8,7 @@ import torch
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
-from engine.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from engine.models.spec import DecoderSpec, LayerSpec, NormSpec, RopeSpec
 from engine.runner.device import default_threads
 
 MIB = 2**20
@@ -22,7 +22,7 @@ SPEC = DecoderSpec(
     num_kv_heads=4,
     head_dim=64,
     max_position_embeddings=8192,
-    norm_eps=1e-5,
+    norm=NormSpec(1e-5),
     rope=RopeSpec(1e4),
     layers=(LayerSpec(),) * 8,
 )

@@ -18,7 +18,14 @@ from tests.engine.handmade import BLOCK_SIZE, GREEDY, Hand, load, request
 NUM_OUTPUT = 12
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "qwen3"])
+# One of each kind of layer; the others' logits are compared in tests/engine/models.
+FAMILIES = [
+    *("llama", "mistral", "qwen3", "gemma2", "gemma3", "olmo2", "phi3", "cohere2"),
+    *("gpt2", "gpt_neox", "stablelm", "granite"),
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request, tmp_path_factory):
     """(directory, prompts, greedy continuations by Hugging Face's generate)."""
     model = tiny_models.build(request.param)

@@ -1,0 +1,212 @@
+"""One layer of a decoder at work, and the ways in which layers hang together.
+
+A walk goes through all layers of a step. It carries the residual stream ``x`` and knows where
+norms stand; what attention and MLP are is the block's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from engine.models.modules import Layer
+from engine.models.norms import Norm, NormWeights, bind_norm
+from engine.models.spec import DecoderSpec, Placement
+from kernels.attention import LayerCache
+from kernels.operations import Kernels
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of a step's positions
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """What the layers of one step share."""
+
+    attention: Any  # the backend's plan
+    slot_mapping: torch.Tensor  # [num_tokens] int64: where each token's keys and values go
+    positions: torch.Tensor  # [num_tokens] int64
+    rotations: tuple[Rotation, ...]  # of the positions, one for each of the model's ropes
+
+
+class Block:
+    """A layer's attention and MLP, each from what it reads to what is added to ``x``."""
+
+    def __init__(self, spec: DecoderSpec, layer: Layer, kernels: Kernels) -> None:
+        self._spec = spec
+        self._layer = layer
+        self._attention, self._operations = kernels
+        self._activate = activation(spec, kernels)
+        self._scale = spec.residual_scale
+        self._num_heads = spec.num_heads + 2 * spec.num_kv_heads
+
+        def norm(weights: NormWeights | None) -> Norm | None:
+            return None if weights is None else bind_norm(spec.norm, weights, self._operations)
+
+        self.attention_norm = norm(layer.attention_norm)
+        self.mlp_norm = norm(layer.mlp_norm)
+        self._attention_after = norm(layer.attention_after)
+        self._mlp_after = norm(layer.mlp_after)
+        self._query_norm = norm(layer.wide_query_norm)
+        self._key_norm = norm(layer.wide_key_norm)
+
+    def attend(self, read: torch.Tensor, state: StepState, cache: LayerCache) -> torch.Tensor:
+        """Store keys and values; [num_tokens, hidden_size] -> [num_tokens, query_size]."""
+        spec, layer = self._spec, self._layer
+        fused = layer.qkv(read)
+        if self._query_norm is not None:
+            fused = self._norm_wide(fused)
+        query = self._operations.norm_rope_store(
+            fused.view(-1, self._num_heads, spec.head_dim),
+            layer.qk_norm,
+            spec.norm.eps,
+            None if layer.rope is None else state.rotations[layer.rope],
+            cache,
+            state.slot_mapping,
+        )
+        attended = self._attention.forward(state.attention, layer.attention, query, cache)
+        return attended.view(-1, spec.query_size)
+
+    def output(self, attended: torch.Tensor) -> torch.Tensor:
+        """[n, query_size] -> [n, hidden_size], to be added."""
+        return self._finish(self._layer.output(attended), self._attention_after)
+
+    def mlp(self, read: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] -> [n, hidden_size], to be added."""
+        layer = self._layer
+        return self._finish(layer.down(self._activate(layer.gate_up(read))), self._mlp_after)
+
+    def _finish(self, out: torch.Tensor, after: Norm | None) -> torch.Tensor:
+        if after is not None:
+            out = after(out)
+        return out if self._scale == 1.0 else out.mul_(self._scale)
+
+    def _norm_wide(self, fused: torch.Tensor) -> torch.Tensor:
+        assert self._query_norm is not None
+        assert self._key_norm is not None
+        sizes = (self._spec.query_size, self._spec.kv_size, self._spec.kv_size)
+        query, key, value = fused.split(sizes, dim=-1)
+        query, key = self._query_norm(query.contiguous()), self._key_norm(key.contiguous())
+        return torch.cat((query, key, value), dim=-1)
+
+
+class Walk:
+    """All layers, one after the other.
+
+    Args:
+        spec: of the model.
+        blocks: its layers.
+        last_norm: the norm behind them.
+    """
+
+    def __init__(self, spec: DecoderSpec, blocks: Sequence[Block], last_norm: Norm) -> None:
+        # The norm behind each layer: the next layer's, and after the last the model's own.
+        norms = (*(block.attention_norm for block in blocks[1:]), last_norm)
+        self._blocks = tuple(zip(blocks, norms, strict=True))
+        self._last = blocks[-1]
+        self._last_norm = last_norm
+        self._go = _WALKS[spec.placement]
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        state: StepState,
+        caches: Sequence[LayerCache],
+        wanted: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The last norm of the residual stream, of the tokens ``wanted``, or of all.
+
+        Args:
+            x: [num_tokens, hidden_size], overwritten.
+            state: the step's.
+            caches: one for each layer, written in place.
+            wanted: [num_wanted] int64, or None.
+        """
+        return self._go(self, x, state, caches, wanted)
+
+    def _pre(
+        self,
+        x: torch.Tensor,
+        state: StepState,
+        caches: Sequence[LayerCache],
+        wanted: torch.Tensor | None,
+    ) -> torch.Tensor:
+        # The sum and the norm behind it are one operation, so a layer ends with the next one's.
+        normed = self._blocks[0][0].attention_norm(x)  # type: ignore[misc]
+        for (block, next_norm), cache in zip(self._blocks, caches, strict=True):
+            attended = block.attend(normed, state, cache)
+            if block is self._last and wanted is not None:
+                x, attended = _select(wanted, x, attended)
+            normed = block.mlp_norm.add(block.output(attended), x)  # type: ignore[union-attr]
+            normed = next_norm.add(block.mlp(normed), x)  # type: ignore[union-attr]
+        return normed
+
+    def _post(
+        self,
+        x: torch.Tensor,
+        state: StepState,
+        caches: Sequence[LayerCache],
+        wanted: torch.Tensor | None,
+    ) -> torch.Tensor:
+        for (block, _), cache in zip(self._blocks, caches, strict=True):
+            attended = block.attend(x, state, cache)
+            if block is self._last and wanted is not None:
+                x, attended = _select(wanted, x, attended)
+            x += block.output(attended)
+            x += block.mlp(x)
+        return self._last_norm(x)
+
+    def _parallel(
+        self,
+        x: torch.Tensor,
+        state: StepState,
+        caches: Sequence[LayerCache],
+        wanted: torch.Tensor | None,
+    ) -> torch.Tensor:
+        normed = self._blocks[0][0].attention_norm(x)  # type: ignore[misc]
+        for (block, next_norm), cache in zip(self._blocks, caches, strict=True):
+            attended = block.attend(normed, state, cache)
+            read = normed if block.mlp_norm is None else block.mlp_norm(x)
+            if block is self._last and wanted is not None:
+                x, attended, read = _select(wanted, x, attended, read)
+            out = block.output(attended)
+            out += block.mlp(read)
+            normed = next_norm.add(out, x)  # type: ignore[union-attr]
+        return normed
+
+
+_WALKS: dict[Placement, Callable[..., torch.Tensor]] = {
+    "pre": Walk._pre,
+    "sandwich": Walk._pre,  # the norms behind attention and MLP are the block's
+    "post": Walk._post,
+    "parallel": Walk._parallel,
+}
+
+
+def _select(wanted: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Once the last keys and values are stored, no token needs the others' results."""
+    return [tensor.index_select(0, wanted) for tensor in tensors]
+
+
+def activation(spec: DecoderSpec, kernels: Kernels) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From the (gate and) up projection to what goes down."""
+    operations = kernels.operations
+    if spec.gated:
+        if spec.activation == "silu":
+            return operations.silu_mul
+        if spec.activation == "gelu_tanh":
+            return operations.gelu_mul
+        return _gelu_mul
+    if spec.activation == "silu":
+        return functional.silu
+    approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
+    return partial(functional.gelu, approximate=approximate)
+
+
+def _gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate).mul_(up)

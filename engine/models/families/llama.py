@@ -1,0 +1,184 @@
+"""Llama and those that differ from it in a few places."""
+
+from __future__ import annotations
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.shared import layer_types, num_layers, read_decoder
+from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+
+
+def llama(reader: ConfigReader) -> DecoderSpec:
+    """Llama 2 and 3.x, SmolLM 1 and 2, and much else that was exported as a Llama."""
+    reader.require("rope_interleaved", False)
+    return read_decoder(
+        reader,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        mlp_bias=reader.flag("mlp_bias"),
+    )
+
+
+def mistral(reader: ConfigReader) -> DecoderSpec:
+    """Mistral 7B and later: a window in all layers, or in none."""
+    window = reader.optional_count("sliding_window")
+    return read_decoder(reader, layers=(LayerSpec(window=window),) * num_layers(reader))
+
+
+def qwen2(reader: ConfigReader) -> DecoderSpec:
+    """Qwen2 and Qwen2.5."""
+    reader.require("use_mrope", False)
+    return read_decoder(reader, qkv_bias=True, layers=_windowed_layers(reader))
+
+
+def qwen3(reader: ConfigReader) -> DecoderSpec:
+    """Qwen3, dense."""
+    return read_decoder(
+        reader,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        qk_norm=True,
+        head_dim=128,
+        layers=_windowed_layers(reader),
+    )
+
+
+def smollm3(reader: ConfigReader) -> DecoderSpec:
+    """SmolLM3: no position embedding in every fourth layer."""
+    return read_decoder(
+        reader,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        mlp_bias=reader.flag("mlp_bias"),
+        tied=True,
+        theta=2_000_000.0,
+        layers=_smollm3_layers(reader),
+    )
+
+
+def granite(reader: ConfigReader) -> DecoderSpec:
+    """Granite 3.x, dense: Llama with four multipliers."""
+    return read_decoder(
+        reader,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        mlp_bias=reader.flag("mlp_bias"),
+        embedding_scale=reader.number("embedding_multiplier", 1.0),
+        residual_scale=reader.number("residual_multiplier", 1.0),
+        attention_scale=reader.number("attention_multiplier", 1.0),
+        logit_scale=1.0 / reader.number("logits_scaling", 1.0),
+    )
+
+
+def phi3(reader: ConfigReader) -> DecoderSpec:
+    """Phi-3, Phi-3.5 and Phi-4: fused projections, and rope on a part of the head in some."""
+    window = reader.optional_count("sliding_window")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        max_positions=4096,
+        qkv_bias=False,
+        layers=(LayerSpec(window=window),) * num_layers(reader),
+    )
+
+
+def olmo2(reader: ConfigReader) -> DecoderSpec:
+    """OLMo 2: norms behind attention and MLP, and over all heads of a query or key together."""
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        placement="post",
+        wide_qk_norm=True,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+    )
+
+
+def stablelm(reader: ConfigReader) -> DecoderSpec:
+    """StableLM 2 and StableLM 3B: layer norms, rope on a quarter of the head."""
+    reader.refuse("qk_layernorm", "is true, which is not supported")
+    is_parallel = reader.flag("use_parallel_residual")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("layer_norm_eps", 1e-5), "layer", bias=True),
+        placement="parallel" if is_parallel else "pre",
+        shared_norm=is_parallel,
+        qkv_bias=reader.flag("use_qkv_bias"),
+        partial=0.25,
+        max_positions=4096,
+    )
+
+
+def cohere(reader: ConfigReader) -> DecoderSpec:
+    """Command R: attention and MLP side by side on one norm, interleaved rope."""
+    reader.refuse("use_qk_norm", "is true, which is not supported")
+    return _cohere(reader, theta=500_000.0)
+
+
+def cohere2(reader: ConfigReader) -> DecoderSpec:
+    """Command R7B and Command A: as Command R, with windows and rope in three layers of four."""
+    reader.require("use_gated_activation", True)
+    count = num_layers(reader)
+    window = reader.count("sliding_window", 4096)
+    period = reader.count("sliding_window_pattern", reader.count("_sliding_window_pattern", 4))
+    kinds = layer_types(reader, count) or [
+        "full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(count)
+    ]
+    layers = (
+        LayerSpec(window) if kind == "sliding_attention" else LayerSpec(rope=False)
+        for kind in kinds
+    )
+    return _cohere(reader, theta=10_000.0, layers=tuple(layers))
+
+
+def _cohere(
+    reader: ConfigReader, *, theta: float, layers: tuple[LayerSpec, ...] | None = None
+) -> DecoderSpec:
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("layer_norm_eps", 1e-5), "layer"),
+        layers=layers,
+        placement="parallel",
+        shared_norm=True,
+        interleaved=True,
+        theta=theta,
+        tied=True,
+        max_positions=8192,
+        logit_scale=reader.number("logit_scale", 0.0625),
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+    )
+
+
+def _windowed_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """Qwen: a window in the layers from ``max_window_layers`` on, or as ``layer_types`` says."""
+    count = num_layers(reader)
+    window = reader.optional_count("sliding_window")
+    first_windowed = reader.optional_count("max_window_layers") or 0
+    if not reader.flag("use_sliding_window"):
+        window = None
+    kinds = layer_types(reader, count)
+    if kinds is None:
+        kinds = [
+            "sliding_attention" if i >= first_windowed else "full_attention" for i in range(count)
+        ]
+    return tuple(LayerSpec(window if kind == "sliding_attention" else None) for kind in kinds)
+
+
+def _smollm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """No position embedding in every fourth layer; where windows are used, only in those."""
+    count = num_layers(reader)
+    reader.optional_count("max_window_layers")  # written by Qwen's exporter, and without effect
+    interval = reader.count("no_rope_layer_interval", 4)
+    rope = reader.listed("no_rope_layers", count)  # 1: the layer has rope
+    if rope is None:
+        rope = [int((i + 1) % interval != 0) for i in range(count)]
+    window = reader.optional_count("sliding_window")
+    if not reader.flag("use_sliding_window"):
+        window = None
+    kinds = layer_types(reader, count)
+    if kinds is None:
+        kinds = ["full_attention" if has_rope else "sliding_attention" for has_rope in rope]
+    return tuple(
+        LayerSpec(window if kind == "sliding_attention" else None, bool(has_rope))
+        for kind, has_rope in zip(kinds, rope, strict=True)
+    )

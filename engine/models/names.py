@@ -1,0 +1,129 @@
+"""What checkpoints call the parameters of a decoder: a table for each family."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.models.layouts import HeadByHead, Layout, Transposed
+
+
+class Rule(NamedTuple):
+    """Checkpoint tensors whose names match ``pattern`` fill a part of a parameter.
+
+    ``{i}`` in the pattern stands for the layer's number, and in the parameter is replaced by it.
+    """
+
+    pattern: str
+    parameter: str
+    part: int | None = 0  # None: it fills all parts
+    layout: Layout | None = None
+
+
+def rules_of(architecture: str) -> tuple[Rule, ...]:
+    """The names of a Hugging Face model_type; Llama's where it has none of its own."""
+    return _TABLES.get(architecture, _LLAMA)
+
+
+_LAYER = "model.layers.{i}."
+_MODEL = (
+    Rule("model.embed_tokens.weight", "embedding"),
+    Rule("model.norm.weight", "norm"),
+    Rule("model.norm.bias", "norm.bias"),
+    Rule("lm_head.weight", "head"),
+)
+_ATTENTION = (
+    Rule(_LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
+    Rule(_LAYER + "self_attn.k_proj.weight", "{i}.qkv.weight", 1),
+    Rule(_LAYER + "self_attn.v_proj.weight", "{i}.qkv.weight", 2),
+    Rule(_LAYER + "self_attn.q_proj.bias", "{i}.qkv.bias", 0),
+    Rule(_LAYER + "self_attn.k_proj.bias", "{i}.qkv.bias", 1),
+    Rule(_LAYER + "self_attn.v_proj.bias", "{i}.qkv.bias", 2),
+    Rule(_LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
+    Rule(_LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
+    Rule(_LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
+    Rule(_LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
+)
+_MLP = (
+    Rule(_LAYER + "mlp.gate_proj.weight", "{i}.gate_up.weight", 0),
+    Rule(_LAYER + "mlp.up_proj.weight", "{i}.gate_up.weight", 1),
+    Rule(_LAYER + "mlp.gate_proj.bias", "{i}.gate_up.bias", 0),
+    Rule(_LAYER + "mlp.up_proj.bias", "{i}.gate_up.bias", 1),
+    Rule(_LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
+    Rule(_LAYER + "mlp.down_proj.bias", "{i}.down.bias"),
+)
+_PRE_NORMS = (
+    Rule(_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    Rule(_LAYER + "input_layernorm.bias", "{i}.attention_norm.bias"),
+    Rule(_LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
+    Rule(_LAYER + "post_attention_layernorm.bias", "{i}.mlp_norm.bias"),
+)
+_LLAMA = (*_MODEL, *_ATTENTION, *_MLP, *_PRE_NORMS)
+
+_GEMMA2 = (
+    *(*_MODEL, *_ATTENTION, *_MLP),
+    Rule(_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    Rule(_LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
+    Rule(_LAYER + "pre_feedforward_layernorm.weight", "{i}.mlp_norm"),
+    Rule(_LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
+)
+_OLMO2 = (
+    *(*_MODEL, *_ATTENTION, *_MLP),
+    Rule(_LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
+    Rule(_LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
+)
+_PHI3 = (
+    *(*_MODEL, *_PRE_NORMS),
+    Rule(_LAYER + "self_attn.qkv_proj.weight", "{i}.qkv.weight", None),
+    Rule(_LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
+    Rule(_LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),
+    Rule(_LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
+)
+
+_NEOX_LAYER = "gpt_neox.layers.{i}."
+_GPT_NEOX = (
+    Rule("gpt_neox.embed_in.weight", "embedding"),
+    Rule("gpt_neox.final_layer_norm.weight", "norm"),
+    Rule("gpt_neox.final_layer_norm.bias", "norm.bias"),
+    Rule("embed_out.weight", "head"),
+    Rule(_NEOX_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    Rule(_NEOX_LAYER + "input_layernorm.bias", "{i}.attention_norm.bias"),
+    Rule(_NEOX_LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
+    Rule(_NEOX_LAYER + "post_attention_layernorm.bias", "{i}.mlp_norm.bias"),
+    Rule(_NEOX_LAYER + "attention.query_key_value.weight", "{i}.qkv.weight", None, HeadByHead()),
+    Rule(_NEOX_LAYER + "attention.query_key_value.bias", "{i}.qkv.bias", None, HeadByHead()),
+    Rule(_NEOX_LAYER + "attention.dense.weight", "{i}.output.weight"),
+    Rule(_NEOX_LAYER + "attention.dense.bias", "{i}.output.bias"),
+    Rule(_NEOX_LAYER + "mlp.dense_h_to_4h.weight", "{i}.gate_up.weight"),
+    Rule(_NEOX_LAYER + "mlp.dense_h_to_4h.bias", "{i}.gate_up.bias"),
+    Rule(_NEOX_LAYER + "mlp.dense_4h_to_h.weight", "{i}.down.weight"),
+    Rule(_NEOX_LAYER + "mlp.dense_4h_to_h.bias", "{i}.down.bias"),
+)
+
+_GPT2 = (
+    Rule("transformer.wte.weight", "embedding"),
+    Rule("transformer.wpe.weight", "positions"),
+    Rule("transformer.ln_f.weight", "norm"),
+    Rule("transformer.ln_f.bias", "norm.bias"),
+    Rule("lm_head.weight", "head"),
+    Rule("transformer.h.{i}.ln_1.weight", "{i}.attention_norm"),
+    Rule("transformer.h.{i}.ln_1.bias", "{i}.attention_norm.bias"),
+    Rule("transformer.h.{i}.attn.c_attn.weight", "{i}.qkv.weight", None, Transposed()),
+    Rule("transformer.h.{i}.attn.c_attn.bias", "{i}.qkv.bias", None),
+    Rule("transformer.h.{i}.attn.c_proj.weight", "{i}.output.weight", 0, Transposed()),
+    Rule("transformer.h.{i}.attn.c_proj.bias", "{i}.output.bias"),
+    Rule("transformer.h.{i}.ln_2.weight", "{i}.mlp_norm"),
+    Rule("transformer.h.{i}.ln_2.bias", "{i}.mlp_norm.bias"),
+    Rule("transformer.h.{i}.mlp.c_fc.weight", "{i}.gate_up.weight", 0, Transposed()),
+    Rule("transformer.h.{i}.mlp.c_fc.bias", "{i}.gate_up.bias"),
+    Rule("transformer.h.{i}.mlp.c_proj.weight", "{i}.down.weight", 0, Transposed()),
+    Rule("transformer.h.{i}.mlp.c_proj.bias", "{i}.down.bias"),
+)
+
+_TABLES = {
+    "gemma2": _GEMMA2,
+    "gemma3_text": _GEMMA2,
+    "gpt2": _GPT2,
+    "gpt_neox": _GPT_NEOX,
+    "olmo2": _OLMO2,
+    "phi3": _PHI3,
+}

@@ -1,0 +1,81 @@
+"""The norms of a decoder, bound to the kernels that compute them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.nn import functional
+
+from engine.models.spec import NormSpec
+from kernels.operations import Operations
+
+
+class NormWeights(NamedTuple):
+    """What is loaded of a norm."""
+
+    weight: torch.Tensor  # [dim]
+    bias: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class Norm(Protocol):
+    """A norm over the last dimension; [n, dim] -> [n, dim] in the same dtype."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The norm of ``x``."""
+        ...
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``residual += x``, in place; returns the sum's norm."""
+        ...
+
+
+class RmsNorm:
+    """``x / sqrt(mean(x^2) + eps) * weight`` (Zhang & Sennrich 2019)."""
+
+    __slots__ = ("_add_norm", "_eps", "_norm", "_weight")
+
+    def __init__(self, weight: torch.Tensor, eps: float, operations: Operations) -> None:
+        self._weight = weight
+        self._eps = eps
+        self._norm = operations.rms_norm
+        self._add_norm = operations.add_rms_norm
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Norm``."""
+        return self._norm(x, self._weight, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See ``Norm``."""
+        return self._add_norm(x, residual, self._weight, self._eps)
+
+
+class LayerNorm:
+    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` (Ba et al. 2016)."""
+
+    __slots__ = ("_bias", "_eps", "_weight")
+
+    def __init__(self, weights: NormWeights, eps: float) -> None:
+        self._weight, self._bias = weights
+        self._eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Norm``."""
+        return functional.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """See ``Norm``."""
+        residual += x
+        return self(residual)
+
+
+def bind_norm(spec: NormSpec, weights: NormWeights, operations: Operations) -> Norm:
+    """The norm that ``spec`` describes, computed by ``operations`` where they have it."""
+    if spec.kind == "rms":
+        return RmsNorm(weights.weight, spec.eps, operations)
+    return LayerNorm(weights, spec.eps)
