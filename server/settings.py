@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import (
@@ -41,10 +41,13 @@ from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from server.setting import Setting, setting, table_of
 from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
 from server.setting_values import OriginList, ScaledInt, StringList
+from server.text.answers import ReasoningParser, ToolCallParser
 
 DEMO_MODEL_NAME = "quire-demo"
 __all__ = ["DEMO_MODEL_NAME", "InvalidSettings", "Setting", "Settings", "settings_table"]
 
+
+ReasoningFields = Literal["both", "reasoning", "reasoning_content"]
 
 _MODEL, _SERVER, _SCHEDULER = "Model", "Server", "Scheduling and batching"
 _CACHE, _LIMITS, _LOGS = "KV cache", "Access and limits", "Logs and metrics"
@@ -81,6 +84,16 @@ class Settings(BaseSettings):
     )
     chat_template: Path | None = setting(
         None, _MODEL, "Jinja file that replaces the model's own chat template."
+    )
+    tool_call_parser: ToolCallParser = setting(
+        "auto",
+        _MODEL,
+        "How the model writes tool calls; auto takes what its chat template shows.",
+    )
+    reasoning_parser: ReasoningParser = setting(
+        "auto",
+        _MODEL,
+        "How the model marks its reasoning; auto takes what its chat template shows.",
     )
     dtype: Dtype = setting(
         "auto",
@@ -153,6 +166,11 @@ class Settings(BaseSettings):
         _SERVER,
         "Directory of what is kept over restarts: stored responses, files, batches. "
         "$XDG_DATA_HOME/quire (~/.local/share/quire) when left out.",
+    )
+    reasoning_fields: ReasoningFields = setting(
+        "both",
+        _SERVER,
+        "Names under which chat answers carry reasoning; clients know one or the other.",
     )
     heartbeat_s: float = setting(
         15.0, _SERVER, "Seconds between comment lines on a stream whose request waits.", gt=0

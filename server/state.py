@@ -27,6 +27,7 @@ from server.metrics import Metrics, Numbers
 from server.openai.defaults import read_sampling_defaults
 from server.settings import Settings
 from server.store.database import Database, default_data_dir
+from server.text.answers import AnswerFormat
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Model:
     info: EngineInfo
     tokenizer: Tokenizer
     template: ChatTemplate
+    answers: AnswerFormat
     names: tuple[str, ...]  # the first is the one that answers carry
     sampling_defaults: dict[str, Any]  # for what requests leave out
     created: int  # Unix time at which it was loaded
@@ -102,6 +104,12 @@ class ServerState:
             info=info,
             tokenizer=tokenizer,
             template=template,
+            answers=AnswerFormat.of(
+                template.source,
+                tokenizer,
+                tool_call_parser=settings.tool_call_parser,
+                reasoning_parser=settings.reasoning_parser,
+            ),
             sampling_defaults=sampling_defaults,
             names=tuple(settings.model_names),
             created=int(time.time()),

@@ -23,11 +23,16 @@ class IncrementalDetokenizer:
         tokenizer: Tokenizer,
         *,
         skip_special_tokens: bool = True,
+        shown_special_ids: frozenset[int] = frozenset(),
         continuation: bool = False,
     ) -> None:
-        """Begin a text; ``continuation`` means that it goes on after another one."""
+        """Begin a text; ``continuation`` means that it goes on after another one.
+
+        Of the special tokens, ``shown_special_ids`` are never skipped.
+        """
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped -= shown_special_ids
         self._utf8 = _Utf8Decoder("replace")
         self._lead_left = 0 if continuation else tokenizer.rules.max_lead
 

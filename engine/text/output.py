@@ -63,7 +63,12 @@ class OutputDecoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, sampling: SamplingParams, *, continuation: bool = False
+        self,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        *,
+        continuation: bool = False,
+        shown_special_ids: frozenset[int] = frozenset(),
     ) -> None:
         """Begin a choice.
 
@@ -72,12 +77,14 @@ class OutputDecoder:
             sampling: the request's.
             continuation: the text goes on after the prompt's, as in completions, so the space
                 before its first word stays (see ``Tokenizer.decode``).
+            shown_special_ids: special tokens that the text shows whatever the request says.
         """
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             skip_special_tokens=sampling.skip_special_tokens,
+            shown_special_ids=shown_special_ids,
             continuation=continuation,
         )
         self._matcher: StopMatcher | None = None

@@ -196,6 +196,17 @@ class Tokenizer:
         """One token as text, with U+FFFD where it holds a part of a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    # ------------------------------------------------------------ single tokens
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token that ``text`` spells, if it spells one."""
+        return self._special_ids_by_text.get(text)
+
+    @property
+    def added_tokens(self) -> frozenset[str]:
+        """The spellings that are one token each whatever stands around them."""
+        return frozenset(self._added.values())
+
     # ------------------------------------------------------------ private
 
     def _named_id(self, name: str) -> int | None:

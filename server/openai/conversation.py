@@ -14,19 +14,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.errors import ContextLengthExceeded
 from engine.text.output import TextDelta
 from engine.types import SamplingParams
 from server.access.caller import Caller
+from server.openai.answer_reader import AnswerReader
 from server.openai.endpoint import check_length, encode_chat, new_id
 from server.openai.generation import Choice, Generation
 from server.openai.inputs import ChatRequest
 from server.openai.prompts import cut_prompt
 from server.openai.sampling import chat_sampling
+from server.openai.tool_fields import ReasoningEffort
+from server.openai.tool_use import ToolUse
+from server.settings import ReasoningFields
 from server.state import Model, ServerState
-from server.text.parts import Part, Text
+from server.text.parts import Part
+
+_TAIL_TOKENS = 64  # longer than any mark of reasoning
 
 
 class Turn(NamedTuple):
@@ -48,6 +54,7 @@ class Conversation:
         body: ChatRequest,
         prompt: list[int],
         sampling: SamplingParams,
+        tools: ToolUse | None,
         id: str,
     ) -> None:
         self._state = state
@@ -57,6 +64,14 @@ class Conversation:
         self.prompt = prompt  # token ids
         self.sampling = sampling
         self.id = id
+        self._tools = tools
+        self._is_thinking = _is_thinking(model, body, prompt)
+        answers = model.answers
+        marks = set() if tools is None else set(tools.dialect.markers)
+        if answers.reasoning is not None:
+            marks |= {answers.reasoning.begin, answers.reasoning.end}
+        # Special tokens are left out of texts, but these have to be seen to be understood.
+        self._hidden = {mark: id_ for mark, id_ in answers.special_ids.items() if mark in marks}
 
     @classmethod
     async def prepare(
@@ -67,7 +82,8 @@ class Conversation:
         Args:
             state: the application's.
             caller: whose request it is.
-            body: the request, or another endpoint's in its shape.
+            body: the request, or another endpoint's in its shape; ``stream`` tells whether calls
+                are told as they come, or when they are complete.
             id: the answer's id, unique; one of the form ``chatcmpl-...`` when left out.
 
         Raises:
@@ -76,13 +92,19 @@ class Conversation:
         """
         model = await state.model()
         model.check_name(body.model)
-        check_length(sum(len(m.content or "") for m in body.messages), model, "messages")
-        whole = await encode_chat(model, body)
+        check_length(sum(message.num_chars for message in body.messages), model, "messages")
+        tools = ToolUse.of(body, model.answers)
+        whole = await encode_chat(
+            model,
+            body,
+            tools=[] if tools is None else tools.for_template(),
+            template_kwargs=_thinking_kwargs(body.reasoning_effort),
+        )
         if body.add_special_tokens:
             whole = model.tokenizer.encode("") + whole
         prompt = cut_prompt(whole, body, body.output_limit or 1, model.info)
         sampling = chat_sampling(body, len(prompt), model)
-        return cls(state, caller, model, body, prompt, sampling, id or new_id("chatcmpl"))
+        return cls(state, caller, model, body, prompt, sampling, tools, id or new_id("chatcmpl"))
 
     @contextlib.contextmanager
     def generation(self) -> Iterator[Generation]:
@@ -99,6 +121,7 @@ class Conversation:
                 priority=self.body.priority or 0,
                 cache_salt=self.body.cache_salt or "",
                 caller=self._caller,
+                shown_special_ids=frozenset(self._hidden.values()),
             ) as generation:
                 yield generation
         except ContextLengthExceeded as error:
@@ -106,17 +129,52 @@ class Conversation:
             raise ContextLengthExceeded(error.message, param="messages") from None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether every text is content as it stands, so that ``Generation.steps`` tells all."""
-        return True
+    def reasoning_fields(self) -> ReasoningFields:
+        """The names under which answers carry reasoning, where the endpoint has no name for it."""
+        return self._state.settings.reasoning_fields
+
+    def reader(self, choice: Choice) -> AnswerReader:
+        """What understands the deltas of one choice, from its first on."""
+        tools = self._tools
+        return AnswerReader(
+            choice,
+            self.model.tokenizer,
+            reasoning=self.model.answers.reasoning,
+            is_thinking=self._is_thinking,
+            dialect=None if tools is None else tools.dialect,
+            names=() if tools is None else tools.names,
+            hidden=self._hidden,
+            shown_special_ids=frozenset(self._hidden.values()),
+            whole=not self.body.stream,
+            tells_reasoning=self.body.include_reasoning is not False,
+        )
 
     async def turns(self, generation: Generation) -> AsyncIterator[list[Turn]]:
         """What the choices gained, as it comes, until all have ended.
 
         Raises what ``Generation.steps`` raises.
         """
+        readers = [self.reader(choice) for choice in generation.choices]
         async for step in generation.steps():
-            yield [
-                Turn(choice, [Text(delta.text)] if delta.text else [], delta)
-                for choice, delta in step
-            ]
+            yield [Turn(choice, readers[choice.index].read(delta), delta) for choice, delta in step]
+
+
+def _thinking_kwargs(effort: ReasoningEffort | None) -> dict[str, Any]:
+    """The template variables that ask for so much reasoning, under the names models know."""
+    if effort is None:
+        return {}
+    kwargs: dict[str, Any] = {"reasoning_effort": effort}
+    if effort != "minimal":
+        kwargs |= dict.fromkeys(("enable_thinking", "thinking"), effort != "none")
+    return kwargs
+
+
+def _is_thinking(model: Model, body: ChatRequest, prompt: list[int]) -> bool:
+    """Whether the prompt leaves off within reasoning."""
+    marks = model.answers.reasoning
+    if marks is None:
+        return False
+    if body.continue_final_message:
+        return marks.is_open(body.messages[-1].content or "")
+    tail = model.tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
+    return marks.opens(tail)

@@ -158,8 +158,19 @@ async def encode_texts(
     )
 
 
-async def encode_chat(model: Model, body: ChatRequest | TokenizeRequest) -> list[int]:
+async def encode_chat(
+    model: Model,
+    body: ChatRequest | TokenizeRequest,
+    tools: Sequence[Mapping[str, Any]] = (),
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Token ids of a conversation, rendered by the model's template.
+
+    Args:
+        model: whose template.
+        body: the messages, and how the prompt ends.
+        tools: shown to the model, in the form templates expect.
+        template_kwargs: variables of the template, which those in ``body`` override.
 
     Raises:
         TemplateError: the template refused the messages, or did not end in time.
@@ -171,9 +182,10 @@ async def encode_chat(model: Model, body: ChatRequest | TokenizeRequest) -> list
         raise bad_field("continue_final_message", "needs a last message of the assistant")
     return await model.template.encode_chat(
         [message.for_template() for message in body.messages],
+        tools=tools,
         add_generation_prompt=not continue_final if wanted is None else wanted,
         continue_final_message=continue_final,
-        template_kwargs=body.chat_template_kwargs or {},
+        template_kwargs={**(template_kwargs or {}), **(body.chat_template_kwargs or {})},
     )
 
 

@@ -43,6 +43,7 @@ class Choice:
         "decoder",
         "finish_reason",
         "index",
+        "num_reasoning_tokens",
         "num_tokens",
         "prompt_index",
         "prompt_logprobs",
@@ -60,6 +61,7 @@ class Choice:
         self.decoder = decoder
         self.stream: RequestStream | None = None
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0  # of them; written by whoever understands the text
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of positions 1 and on
@@ -76,6 +78,7 @@ class Generation:
         jobs: the prompts and their sampling, which may differ in ``max_tokens`` alone.
         continuation: the outputs' text goes on after the prompt's, as in completions.
         caller: whose share of the machine, and of the prefix cache, this is, and until when.
+        shown_special_ids: special tokens that the outputs' text shows in any case.
 
     Entering raises ApiError (429 beyond the caller's limits, 503 when the queue is full), and
     EngineDead.
@@ -92,6 +95,7 @@ class Generation:
         cache_salt: str = "",
         continuation: bool = False,
         caller: Caller = ANYONE,
+        shown_special_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._state = state
         self._model = model
@@ -102,6 +106,7 @@ class Generation:
         self._cache_salt = f"{caller.tenant}\0{cache_salt}" if caller.tenant else cache_salt
         self._caller = caller
         self._continuation = continuation
+        self._shown_special_ids = shown_special_ids
         self._cached_tokens = 0
         self._charge: Charge | None = None
         self._late = False
@@ -200,7 +205,10 @@ class Generation:
             )
             for request in sequences:
                 decoder = OutputDecoder(
-                    self._model.tokenizer, sampling, continuation=self._continuation
+                    self._model.tokenizer,
+                    sampling,
+                    continuation=self._continuation,
+                    shown_special_ids=self._shown_special_ids,
                 )
                 choices.append(Choice(len(choices), prompt_index, request, decoder))
         return choices
@@ -295,7 +303,9 @@ class Generation:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices)
+            ),
         )
 
 

@@ -22,6 +22,7 @@ from pydantic import (
 
 from server.errors import ApiError, bad_field, cut
 from server.openai.extra_fields import ExtraFields
+from server.openai.tool_fields import CalledFunction, ToolCall, ToolFields, Tools
 from server.openai.unsupported import ignored_params, refuse_unsupported
 
 _MAX_MODEL_NAME = 256
@@ -136,27 +137,45 @@ class Shape(BaseModel):
 class Message(Shape):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
         # Only an assistant that called tools may have said nothing.
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        called = self.role == "assistant" and (self.tool_calls or self.function_call)
+        if self.content is None and not called:
             raise ValueError("content: must be a string or a list of text parts")
         return self
 
+    @property
+    def num_chars(self) -> int:
+        """Characters that a prompt with this message has at least."""
+        calls = (call.function.arguments for call in self.tool_calls or [])
+        return len(self.content or "") + sum(map(len, calls))
+
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it."""
-        role = "system" if self.role == "developer" else self.role
+        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         message: dict[str, Any] = {"role": role, "content": self.content}
-        for field in ("name", "tool_calls", "tool_call_id"):
+        calls = list(self.tool_calls or [])
+        if self.function_call is not None:
+            calls.append(ToolCall(function=self.function_call))
+        if calls:
+            message["tool_calls"] = [call.for_template() for call in calls]
+        for field in ("name", "tool_call_id"):
             value = getattr(self, field)
             if value is not None:
                 message[field] = value
+        reasoning = self.reasoning_content or self.reasoning
+        if reasoning is not None:  # templates know it by either name
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         return message
 
 
@@ -238,7 +257,7 @@ class GenerationRequest(ModelRequest, ExtraFields):
         )
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, ToolFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
@@ -309,6 +328,7 @@ class TokenizeRequest(FeatureRequest):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    tools: Tools | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class PromptTokensDetails(Struct):
@@ -80,12 +80,31 @@ class PromptLogprob(Struct):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class FunctionCall(Struct):
+    """What a call calls; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class Message(Struct, kw_only=True):
     """A chat answer's message."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -138,11 +157,31 @@ class Completion(Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+class FunctionCallDelta(Struct, omit_defaults=True):
+    """What a chunk adds to a call: the name with its first, then pieces of the arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, kw_only=True):
+    """What a chunk adds to a call; all but ``index`` and arguments come with its first alone."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
 class Delta(Struct, omit_defaults=True):
     """What a chunk adds to a chat answer's message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionCallDelta | None = None
 
 
 class ChatChunkChoice(Struct):

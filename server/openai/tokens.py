@@ -41,7 +41,8 @@ async def tokenize(request: Request) -> Response:
             model.tokenizer, [body.prompt], add_special_tokens=add_special
         )
     else:
-        tokens = await encode_chat(model, body)
+        tools = [tool.function.for_template() for tool in body.tools or []]
+        tokens = await encode_chat(model, body, tools)
     strings = [model.tokenizer.token_text(id) for id in tokens] if body.return_token_strs else None
     answer = Tokenized(
         count=len(tokens),

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.errors import ApiError, bad_field
+from server.errors import bad_field
 
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _RESERVED_TEMPLATE_KWARGS = frozenset(
     {
         "messages",
@@ -39,10 +38,6 @@ def _given(value: Any) -> bool:
     return bool(value)
 
 
-def _tool_choice(value: Any) -> bool:
-    return value not in (None, "none", "auto")
-
-
 def _response_format(value: Any) -> bool:
     return value is not None and not (isinstance(value, dict) and value.get("type") == "text")
 
@@ -53,10 +48,6 @@ def _modalities(value: Any) -> bool:
 
 # In the order in which they are looked at.
 _REFUSED: dict[str, Callable[[Any], bool]] = {
-    "tool_choice": _tool_choice,
-    "tools": _given,
-    "function_call": _tool_choice,
-    "functions": _given,
     "response_format": _response_format,
     "structured_outputs": _given,
     "guided_json": _given,
@@ -83,11 +74,6 @@ _OFF_BY_CHOICE = {"chat_template": "is not taken from requests; the server has i
 _INERT: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
     "service_tier": (None, "auto", "default"),
-    "parallel_tool_calls": (None, True, False),
-    "tools": (None, []),
-    "functions": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "function_call": (None, "none", "auto"),
     "response_format": (None, {"type": "text"}),
     "modalities": (None, [], ["text"]),
     "detokenize": (None, True),
@@ -97,7 +83,6 @@ _INERT: dict[str, tuple[Any, ...]] = {
 
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """Raise ApiError (400) when ``body`` asks for a feature this server does not have."""
-    _check_tools(body.get("tools"))
     for field, asks in _REFUSED.items():
         if field in body and asks(body[field]):
             raise bad_field(field, _OFF_BY_CHOICE.get(field, "is not supported yet"))
@@ -129,20 +114,3 @@ def report_ignored(names: list[str], *, strict: bool) -> dict[str, str]:
 
 def _asks_nothing(name: str, value: Any) -> bool:
     return (name in _INERT and value in _INERT[name]) or (name in _REFUSED and not value)
-
-
-def _check_tools(tools: Any) -> None:
-    """Name a malformed tool before saying that tools are not supported."""
-    if not tools:
-        return
-    if not isinstance(tools, list):
-        raise bad_field("tools", "must be a list")
-    for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict):
-            function = {}
-        name = function.get("name")
-        named = isinstance(name, str) and _TOOL_NAME.fullmatch(name)
-        if not named or not isinstance(function.get("parameters", {}), dict):
-            message = f"'tools.{index}.function' must have a name and parameters that are an object"
-            raise ApiError(400, message, param=f"tools.{index}.function")

@@ -56,6 +56,8 @@ class AnswerParser:
         self._is_fresh = False  # nothing was said since reasoning or a call: white space is dropped
         self._is_cut = False  # the text ended because it became too long
         self._reader: Generator[None, None, None] | None = self._read()
+        self.has_reasoned = is_thinking
+        self.is_answering = reasoning is None  # reasoning is over, or did not come
         self.is_plain = False  # all that follows is content as it stands
 
     @property
@@ -94,6 +96,7 @@ class AnswerParser:
     def _read(self) -> Read[None]:
         if self._reasoning is not None:
             yield from self._read_reasoning(self._reasoning)
+            self.is_answering = True
         if self._dialect is not None and self._dialect.bare:
             yield from self._read_bare(self._dialect)
         if self._dialect is not None or self._hidden:
@@ -108,7 +111,7 @@ class AnswerParser:
         if not begun and not self._is_thinking:
             self._say(space)
             return
-        self._is_fresh = True
+        self.has_reasoned = self._is_fresh = True
         ends = Markers([marks.end])
         marker = ""
         while not marker:
@@ -119,7 +122,7 @@ class AnswerParser:
                     return
                 yield
         self._held = ""  # white space before the end mark
-        self._is_fresh = True
+        self.is_answering = self._is_fresh = True
         yield from self._source.space()
 
     def _read_bare(self, dialect: Dialect) -> Read[None]:

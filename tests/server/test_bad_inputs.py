@@ -111,6 +111,12 @@ def too_long_prompt(field: str) -> Row:
 
 CONTEXT = "context_length_exceeded"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **function}}
+
+
 NAMED = {"type": "function", "function": {"name": "absent"}}
 
 
@@ -257,8 +263,19 @@ ROWS = [
     chat("67 reserved", "chat_template_kwargs", chat_template_kwargs={"messages": []}),
     chat("70 response_format", "response_format", response_format={"type": "json_object"}),
     chat("77 bad tool", "tools.0.function", tools=[{"type": "function", "function": {}}]),
-    chat("77 tools", "tools", tools=[TOOL]),
+    chat("77 bad name", "tools.0.function", tools=[tool(name="a b")]),
+    chat("77 bad parameters", "tools.0.function", tools=[tool(parameters=[])]),
+    chat("77 bad type", "tools.0.function", tools=[tool(parameters={"type": "stsring"})]),
+    chat(
+        "77 bad inner type",
+        "tools.1.function",
+        tools=[TOOL, tool(parameters={"properties": {"a": {"items": {"type": "int"}}}})],
+    ),
+    chat("77 twice", "tools", tools=[TOOL, TOOL]),
+    chat("77 kind", "tools.0.type", tools=[{"type": "custom", "custom": {"name": "f"}}]),
     chat("78 tool_choice", "tool_choice", tools=[TOOL], tool_choice=NAMED),
+    chat("78 no tools", "tool_choice", tool_choice="required"),
+    chat("78 unknown choice", "tool_choice", tools=[TOOL], tool_choice="any"),
     chat(
         "80 image",
         "messages.0.content",

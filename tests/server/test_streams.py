@@ -226,9 +226,9 @@ def test_cached_tokens_are_told(server: Server) -> None:
 
 
 def test_ignored_parameters_are_named(server: Server) -> None:
-    answer = server.chat(max_tokens=2, reasoning_effort="low", colour="blue", store=False)
+    answer = server.chat(max_tokens=2, web_search="low", colour="blue", store=False)
     assert answer.status_code == 200
-    assert answer.headers["x-quire-ignored-params"] == "reasoning_effort,colour"
+    assert answer.headers["x-quire-ignored-params"] == "web_search,colour"
     quiet = server.chat(max_tokens=2, user="u", metadata={"a": "b"}, tools=[], tool_choice="none")
     assert "x-quire-ignored-params" not in quiet.headers
 

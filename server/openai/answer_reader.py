@@ -1,0 +1,101 @@
+"""Reads the answer of one choice: its text as parts, and how many tokens its reasoning took."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.output import TextDelta
+from engine.text.tokenizer import Tokenizer
+from server.openai.generation import Choice
+from server.text.dialects import Dialect
+from server.text.parser import AnswerParser
+from server.text.parts import Part, Reasoning, Text
+from server.text.reasoning import ReasoningMarks
+
+
+class AnswerReader:
+    """Reads the deltas of one choice, and settles its finish reason and reasoning tokens."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        tokenizer: Tokenizer,
+        *,
+        reasoning: ReasoningMarks | None,
+        is_thinking: bool,
+        dialect: Dialect | None,
+        names: Collection[str],
+        hidden: Collection[str],
+        shown_special_ids: frozenset[int],
+        whole: bool,
+        tells_reasoning: bool,
+    ) -> None:
+        """Begin; see ``AnswerParser`` for what is not told here.
+
+        Args:
+            choice: written to.
+            tokenizer: the model's.
+            shown_special_ids: the hidden markers' ids.
+            tells_reasoning: give reasoning out at all.
+        """
+        self._choice = choice
+        self._parser = AnswerParser(
+            reasoning=reasoning,
+            is_thinking=is_thinking,
+            dialect=dialect,
+            names=names,
+            hidden=hidden,
+            whole=whole,
+        )
+        self._tells_reasoning = tells_reasoning
+        self._counter: _ReasoningCounter | None = None
+        if reasoning is not None:
+            text = IncrementalDetokenizer(tokenizer, shown_special_ids=shown_special_ids)
+            self._counter = _ReasoningCounter(reasoning, is_thinking, text)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that follows is content as it stands, and need not be read."""
+        return self._parser.is_plain and self._counter is None
+
+    def read(self, delta: TextDelta) -> list[Part]:
+        """The parts that are certain with ``delta``."""
+        if self.is_plain:
+            return [Text(delta.text)] if delta.text else []
+        choice = self._choice
+        parts = self._parser.push(delta.text)
+        if self._counter is not None:
+            choice.num_reasoning_tokens = self._counter.push(delta.token_ids)
+            if self._counter.is_over:
+                self._counter = None
+        if delta.finished:
+            parts += self._parser.finish(cut=delta.finish_reason == "length")
+            if self._parser.num_calls and choice.finish_reason == "stop":
+                choice.finish_reason = "tool_calls"
+        if self._tells_reasoning:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
+
+
+class _ReasoningCounter:
+    """Counts the tokens up to the one that completes the mark of the end, that one included."""
+
+    def __init__(
+        self, marks: ReasoningMarks, is_thinking: bool, text: IncrementalDetokenizer
+    ) -> None:
+        self._parser = AnswerParser(reasoning=marks, is_thinking=is_thinking)
+        self._text = text
+        self._count = 0
+        self.is_over = False  # the number cannot change any more
+
+    def push(self, token_ids: Collection[int]) -> int:
+        """Tokens of reasoning so far."""
+        parser = self._parser
+        for token_id in token_ids:
+            if self.is_over:
+                break
+            parser.push(self._text.push((token_id,)))
+            self._count += 1
+            self.is_over = parser.is_answering
+        return self._count if parser.has_reasoned else 0

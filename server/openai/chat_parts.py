@@ -1,0 +1,89 @@
+"""The parts of an answer in the shapes of chat: messages, and what chunks add to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.openai.outputs import (
+    Delta,
+    FunctionCall,
+    FunctionCallDelta,
+    Message,
+    ToolCall,
+    ToolCallDelta,
+)
+from server.settings import ReasoningFields
+from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallBegin
+
+
+class ChatParts:
+    """Formats the parts of one request's answers.
+
+    Args:
+        reasoning_fields: the names under which reasoning is told.
+        as_function_call: tell a call the way it was before there were tools.
+    """
+
+    def __init__(self, reasoning_fields: ReasoningFields, *, as_function_call: bool) -> None:
+        both = ("reasoning", "reasoning_content")
+        self._reasoning_fields = both if reasoning_fields == "both" else (reasoning_fields,)
+        self._as_function_call = as_function_call
+
+    def message(self, parts: Sequence[Part], *, echoed: str = "") -> Message:
+        """All of an answer, after what is ``echoed`` of the request."""
+        content = echoed + "".join([part.text for part in parts if isinstance(part, Text)])
+        reasoning = "".join([part.text for part in parts if isinstance(part, Reasoning)])
+        calls = _calls(parts)
+        fields: dict[str, Any] = {}
+        if reasoning:
+            fields |= dict.fromkeys(self._reasoning_fields, reasoning)
+        if calls and self._as_function_call:
+            fields["function_call"] = calls[0].function
+        elif calls:
+            fields["tool_calls"] = calls
+        # Nothing is said by an answer that consists of calls, or ended while it reasoned.
+        return Message(content=content or (None if fields else ""), **fields)
+
+    def deltas(self, parts: Sequence[Part]) -> list[Delta]:
+        """What chunks add, in order; pieces of the same thing that come together are one chunk."""
+        found: list[tuple[type, int, list[Part]]] = []
+        for part in parts:
+            index = 0 if isinstance(part, Text | Reasoning) else part.index
+            if found and found[-1][:2] == (type(part), index):
+                found[-1][2].append(part)
+            else:
+                found.append((type(part), index, [part]))
+        return [delta for _, _, group in found if (delta := self._delta(group)) is not None]
+
+    def _delta(self, group: Sequence[Part]) -> Delta | None:
+        first = group[0]
+        if isinstance(first, ToolCallBegin):
+            head = FunctionCallDelta(name=first.name, arguments="")
+            if self._as_function_call:
+                return Delta(function_call=head) if first.index == 0 else None
+            call = ToolCallDelta(index=first.index, id=first.id, type="function", function=head)
+            return Delta(tool_calls=[call])
+        text = "".join([part.text for part in group if not isinstance(part, ToolCallBegin)])
+        if isinstance(first, Text):
+            return Delta(content=text)
+        if isinstance(first, Reasoning):
+            return Delta(**dict.fromkeys(self._reasoning_fields, text))
+        piece = FunctionCallDelta(arguments=text)
+        if self._as_function_call:
+            return Delta(function_call=piece) if first.index == 0 else None
+        return Delta(tool_calls=[ToolCallDelta(index=first.index, function=piece)])
+
+
+def _calls(parts: Sequence[Part]) -> list[ToolCall]:
+    calls: list[ToolCall] = []
+    arguments: list[list[str]] = []
+    for part in parts:
+        if isinstance(part, ToolCallBegin):
+            calls.append(ToolCall(id=part.id, function=FunctionCall(part.name, "")))
+            arguments.append([])
+        elif isinstance(part, ToolCallArguments):
+            arguments[part.index].append(part.text)
+    for call, pieces in zip(calls, arguments, strict=True):
+        call.function.arguments = "".join(pieces)
+    return calls

@@ -1,0 +1,58 @@
+"""How one request uses tools: what is shown to the model, and what it may call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from server.errors import bad_field
+from server.openai.tool_fields import Function, ToolFields
+from server.text.answers import AnswerFormat
+from server.text.dialects import Dialect
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools of a request that may call some."""
+
+    dialect: Dialect
+    shown: tuple[Function, ...]  # to the model
+    callable: tuple[Function, ...]  # those of them that may be called
+    is_required: bool  # at least one call, and nothing else
+    is_parallel: bool  # more than one call
+
+    @classmethod
+    def of(cls, body: ToolFields, answers: AnswerFormat) -> Self | None:
+        """The tools of ``body``; None where it has none, or does not want them called.
+
+        Raises:
+            ApiError: 400, the served model cannot call tools.
+        """
+        functions, choice = body.offered, body.choice
+        if not functions or choice.mode == "none":
+            return None
+        field = "functions" if body.functions else "tools"
+        if not answers.takes_tools:
+            raise bad_field(field, "cannot be used: the model's chat template has no place for it")
+        if answers.dialect is None:
+            problem = "cannot be used: how this model writes calls is not known here; the server "
+            raise bad_field(field, problem + "can be told with --tool-call-parser")
+        names = choice.names
+        return cls(
+            dialect=answers.dialect,
+            shown=tuple(functions),
+            callable=tuple(f for f in functions if names is None or f.name in names),
+            is_required=choice.mode == "required",
+            is_parallel=body.parallel_tool_calls is not False
+            and not choice.is_named
+            and not body.functions,
+        )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the functions that may be called."""
+        return frozenset(function.name for function in self.callable)
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """The tools as chat templates expect them."""
+        return [function.for_template() for function in self.shown]

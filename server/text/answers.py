@@ -1,0 +1,72 @@
+"""What a model's answers look like: its dialect of tool calls and its marks of reasoning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from engine.text.tokenizer import Tokenizer
+from server.text import dialects, reasoning
+from server.text.dialects import Dialect
+from server.text.reasoning import ReasoningMarks
+
+# By the chat template, not at all, or by name; the names are those of the two tables.
+ToolCallParser = Literal[
+    "auto",
+    "none",
+    "mistral_args",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "hermes",
+    "granite",
+    "pythonic",
+    "llama3",
+]
+ReasoningParser = Literal["auto", "none", "think", "mistral", "seed", "exaone", "granite"]
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """What can be read in a model's answers."""
+
+    dialect: Dialect | None  # None: no calls
+    reasoning: ReasoningMarks | None  # None: no reasoning
+    takes_tools: bool  # the chat template shows tools to the model
+    special_ids: dict[str, int]  # of the marks above that are special tokens
+
+    @classmethod
+    def of(
+        cls,
+        template: str | None,
+        tokenizer: Tokenizer,
+        *,
+        tool_call_parser: ToolCallParser = "auto",
+        reasoning_parser: ReasoningParser = "auto",
+    ) -> Self:
+        """The format of a model with this chat template.
+
+        Args:
+            template: the source for requests with tools; None without a template.
+            tokenizer: the model's.
+            tool_call_parser: how calls are written.
+            reasoning_parser: how reasoning is marked.
+        """
+        source = template or ""
+        if tool_call_parser == "auto":
+            dialect = dialects.dialect_of(source)
+        else:
+            dialect = dialects.BY_NAME.get(tool_call_parser)
+        if reasoning_parser == "auto":
+            marks = reasoning.marks_of(source, tokenizer.added_tokens)
+        else:
+            marks = reasoning.BY_NAME.get(reasoning_parser)
+        written = () if dialect is None else dialect.markers
+        thought = () if marks is None else (marks.begin, marks.end)
+        ids = {text: tokenizer.special_id(text) for text in (*written, *thought)}
+        return cls(
+            dialect,
+            marks,
+            dialects.takes_tools(source),
+            {text: id_ for text, id_ in ids.items() if id_ is not None},
+        )

@@ -1,0 +1,95 @@
+"""Reasoning: what the demo model thinks, how it is told, and how it is counted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.servers import MODEL, Server, running_server
+
+THINK = "What is the capital of France?"
+
+
+def message(server: Server, **fields: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    answer = server.chat(THINK, **fields).json()
+    return answer["choices"][0]["message"], answer["usage"]
+
+
+def test_reasoning_is_told_apart(server: Server) -> None:
+    told, usage = message(server, reasoning_effort="high")
+    assert told["content"] == "The capital of France is Paris."
+    assert told["reasoning"] == told["reasoning_content"]
+    assert "France" in told["reasoning"]
+    assert "<think>" not in json.dumps(told)
+    count = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert 0 < count < usage["completion_tokens"]
+    # The text of exactly so many tokens ends with the mark of the end.
+    body = {"model": MODEL, "messages": [{"role": "user", "content": THINK}]}
+    body |= {"chat_template_kwargs": {"enable_thinking": True}}
+    prompt = server.post("/tokenize", body).json()["tokens"]
+    for num_tokens, ended in ((count, True), (count - 1, False)):
+        text = server.complete(prompt, max_tokens=num_tokens).json()["choices"][0]["text"]
+        assert text.endswith("</think>") == ended
+
+
+@pytest.mark.parametrize("fields", [{}, {"reasoning_effort": "none"}])
+def test_no_reasoning(server: Server, fields: dict[str, Any]) -> None:
+    told, usage = message(server, **fields)
+    assert "reasoning" not in told
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+def test_template_variables_win(server: Server) -> None:
+    told, _ = message(
+        server, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True}
+    )
+    assert told["reasoning"]
+
+
+def test_reasoning_is_streamed_as_such(server: Server) -> None:
+    whole, usage = message(server, reasoning_effort="high")
+    fields = {"temperature": 0, "reasoning_effort": "high"}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": THINK}], **fields}
+    body |= {"stream_options": {"include_usage": True}}
+    lines = server.stream("/v1/chat/completions", body).decode().splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+    for key in ("reasoning", "reasoning_content", "content"):
+        assert "".join(delta.get(key) or "" for delta in deltas) == whole[key]
+    assert sum("reasoning" in delta for delta in deltas) > 3
+    assert chunks[-1]["usage"]["completion_tokens_details"] == usage["completion_tokens_details"]
+
+
+def test_reasoning_may_be_left_out(server: Server) -> None:
+    told, usage = message(server, reasoning_effort="high", include_reasoning=False)
+    assert set(told) == {"role", "content", "refusal"}
+    assert usage["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+def test_an_answer_that_ends_within_reasoning_says_nothing(server: Server) -> None:
+    told, usage = message(server, reasoning_effort="high", max_tokens=6)
+    assert told["content"] is None
+    assert told["reasoning"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 6
+
+
+def test_history_keeps_reasoning(server: Server) -> None:
+    """A template shows it or not; the request is taken."""
+    said = {"role": "assistant", "content": "Paris.", "reasoning_content": "France, so Paris."}
+    user = {"role": "user", "content": THINK}
+    answer = server.chat(messages=[user, said, user])
+    assert answer.status_code == 200
+
+
+def test_settings_choose_names_and_parsers(tmp_path: Any) -> None:
+    flags = ("--reasoning-fields", "reasoning", "--tool-call-parser", "none")
+    with running_server(tmp_path / "log", *flags) as server:
+        told, _ = message(server, reasoning_effort="low")
+        assert "reasoning" in told
+        assert "reasoning_content" not in told
+        tool = {"type": "function", "function": {"name": "f"}}
+        error = server.chat(tools=[tool]).json()["error"]
+        assert error["param"] == "tools"
+        assert "--tool-call-parser" in error["message"]
