@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.openai.outputs import (
+    ChatMessage,
     Delta,
     FunctionCall,
     FunctionCallDelta,
-    Message,
     ToolCall,
     ToolCallDelta,
 )
@@ -30,7 +30,7 @@ class ChatParts:
         self._reasoning_fields = both if reasoning_fields == "both" else (reasoning_fields,)
         self._as_function_call = as_function_call
 
-    def message(self, parts: Sequence[Part], *, echoed: str = "") -> Message:
+    def message(self, parts: Sequence[Part], *, echoed: str = "") -> ChatMessage:
         """All of an answer, after what is ``echoed`` of the request."""
         content = echoed + "".join([part.text for part in parts if isinstance(part, Text)])
         reasoning = "".join([part.text for part in parts if isinstance(part, Reasoning)])
@@ -43,7 +43,7 @@ class ChatParts:
         elif calls:
             fields["tool_calls"] = calls
         # Nothing is said by an answer that consists of calls, or ended while it reasoned.
-        return Message(content=content or (None if fields else ""), **fields)
+        return ChatMessage(content=content or (None if fields else ""), **fields)
 
     def deltas(self, parts: Sequence[Part]) -> list[Delta]:
         """What chunks add, in order; pieces of the same thing that come together are one chunk."""

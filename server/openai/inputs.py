@@ -22,7 +22,7 @@ from pydantic import (
 
 from server.errors import ApiError, bad_field, cut
 from server.openai.extra_fields import ExtraFields
-from server.openai.tool_fields import CalledFunction, ToolCall, ToolFields, Tools
+from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
 from server.openai.unsupported import ignored_params, refuse_unsupported
 
 _MAX_MODEL_NAME = 256
@@ -140,9 +140,9 @@ class Message(Shape):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
-    function_call: CalledFunction | None = None
+    function_call: EarlierFunction | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -166,7 +166,7 @@ class Message(Shape):
         message: dict[str, Any] = {"role": role, "content": self.content}
         calls = list(self.tool_calls or [])
         if self.function_call is not None:
-            calls.append(ToolCall(function=self.function_call))
+            calls.append(EarlierCall(function=self.function_call))
         if calls:
             message["tool_calls"] = [call.for_template() for call in calls]
         for field in ("name", "tool_call_id"):

@@ -95,7 +95,7 @@ class ToolCall(Struct, kw_only=True):
     function: FunctionCall
 
 
-class Message(Struct, kw_only=True):
+class ChatMessage(Struct, kw_only=True):
     """A chat answer's message."""
 
     role: Literal["assistant"] = "assistant"
@@ -111,7 +111,7 @@ class ChatChoice(Struct):
     """One continuation of a conversation."""
 
     index: int
-    message: Message
+    message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None

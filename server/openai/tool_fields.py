@@ -10,9 +10,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
+import msgspec
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -32,8 +32,7 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(msgspec.Struct, frozen=True):
     """A function that the model may call."""
 
     name: str
@@ -46,8 +45,7 @@ class Function:
         return {"type": "function", "function": self.shown}
 
 
-@dataclass(frozen=True)
-class ToolChoice:
+class ToolChoice(msgspec.Struct, frozen=True):
     """Whether tools are to be called, and which."""
 
     mode: Literal["none", "auto", "required"] = "auto"
@@ -181,19 +179,19 @@ class Tool(_ToolShape):
     function: AnyFunction
 
 
-class CalledFunction(_ToolShape):
+class EarlierFunction(_ToolShape):
     """What an earlier call has called."""
 
     name: str
     arguments: str | dict[str, Any] = "{}"
 
 
-class ToolCall(_ToolShape):
+class EarlierCall(_ToolShape):
     """An earlier call, as the history tells it."""
 
     id: str | None = None
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: EarlierFunction
 
     def for_template(self) -> dict[str, Any]:
         """The call as chat templates expect it: with its arguments as an object."""
