@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from engine.beam_search import BeamParams
 from engine.types import SamplingParams
 
 if TYPE_CHECKING:
     from engine.llm import LLM
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "BeamParams", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:

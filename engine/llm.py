@@ -10,11 +10,12 @@ with LLM() as llm:
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
+from engine.beam_offline import search_all
+from engine.beam_search import BeamParams
 from engine.config import (
     CacheConfig,
     Device,
@@ -31,6 +32,7 @@ from engine.errors import InvalidParameter
 from engine.memory import device_memory
 from engine.paths import default_model_dir
 from engine.profiler import DEFAULT_PROFILE_STEPS, make_profile_directory
+from engine.progress import LoadingBar, finish
 from engine.requests import fan_out
 from engine.results import LLMStats, RequestResult, make_result
 from engine.text.template import ChatTemplate, Message
@@ -137,7 +139,7 @@ class LLM:
             ),
             profile_dir=None if profile is None else make_profile_directory(profile),
         )
-        with _LoadingBar(use_tqdm) as bar:
+        with LoadingBar(use_tqdm) as bar:
             core = EngineCore.load(config, bar)
         self._driver = Driver(core, self._tokenizer)
 
@@ -166,11 +168,34 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters cannot be served; nothing has been started.
         """
-        several = _as_prompts(prompts)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in several]
-        encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
-        token_ids = [next(encoded) if isinstance(item, str) else list(item) for item in several]
+        token_ids, texts = self._encode_prompts(prompts)
         return self._run(token_ids, texts, params, use_tqdm=use_tqdm, continuation=True)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        beams: BeamParams | None = None,
+        params: SamplingParams | None = None,
+    ) -> list[RequestResult]:
+        """Find the likeliest continuations of each prompt as wholes.
+
+        Args:
+            prompts: as in ``generate``.
+            beams: how to search.
+            params: ``max_tokens``, ``stop_token_ids``, ``ignore_eos``, ``logprobs`` and
+                ``skip_special_tokens`` are heeded; the rest says how to sample, and nothing is
+                sampled here.
+
+        Returns:
+            One result a prompt, in order, with ``beams.width`` completions each, the best first.
+
+        Raises:
+            RequestError: a prompt or its parameters cannot be served.
+            RequestFailed: a step failed.
+        """
+        token_ids, texts = self._encode_prompts(prompts)
+        beams, params = beams or BeamParams(), params or SamplingParams()
+        return search_all(self._driver, self._tokenizer, token_ids, texts, beams, params)
 
     def chat(
         self,
@@ -320,6 +345,16 @@ class LLM:
 
     # ------------------------------------------------------------ private
 
+    def _encode_prompts(
+        self, prompts: Prompt | Sequence[Prompt]
+    ) -> tuple[list[list[int]], list[str | None]]:
+        """Each prompt's token ids, and its text where it came as text."""
+        several = _as_prompts(prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in several]
+        encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
+        ids = [next(encoded) if isinstance(item, str) else list(item) for item in several]
+        return ids, texts
+
     def _open(
         self, token_ids: list[int], params: SamplingParams | None, *, continuation: bool
     ) -> TextStream:
@@ -350,57 +385,13 @@ class LLM:
             for token_ids, sampling in zip(prompts, each, strict=True):
                 requests = fan_out(_new_id(), token_ids, sampling)
                 groups.append(driver.submit(requests, sampling, continuation=continuation))
-            _finish(driver, groups, use_tqdm)
+            finish(driver, groups, use_tqdm)
         finally:  # refused, interrupted or lost: nothing of this call stays behind
             driver.abort([choice for group in groups for choice in group])
         return [
             make_result(group, text, sampling, self._tokenizer)
             for group, text, sampling in zip(groups, texts, each, strict=True)
         ]
-
-
-def _finish(driver: Driver, groups: list[list[Choice]], use_tqdm: bool) -> None:
-    """Step until every group is done."""
-    from tqdm import tqdm
-
-    group_of = {choice.request.id: index for index, group in enumerate(groups) for choice in group}
-    num_left = [len(group) for group in groups]
-    num_tokens = 0
-    started_s = time.monotonic()
-    # None: shown at a terminal only.
-    with tqdm(total=len(groups), unit="prompt", disable=None if use_tqdm else True) as bar:
-        while any(num_left):
-            for choice in driver.step():
-                group = group_of.get(choice.request.id)
-                if group is None:
-                    continue  # of a stream that is under way beside this call
-                num_left[group] -= 1
-                num_tokens += len(choice.token_ids)
-                rate = num_tokens / (time.monotonic() - started_s)
-                bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
-                bar.update(not num_left[group])
-
-
-class _LoadingBar:
-    """Progress of loading, at a terminal."""
-
-    def __init__(self, enabled: bool) -> None:
-        from tqdm import tqdm
-
-        form = "{desc:<28} {percentage:3.0f}%|{bar}| {elapsed}"
-        self._bar = tqdm(
-            total=1.0, desc="loading", bar_format=form, disable=None if enabled else True
-        )
-
-    def __call__(self, fraction: float, what: str) -> None:
-        self._bar.set_description_str(what, refresh=False)
-        self._bar.update(fraction - self._bar.n)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

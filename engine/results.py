@@ -21,6 +21,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop_reason: str | int | None  # the stop string or stop token that ended it
     error: str | None = None  # with finish_reason "error": what went wrong
+    score: float | None = None  # of beam search, by which its completions are sorted
 
 
 class RequestResult(msgspec.Struct, frozen=True, kw_only=True):

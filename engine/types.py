@@ -22,7 +22,8 @@ from engine.errors import Failure, InvalidParameter
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # that a client may ask for
+MAX_TOLD_LOGPROBS = 128  # that the engine tells, to whoever searches among them
 PENDING_TOKEN = -1  # in a row: the token that an earlier step has chosen, still on the device
 _MAX_SEED = 2**63 - 1
 _MAX_BIAS_ENTRIES = 1024
@@ -104,8 +105,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check(limit is None or self.min_tokens <= limit, "min_tokens", "exceeds max_tokens")
         for field in ("logprobs", "prompt_logprobs"):
             count = getattr(self, field)
-            within = count is None or 0 <= count <= MAX_LOGPROBS
-            _check(within, field, f"must be between 0 and {MAX_LOGPROBS}")
+            within = count is None or 0 <= count <= MAX_TOLD_LOGPROBS
+            _check(within, field, f"must be between 0 and {MAX_TOLD_LOGPROBS}")
         _check(1 <= self.n <= 128, "n", "must be between 1 and 128")
         _check(all(self.stop), "stop", "a stop string must not be empty")
         _check(all(self.bad_words), "bad_words", "a bad word must not be empty")

@@ -89,6 +89,9 @@ def _make(
     vocab_size = model.info.vocab_size
     asked = {name: getattr(body, name) for name in _SHARED} | given
     values = model.sampling_defaults | {k: v for k, v in asked.items() if v is not None}
+    for field in ("logprobs", "prompt_logprobs"):
+        if not 0 <= values.get(field, 0) <= MAX_LOGPROBS:
+            raise bad_field(field, f"must be between 0 and {MAX_LOGPROBS}")
     stop_ids = body.stop_token_ids or []
     check_token_ids(stop_ids, vocab_size, "stop_token_ids")
     return SamplingParams(

@@ -1,0 +1,207 @@
+"""Beam search: the likeliest texts as wholes, not the likeliest token at each place.
+
+Pure bookkeeping over log-probabilities; whoever computes them (``engine/beam_streams.py`` for the
+server, the offline ``LLM``) asks the engine for one more token of each beam, in turn:
+
+    search = search_for(request, params, engine.info)
+    while not search.is_done:
+        search.advance([one position's logprobs for beam in search.beams])
+    search.best
+
+The rules are those of Hugging Face ``generate(num_beams=...)``: each step looks at all
+continuations of all beams; those that end, and are among the ``width`` best, become hypotheses,
+scored by their summed log-probability over ``length ** length_penalty``; the ``width`` best that go
+on are the next beams. Length is that of the output alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from engine.errors import InvalidParameter
+from engine.types import EngineInfo, FinishReason, Request, SamplingParams, TokenLogprobs
+
+MAX_BEAM_WIDTH = 64
+MAX_BEAM_STOPS = 32
+MAX_LENGTH_PENALTY = 10.0
+
+EarlyStopping = bool | Literal["never"]
+
+
+class BeamParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How wide to search, and when to have found enough."""
+
+    width: int = 4
+    length_penalty: float = 1.0  # above 0 favours longer texts, below 0 shorter ones
+    # True: as soon as there are ``width`` hypotheses. False: when the best beam, ending now, would
+    # not be among them. "never": when it could not be, however long it became.
+    early_stopping: EarlyStopping = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= MAX_BEAM_WIDTH:
+            problem = f"'beam_width' must be between 1 and {MAX_BEAM_WIDTH}"
+            raise InvalidParameter(problem, param="beam_width")
+        if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
+            limit = MAX_LENGTH_PENALTY
+            problem = f"'length_penalty' must be between {-limit:g} and {limit:g}"
+            raise InvalidParameter(problem, param="length_penalty")
+
+
+class Beam(NamedTuple):
+    """A text that may go on."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of its tokens
+    total: float = 0.0  # sum of their log-probabilities
+
+
+class Hypothesis(NamedTuple):
+    """A text that has ended."""
+
+    beam: Beam
+    score: float  # the total over length ** length_penalty
+    finish_reason: FinishReason
+    stop_token_id: int | None
+
+
+class _Candidate(NamedTuple):
+    """A beam and one more token."""
+
+    total: float
+    parent: Beam
+    told: TokenLogprobs
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class BeamSearch:
+    """The search over the continuations of one prompt.
+
+    Args:
+        params: width, and when to stop.
+        max_tokens: length at which a text ends, 1 or more.
+        stop_ids: tokens that end a text; they are its last.
+        num_top: alternatives that are kept with each token, for those who want to see them.
+    """
+
+    def __init__(
+        self, params: BeamParams, max_tokens: int, stop_ids: Iterable[int], *, num_top: int = 0
+    ) -> None:
+        self._params = params
+        self._max_tokens = max_tokens
+        self._stop_ids = frozenset(stop_ids)
+        self._num_top = num_top
+        self._found: list[Hypothesis] = []  # the best first, at most ``width``
+        self.beams: list[Beam] = [Beam()]  # to be continued, the likeliest first
+        self.is_done = False
+
+    @property
+    def num_logprobs(self) -> int:
+        """How many of the likeliest tokens ``advance`` must be told of each beam.
+
+        A beam brings at most ``width`` of the next ones, besides a token for each way to end.
+        """
+        return max(self._num_top, self._params.width + len(self._stop_ids))
+
+    @property
+    def best(self) -> list[Hypothesis]:
+        """What was found, the best first: ``width`` of them, unless the vocabulary is smaller."""
+        return list(self._found)
+
+    def advance(self, told: Sequence[TokenLogprobs]) -> None:
+        """Go one token further.
+
+        Args:
+            told: for each beam, in order, the likeliest tokens at its next position.
+        """
+        width = self._params.width
+        length = len(self.beams[0].token_ids) + 1
+        candidates = sorted(
+            (
+                _Candidate(beam.total + logprob, beam, position, token_id, logprob, rank)
+                for beam, position in zip(self.beams, told, strict=True)
+                for rank, (token_id, logprob) in enumerate(
+                    zip(position.top_ids, position.top_logprobs, strict=True), 1
+                )
+            ),
+            key=lambda candidate: -candidate.total,
+        )
+        is_last = length >= self._max_tokens
+        for candidate in candidates[:width]:
+            if is_last or candidate.token_id in self._stop_ids:
+                self._found.append(self._ended(candidate))
+        self._found = sorted(self._found, key=lambda found: -found.score)[:width]
+        going_on = [c for c in candidates if c.token_id not in self._stop_ids][:width]
+        self.beams = [self._grown(candidate) for candidate in going_on]
+        self.is_done = is_last or not self.beams or self._has_enough(length)
+
+    def _has_enough(self, length: int) -> bool:
+        """Whether no beam is to be followed any further."""
+        params, found = self._params, self._found
+        if len(found) < params.width:
+            return False
+        if params.early_stopping is True:
+            return True
+        if params.early_stopping == "never" and params.length_penalty > 0.0:
+            length = self._max_tokens
+        return self.beams[0].total / length**params.length_penalty <= found[-1].score
+
+    def _ended(self, candidate: _Candidate) -> Hypothesis:
+        beam = self._grown(candidate)
+        stops = candidate.token_id in self._stop_ids
+        return Hypothesis(
+            beam,
+            beam.total / len(beam.token_ids) ** self._params.length_penalty,
+            "stop" if stops else "length",
+            candidate.token_id if stops else None,
+        )
+
+    def _grown(self, candidate: _Candidate) -> Beam:
+        parent, told = candidate.parent, candidate.told
+        entry = TokenLogprobs(
+            token_id=candidate.token_id,
+            logprob=candidate.logprob,
+            rank=candidate.rank,
+            top_ids=told.top_ids[: self._num_top],
+            top_logprobs=told.top_logprobs[: self._num_top],
+        )
+        return Beam(
+            (*parent.token_ids, candidate.token_id), (*parent.logprobs, entry), candidate.total
+        )
+
+
+def one_token(leader: Request, suffix: str, token_ids: Sequence[int], num_top: int) -> Request:
+    """The request for one more token after ``token_ids``, of which the logprobs are told."""
+    return msgspec.structs.replace(
+        leader,
+        id=f"{leader.id}.{suffix}",
+        resumed_token_ids=tuple(token_ids),
+        sampling=SamplingParams(
+            temperature=0.0, max_tokens=len(token_ids) + 1, ignore_eos=True, logprobs=num_top
+        ),
+    )
+
+
+def search_for(
+    leader: Request,
+    params: BeamParams,
+    info: EngineInfo,
+) -> BeamSearch:
+    """The search that answers ``leader``, by a model that ``info`` describes.
+
+    Raises:
+        InvalidParameter: the vocabulary is too small for the width.
+    """
+    sampling = leader.sampling
+    limit = sampling.max_tokens
+    if limit is None:
+        limit = info.max_model_len - len(leader.prompt_token_ids)
+    stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else info.eos_token_ids)}
+    search = BeamSearch(params, limit, stop_ids, num_top=sampling.logprobs or 0)
+    if search.num_logprobs > info.vocab_size:
+        raise InvalidParameter("'beam_width' exceeds the vocabulary", param="beam_width")
+    return search

@@ -1,0 +1,181 @@
+"""Beam search through an engine client: each token of each beam is a short request of its own.
+
+    RequestStream ┐                   ┌ submit: one request a beam, one token each, with logprobs
+    RequestStream ┼── group (a task) ─┤
+    RequestStream ┘                   └ advance the search; again, until it is done
+
+What a beam has in common with its parent, the prompt and nearly all of the output, is found in the
+prefix cache; so a token costs a beam at most one block of recomputation. To whoever submits, the
+hypotheses are streams like others, of one output each: they can be aborted, they fail with the
+engine's errors, and they go on when the engine is restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.beam_search import BeamParams, Hypothesis, one_token, search_for
+from engine.client import EngineClient, RequestStream
+from engine.errors import EngineDead
+from engine.types import Request, RequestOutput, RequestTimings, TokenLogprobs
+
+
+def submit_beams(
+    client: EngineClient, requests: Sequence[Request], params: BeamParams
+) -> list[RequestStream]:
+    """Search the continuations of one prompt; stream ``i`` gives the ``i``-th best hypothesis.
+
+    Belongs to an event loop, as the client does.
+
+    Args:
+        client: the engine.
+        requests: ``params.width`` of them, as ``fan_out`` makes them; the first says what is
+            wanted of all.
+        params: how to search.
+
+    Raises:
+        InvalidParameter: the vocabulary is too small for the width.
+        EngineDead: the engine is gone.
+    """
+    return list(_Group(client, requests, params).streams)
+
+
+class _Group:
+    """One search and the streams that wait for it."""
+
+    def __init__(
+        self, client: EngineClient, requests: Sequence[Request], params: BeamParams
+    ) -> None:
+        self._client = client
+        self._leader = requests[0]
+        self._search = search_for(self._leader, params, client.info)
+        self._num_steps = 0
+        self._live: list[RequestStream] = self._submit()
+        self._num_cached: int | None = None
+        self._timings: RequestTimings | None = None
+        self.streams = [BeamStream(request.id, self) for request in requests]
+        self._num_wanted = len(self.streams)
+        self._task = asyncio.create_task(self._run())
+
+    def drop(self) -> None:
+        """One of the streams is no longer wanted; when none is, the search ends."""
+        self._num_wanted -= 1
+        if not self._num_wanted:
+            self._task.cancel()
+            self._abort()
+
+    async def _run(self) -> None:
+        try:
+            while not self._search.is_done:
+                if self._num_steps:
+                    self._live = self._submit()
+                self._num_steps += 1
+                self._search.advance([await self._next(stream) for stream in self._live])
+            self._tell(self._search.best)
+        except Exception as error:
+            for stream in self.streams:
+                stream.fail(error)
+            self._abort()
+
+    def _abort(self) -> None:
+        for stream in self._live:
+            stream.abort()  # without effect on those that have ended
+
+    def _submit(self) -> list[RequestStream]:
+        search, step = self._search, self._num_steps
+        return self._client.submit(
+            [
+                one_token(self._leader, f"{step}.{index}", beam.token_ids, search.num_logprobs)
+                for index, beam in enumerate(search.beams)
+            ]
+        )
+
+    async def _next(self, stream: RequestStream) -> TokenLogprobs:
+        """The logprobs of a short request's only token."""
+        told: tuple[TokenLogprobs, ...] = ()
+        while True:
+            output = await stream.next()
+            told += output.logprobs or ()
+            if self._num_cached is None:
+                self._num_cached = output.num_cached_tokens
+            if output.finish_reason is not None:
+                break
+        if output.finish_reason != "length" or not told:
+            raise EngineDead("the engine ended a beam")
+        if output.timings is not None:
+            self._timings = _joined(self._timings, output.timings)
+        return told[0]
+
+    def _tell(self, best: Sequence[Hypothesis]) -> None:
+        for index, (stream, found) in enumerate(zip(self.streams, best, strict=True)):
+            stream.end(
+                RequestOutput(
+                    id=stream.request_id,
+                    token_ids=found.beam.token_ids,
+                    logprobs=found.beam.logprobs,
+                    num_cached_tokens=None if index else self._num_cached,
+                    finish_reason=found.finish_reason,
+                    stop_token_id=found.stop_token_id,
+                    timings=self._timings,
+                )
+            )
+
+
+class BeamStream:
+    """A :class:`engine.client.RequestStream` of one hypothesis, which comes as a whole."""
+
+    def __init__(self, request_id: str, group: _Group) -> None:
+        self._request_id = request_id
+        self._group = group
+        self._output: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._ended = asyncio.Event()
+        self._taken = False
+
+    @property
+    def request_id(self) -> str:
+        """The id it was submitted under."""
+        return self._request_id
+
+    async def next(self) -> RequestOutput:
+        """The whole of it; see :class:`engine.client.RequestStream`."""
+        if self._taken:
+            raise StopAsyncIteration
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        self._taken = True
+        assert self._output is not None
+        return self._output
+
+    def abort(self) -> None:
+        """Stop waiting for it. Idempotent."""
+        if not self._ended.is_set():
+            self.end(RequestOutput(id=self._request_id, finish_reason="abort"))
+            self._group.drop()
+
+    def end(self, output: RequestOutput) -> None:
+        """The search has ended, or nobody waits any more."""
+        if not self._ended.is_set():
+            self._output = output
+            self._ended.set()
+
+    def fail(self, error: Exception) -> None:
+        """The search has failed."""
+        if not self._ended.is_set():
+            self._error = error
+            self._ended.set()
+
+
+def _joined(first: RequestTimings | None, last: RequestTimings) -> RequestTimings:
+    """The times of several short requests as those of one."""
+    if first is None:
+        return last
+    return msgspec.structs.replace(
+        first,
+        finished_s=last.finished_s,
+        num_preemptions=first.num_preemptions + last.num_preemptions,
+    )
