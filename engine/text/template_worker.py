@@ -1,53 +1,38 @@
-"""The process that renders chat templates: standard library and jinja2 only, run as a script.
+"""Renders chat templates in a confined process (``engine/confined``): standard library and jinja2.
 
-A template is code that came with a model. It runs in jinja2's immutable sandbox, in this process
-of its own, which has no inherited files or environment, may not open files, has a bounded
-address space and a timer that kills it; whoever started it kills it earlier.
-
-Frames in both directions: 4 bytes of length, big-endian, then UTF-8 JSON. The first frame holds
-``{"templates": {name: source}, "limit_s": s}`` and is answered by ``{"ready": true}``; each
-further one ``{"template": name, "context": {...}}`` and is answered by ``{"text": ...}`` or
-``{"error": ...}``, with ``"last": true`` if nothing is answered after it.
+A template is code that came with a model; it runs in jinja2's immutable sandbox there. The first
+frame holds ``{"templates": {name: source}}``; each further one ``{"template": name, "context":
+{...}}`` and is answered by ``{"text": ...}`` or ``{"error": ...}``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import resource
-import signal
-import struct
-import sys
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
-_MEMORY_BYTES = 256 * 2**20  # on top of what the process has when it is ready
 _MAX_ERROR_CHARS = 500
 
 
-def main(module_dirs: list[str]) -> None:
-    """Answer frames from standard input until it ends."""
-    sys.path.extend(module_dirs)  # the interpreter runs without site-packages: it starts faster
-    reader, writer = sys.stdin.buffer, sys.stdout.buffer
-    first = _read(reader)
-    if first is None:
-        return
+def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What answers a frame."""
     renderer = _Renderer(first["templates"])
-    _confine()
-    _write(writer, {"ready": True})
-    while (request := _read(reader)) is not None:
-        signal.setitimer(signal.ITIMER_REAL, first["limit_s"])
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            reply = {"text": renderer.render(request["template"], request["context"])}
+            return {"text": renderer.render(request["template"], request["context"])}
         except MemoryError:
-            # What is left of the memory is anyone's guess.
-            _write(writer, {"error": "the chat template used too much memory", "last": True})
-            return
+            raise
         except Exception as error:
-            reply = {"error": renderer.explain(error)}
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _write(writer, reply)
+            return {"error": renderer.explain(error)}
+
+    return answer
+
+
+def exhausted() -> dict[str, Any]:
+    """What is answered when a template has used too much memory."""
+    return {"error": "the chat template used too much memory"}
 
 
 class _Renderer:
@@ -133,38 +118,3 @@ def _to_json(
 
 def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
-
-
-def _confine() -> None:
-    """Take from this process what rendering does not need."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            pages = int(file.read().split()[0])
-        _limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY_BYTES)
-    except (OSError, ValueError):
-        pass  # not Linux: the timer remains
-    _limit(resource.RLIMIT_NOFILE, 3)  # standard input, output and error: no file can be opened
-    _limit(resource.RLIMIT_FSIZE, 0)
-    _limit(resource.RLIMIT_CORE, 0)
-
-
-def _limit(kind: int, value: int) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(kind, (value, value))
-
-
-def _read(reader: BinaryIO) -> dict[str, Any] | None:
-    header = reader.read(4)
-    if len(header) < 4:
-        return None
-    return json.loads(reader.read(struct.unpack(">I", header)[0]))
-
-
-def _write(writer: BinaryIO, value: dict[str, Any]) -> None:
-    data = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-    writer.write(struct.pack(">I", len(data)) + data)
-    writer.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.confined import process, worker
 from engine.errors import InvalidParameter, RequestError, TemplateError
-from engine.text import template_process, template_worker
+from engine.text import template_worker
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
@@ -160,7 +161,7 @@ def test_without_a_template_the_request_is_told_so(chatml: Tokenizer, tmp_path: 
 
 
 def child(template: ChatTemplate) -> int:
-    process = template._process._child
+    process = template._process._process._child
     assert process is not None
     return process.pid
 
@@ -200,21 +201,23 @@ def test_a_killed_process_is_replaced_and_a_closed_one_is_gone(chatml: Tokenizer
 
 
 def test_a_process_whose_parent_is_gone_ends_by_itself() -> None:
-    worker = subprocess.Popen(
-        [sys.executable, template_worker.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    child = subprocess.Popen(
+        [sys.executable, worker.__file__, template_worker.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
-    assert worker.stdin is not None
-    assert worker.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    worker.stdin.write(
-        template_process._frame({"templates": {"default": loop}, "limit_s": 0.2})
-        + template_process._frame({"template": "default", "context": {}})
+    child.stdin.write(
+        process._frame({"templates": {"default": loop}, "limit_s": 0.2})
+        + process._frame({"template": "default", "context": {}})
     )
-    worker.stdin.close()
-    assert worker.wait(timeout=60) == -signal.SIGALRM
-    (size,) = struct.unpack(">I", worker.stdout.read(4))
-    assert b"ready" in worker.stdout.read(size)
-    worker.stdout.close()
+    child.stdin.close()
+    assert child.wait(timeout=60) == -signal.SIGALRM
+    (size,) = struct.unpack(">I", child.stdout.read(4))
+    assert b"ready" in child.stdout.read(size)
+    child.stdout.close()
 
 
 # ------------------------------------------------------------ token ids

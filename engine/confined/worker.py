@@ -1,0 +1,94 @@
+"""The confined process itself: standard library only, run as a script.
+
+It has no inherited files or environment, may not open files once it is ready, has a bounded
+address space and a timer that kills it; whoever started it kills it earlier. What it does is told
+by a handler (see the package).
+
+    python worker.py HANDLER MODULE_DIR...
+
+Frames in both directions: 4 bytes of length, big-endian, then UTF-8 JSON. The first frame holds
+``{"limit_s": s, ...}``, the rest of it for the handler, and is answered by ``{"ready": true}``;
+each further one is answered by the handler, with ``"last": true`` if nothing is answered after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import resource
+import signal
+import struct
+import sys
+from types import ModuleType
+from typing import Any, BinaryIO
+
+_MEMORY_BYTES = 256 * 2**20  # on top of what the process has when it is ready
+
+
+def main(handler_file: str, module_dirs: list[str]) -> None:
+    """Answer frames from standard input until it ends."""
+    sys.path.extend(module_dirs)  # the interpreter runs without site-packages: it starts faster
+    reader, writer = sys.stdin.buffer, sys.stdout.buffer
+    first = _read(reader)
+    if first is None:
+        return
+    handler = _load(handler_file)
+    answer = handler.prepare(first)
+    _confine()
+    _write(writer, {"ready": True})
+    while (request := _read(reader)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, first["limit_s"])
+        try:
+            reply = answer(request)
+        except MemoryError:
+            # What is left of the memory is anyone's guess.
+            _write(writer, {**handler.exhausted(), "last": True})
+            return
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _write(writer, reply)
+
+
+def _load(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("handler", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _confine() -> None:
+    """Take from this process what the work does not need."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            pages = int(file.read().split()[0])
+        _limit(resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY_BYTES)
+    except (OSError, ValueError):
+        pass  # not Linux: the timer remains
+    _limit(resource.RLIMIT_NOFILE, 3)  # standard input, output and error: no file can be opened
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_CORE, 0)
+
+
+def _limit(kind: int, value: int) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(kind, (value, value))
+
+
+def _read(reader: BinaryIO) -> dict[str, Any] | None:
+    header = reader.read(4)
+    if len(header) < 4:
+        return None
+    return json.loads(reader.read(struct.unpack(">I", header)[0]))
+
+
+def _write(writer: BinaryIO, value: dict[str, Any]) -> None:
+    data = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    writer.write(struct.pack(">I", len(data)) + data)
+    writer.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
