@@ -56,6 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the engine process is told. Crosses the boundary at start."""
 
     model: str  # a directory in Hugging Face format
+    tokenizer: str | None = None  # another directory to take the tokenizer from
     dtype: Dtype = "auto"
     device: Device = "auto"
     load_format: LoadFormat = "auto"

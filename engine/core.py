@@ -20,22 +20,37 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig, SchedulerConfig
-from engine.errors import EngineDead, InvalidParameter
+from engine.errors import EngineDead, Failure, InvalidParameter, RequestError
+from engine.grammar.backend import CompiledGrammar
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.gate import GrammarGate
+from engine.grammar.load import load_backend
 from engine.isolation import run_isolated
 from engine.kv_cache.pool import BlockPool
 from engine.profiler import Profiler, Spans
 from engine.runner.protocol import Launched, Runner
 from engine.scheduler import Scheduler
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request, StepPlan, StepResult
+from engine.types import (
+    EngineInfo,
+    EngineOutput,
+    EngineStats,
+    Grammar,
+    Request,
+    StepPlan,
+    StepResult,
+)
 
 logger = logging.getLogger(__name__)
 
 # Steps between two pieces of preparatory work while the engine is never idle.
 _PREPARE_EVERY = 32
+# Between two looks at whether a grammar is compiled, while there is nothing else to do.
+_GRAMMAR_POLL_S = 0.001
 
 
 class _Flight(NamedTuple):
@@ -52,10 +67,16 @@ class EngineCore:
         config: the scheduler's limits and whether prefixes are cached are read from it.
         runner: a loaded model; the blocks and lengths come from its ``info``.
         clock: monotonic seconds, comparable with ``Request.arrival_s``.
+        grammars: compiles those of requests; llguidance's when left out.
     """
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._runner = runner
         self._clock = clock
@@ -73,6 +94,8 @@ class EngineCore:
             eos_token_ids=info.eos_token_ids,
         )
         self._window = BatchingWindow(limits)
+        self._grammars = grammars or GrammarCompiler(partial(load_backend, config, info))
+        self._gate = GrammarGate(self._grammars)
         self._flights: deque[_Flight] = deque()  # oldest first
         self._depth = 2 if _overlaps(config, info) else 1
         self._is_prepared = False
@@ -107,31 +130,50 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to compute or to tell."""
-        return self._scheduler.has_work or bool(self._flights)
+        return self._scheduler.has_work or bool(self._flights) or bool(self._gate)
 
     @property
     def idle_s(self) -> float:
         """Seconds for which a step would find nothing to do, though there is work: the batching
-        window is open and nobody runs. 0 without a window.
+        window is open and nobody runs, or nobody is there but those who wait for their grammar.
         """
         if self._scheduler.num_running or self._scheduler.has_news or self._flights:
             return 0.0
+        if self._gate:
+            if self._gate.is_open:
+                return 0.0
+            if not self._scheduler.has_work:
+                return _GRAMMAR_POLL_S
         return self._window.remaining_s(self._scheduler, self._clock())
 
     def add(self, request: Request) -> None:
-        """Queue a request.
+        """Queue a request, as soon as its grammar is compiled where it has one.
 
         Raises:
             ContextLengthExceeded: it can never fit the context or the KV cache.
             InvalidParameter: it names tokens that the model does not have, its prompt is empty,
-                or its id is in use.
+                its id is in use, or its grammar is known not to work.
         """
         self._check_tokens(request)
-        self._scheduler.add(request)
+        if request.sampling.grammar is None:
+            self._scheduler.add(request)
+            return
+        if request.id in self._gate:
+            raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
+        compiled = self._gate.arrive(request)
+        if compiled is not None:
+            self._scheduler.add(request, compiled)
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile a grammar now, whoever waits. Raises InvalidParameter when it cannot be."""
+        return self._grammars.compile(grammar).result()
 
     def abort(self, request_id: str) -> None:
         """End a request; the next output says so. An unknown id is no error."""
-        self._scheduler.abort(request_id, self._clock())
+        if self._gate.discard(request_id):
+            self._scheduler.turn_away(request_id, None)
+        else:
+            self._scheduler.abort(request_id, self._clock())
 
     def step(self) -> EngineOutput:
         """Take in one step's result, once the next is under way, and tell what came of it.
@@ -142,6 +184,8 @@ class EngineCore:
             EngineDead: the device is lost.
         """
         with self._spans("step"):
+            if self._gate:
+                self._let_in()
             while len(self._flights) < self._depth and self._launch():
                 pass
             with self._spans("output"):
@@ -171,6 +215,17 @@ class EngineCore:
         for problem in problems:
             logger.critical("the KV block pool is corrupt: %s", problem)
         return problems
+
+    def _let_in(self) -> None:
+        """Queue those whose grammar has been compiled."""
+        for request, compiled, failure in self._gate.passed():
+            try:
+                if failure is None:
+                    self._scheduler.add(request, compiled)
+            except RequestError as error:
+                failure = Failure.of(error)
+            if failure is not None:
+                self._scheduler.turn_away(request.id, failure)
 
     def _launch(self) -> bool:
         """Plan a step and start it; False when there is none, or it must wait for another."""
@@ -236,6 +291,8 @@ class EngineCore:
             ("prompt", prompt),
             ("stop_token_ids", sampling.stop_token_ids),
             ("logit_bias", sampling.logit_bias),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+            ("bad_words", [id_ for word in sampling.bad_token_ids for id_ in word]),
         ):
             if ids and not (min(ids) >= 0 and max(ids) < size):
                 raise InvalidParameter(

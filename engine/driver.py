@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Self
 
 from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, RequestError
+from engine.text.bad_words import with_bad_token_ids
 from engine.text.output import OutputDecoder, TextDelta, TokenLogprob
 from engine.text.tokenizer import Tokenizer
 from engine.types import (
@@ -75,6 +77,16 @@ class Driver:
         self._core = None
         self._live.clear()
 
+    def judge(self, sampling: SamplingParams) -> SamplingParams:
+        """``sampling`` with its bad words as tokens, and its grammar compiled by now.
+
+        Raises:
+            InvalidParameter: the grammar cannot be used.
+        """
+        if sampling.grammar is not None:
+            self.core.compile(sampling.grammar)
+        return with_bad_token_ids(sampling, self._tokenizer)
+
     def submit(
         self,
         requests: Sequence[Request],
@@ -106,6 +118,8 @@ class Driver:
         Raises:
             EngineDead: the device is lost.
         """
+        if idle_s := self.core.idle_s:
+            time.sleep(idle_s)
         output = self.core.step()
         finished: list[Choice] = []
         for index, request_id in enumerate(output.ids):

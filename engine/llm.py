@@ -115,6 +115,7 @@ class LLM:
         self._template = ChatTemplate.from_dir(text_directory, self._tokenizer, chat_template)
         config = EngineConfig(
             model=directory,
+            tokenizer=text_directory,
             dtype=dtype,
             device=device,
             load_format=load_format,
@@ -358,7 +359,7 @@ class LLM:
     def _open(
         self, token_ids: list[int], params: SamplingParams | None, *, continuation: bool
     ) -> TextStream:
-        sampling = params or SamplingParams()
+        sampling = self._driver.judge(params or SamplingParams())
         if sampling.n != 1:
             raise InvalidParameter("a stream gives one choice; use generate for more", param="n")
         (choice,) = self._driver.submit(
@@ -379,7 +380,7 @@ class LLM:
         continuation: bool,
     ) -> list[RequestResult]:
         driver = self._driver
-        each = _params_for(params, len(prompts))
+        each = [driver.judge(sampling) for sampling in _params_for(params, len(prompts))]
         groups: list[list[Choice]] = []
         try:
             for token_ids, sampling in zip(prompts, each, strict=True):

@@ -14,11 +14,14 @@ the process boundary as msgpack.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from engine.errors import Failure, InvalidParameter
+
+if TYPE_CHECKING:
+    from engine.grammar.backend import CompiledGrammar
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -114,6 +117,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _check(self.allowed_token_ids != (), "allowed_token_ids", "must not be empty")
 
     @property
+    def follows_output(self) -> bool:
+        """Whether which tokens may be chosen depends on those chosen before."""
+        return self.grammar is not None or any(len(ids) > 1 for ids in self.bad_token_ids)
+
+    @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
@@ -151,6 +159,7 @@ class AddedRow(msgspec.Struct, frozen=True):
 
     request: Request
     output_ids: tuple[int, ...]  # generated so far (after preemption or resumption)
+    grammar: CompiledGrammar | None = None  # the request's
 
 
 class ScheduledRow(msgspec.Struct, frozen=True, gc=False):

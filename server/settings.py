@@ -367,6 +367,7 @@ class Settings(BaseSettings):
         """What the engine process is told of all this."""
         return EngineConfig(
             model=self.model_dir,
+            tokenizer=self.tokenizer,
             dtype=self.dtype,
             device=self.device,
             load_format=self.load_format,

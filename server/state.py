@@ -23,6 +23,7 @@ from server.access.admission import Admission
 from server.access.caller import Caller
 from server.access.ledger import Ledger
 from server.errors import ApiError, overloaded, unavailable
+from server.grammars import Grammars
 from server.metrics import Metrics, Numbers
 from server.openai.defaults import read_sampling_defaults
 from server.settings import Settings
@@ -68,6 +69,7 @@ class ServerState:
     draining: bool = False  # told to end: unready, and no new work
     # Asks all API workers for their numbers; None where there is only this process.
     gather: Callable[[], Awaitable[Numbers]] | None = None
+    grammars: Grammars = field(default_factory=Grammars)
     database: Database = field(init=False)  # opened when something is first kept or looked up
     access: Access = field(init=False)  # keys, limits, usage
     admission: Admission = field(init=False)
@@ -124,8 +126,9 @@ class ServerState:
         self._loaded.set()
 
     async def close(self) -> None:
-        """End the engine, the template's process and the database."""
+        """End the engine, the processes of template and grammars, and the database."""
         await self.engine.close()
+        self.grammars.close()
         await self.database.close()
         if self._model is not None:
             self._model.template.close()

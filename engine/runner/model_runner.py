@@ -73,7 +73,7 @@ class ModelRunner:
         self._spec = attention_spec
         self._rows = rows
         self._graphs = graphs
-        self._sampler = Sampler(kernels.operations, rows)
+        self._sampler = Sampler(kernels.operations, rows, Uploads(attention_spec.device))
         self._uploads = Uploads(attention_spec.device)
         self._downloads = Downloads(attention_spec.device)
         self._spans = Spans()

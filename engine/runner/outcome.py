@@ -28,6 +28,7 @@ class SampledRows:
     telling: list[int] = field(default_factory=list)  # those of them that tell log-probabilities
     num_top: list[int] = field(default_factory=list)  # alternatives that each of these asks for
     columns: LogprobColumns | None = None
+    failures: dict[int, Failure] = field(default_factory=dict)  # of rows that can choose nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class Outcome:
             if not is_finite.all():
                 bad = (~is_finite).nonzero().flatten().tolist()
                 errors = {self._ids[index]: _NOT_FINITE for index in bad}
+            for index, failure in self._sampled.failures.items():
+                errors[self._ids[index]] = failure
             if self._sampled.columns is not None:
                 told = entries(_next_columns(tensors), self._sampled.num_top)
                 for index, entry in zip(self._sampled.telling, told, strict=True):

@@ -85,7 +85,7 @@ class RowTable:
         self._slots[request.id] = slot
         self.requests[slot] = request
         self._num_blocks[slot] = 0
-        self.sampling.set(slot, request, added.output_ids)
+        self.sampling.set(slot, added)
         if request.sampling.prompt_logprobs is not None:
             self.judged.add(slot)
 

@@ -5,26 +5,38 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.errors import Failure
 from engine.runner.inputs import HostBatch
 from engine.runner.outcome import SampledRows
 from engine.runner.rows import RowTable
+from engine.runner.transfer import Uploads
 from engine.sampling.logprobs import logprob_columns
+from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
 
 
 class Sampler:
-    """Chooses tokens by the table's parameters; keeps nothing itself."""
+    """Chooses tokens by the table's parameters; keeps nothing itself.
 
-    def __init__(self, operations: Operations, rows: RowTable) -> None:
+    Args:
+        operations: the kernels'.
+        rows: those of the runner.
+        uploads: for masks alone; they are sent while the step's other inputs are in use.
+    """
+
+    def __init__(self, operations: Operations, rows: RowTable, uploads: Uploads) -> None:
         self._operations = operations
         self._rows = rows
+        self._uploads = uploads
 
     def is_plain(self, batch: HostBatch) -> bool:
-        """Whether no row asks for more than the table's columns say: no counts, biases or
+        """Whether no row asks for more than the table's columns say: no counts, biases, masks or
         log-probabilities."""
         state, slots = self._rows.sampling, batch.slots
         tells = (state.num_logprobs[slots] >= 0).any()
-        return not tells and state.counts(slots) is None and state.bias(slots) is None
+        if tells or state.is_masked(slots).any():
+            return False
+        return state.counts(slots) is None and state.bias(slots) is None
 
     def sample(
         self, logits: torch.Tensor, batch: HostBatch, slots: torch.Tensor, positions: torch.Tensor
@@ -45,15 +57,33 @@ class Sampler:
         if telling.size:  # a copy of the rows that tell of them: sampling writes in place
             raw = logits[torch.from_numpy(telling).to(logits.device)]
         counts = state.counts(host_slots)
+        masks, failures = self._masks(batch)
         sampled = self._operations.sample(
-            logits, slots, positions, state.table, counts, state.bias(host_slots)
+            logits, slots, positions, state.table, counts, state.bias(host_slots), masks
         )
         self._operations.feed_back(
             self._rows.newest, slots, sampled.token_ids, state.table.count_line, counts
         )
         if raw is None:
-            return SampledRows(sampled)
+            return SampledRows(sampled, failures=failures)
         num_top = num_logprobs[telling].tolist()
         told = sampled.token_ids[torch.from_numpy(telling).to(logits.device)]
         columns = logprob_columns(raw, told, max(num_top))
-        return SampledRows(sampled, telling.tolist(), num_top, columns)
+        return SampledRows(sampled, telling.tolist(), num_top, columns, failures)
+
+    def _masks(self, batch: HostBatch) -> tuple[torch.Tensor | None, dict[int, Failure]]:
+        """The masks, if one of the sampling rows has one, and why some of these cannot go on.
+
+        Computed on the host while the device is at the layers.
+        """
+        state = self._rows.sampling
+        masked = np.flatnonzero(state.is_masked(batch.slots[batch.sampling_rows]))
+        if not masked.size:
+            return None, {}
+        rows: list[MaskedRow] = []
+        for row in batch.sampling_rows[masked].tolist():
+            begin, end = batch.query_start[row : row + 2]
+            token_ids = batch.token_ids[begin:end].tolist()
+            rows.append(MaskedRow(int(batch.slots[row]), int(batch.starts[row]), token_ids))
+        failures = state.masks.update(rows, self._uploads.send)
+        return state.masks.lines, {int(masked[index]): why for index, why in failures.items()}

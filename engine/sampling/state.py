@@ -9,9 +9,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.sampling.constraint import Constraint
 from engine.sampling.counts import CountLines
+from engine.sampling.masks import MaskLines
 from engine.sampling.seeds import request_seed
-from engine.types import Request
+from engine.types import AddedRow, Request
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 
 _FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
@@ -54,6 +56,7 @@ class SamplingState:
         self.num_logprobs = np.full(capacity, -1)  # asked for with each token; -1: none
         self._changed: list[int] = []
         self._lines = CountLines(vocab_size, device)
+        self._masks = MaskLines(vocab_size, eos_token_ids, device)
         self._biases: dict[int, tuple[list[int], list[float], list[int]]] = {}
         self._bias: LogitBias | None = None
         self._bias_is_stale = False
@@ -63,8 +66,9 @@ class SamplingState:
 
     # ------------------------------------------------------------ rows come and go
 
-    def set(self, slot: int, request: Request, output_ids: tuple[int, ...]) -> None:
-        """Write a request's parameters, and count the text it has so far."""
+    def set(self, slot: int, added: AddedRow) -> None:
+        """Write a request's parameters, and take note of the text it has so far."""
+        request, output_ids = added.request, added.output_ids
         sampling, host = request.sampling, self._host
         warmth = sampling.temperature
         host["temperature"][slot] = max(warmth, _LEAST_TEMPERATURE) if warmth else 0.0
@@ -84,22 +88,27 @@ class SamplingState:
         host["count_line"][slot] = (
             self._lines.take(slot, request.prompt_token_ids, output_ids) if is_penalised else -1
         )
-        self._set_bias(slot, request)
+        is_masked = Constraint.applies_to(request)
+        host["mask_line"][slot] = (
+            self._masks.take(slot, request, output_ids, added.grammar) if is_masked else -1
+        )
+        self._set_bias(slot, request, bans_ends=not is_masked)
         self._changed.append(slot)
 
     def clear(self, slot: int) -> None:
         """Give back what a slot holds besides its columns, which the next ``set`` overwrites."""
         self._lines.give_back(slot)
+        self._masks.give_back(slot)
         if self._biases.pop(slot, None) is not None:
             self._bias_is_stale = True
 
-    def _set_bias(self, slot: int, request: Request) -> None:
+    def _set_bias(self, slot: int, request: Request, *, bans_ends: bool) -> None:
         sampling = request.sampling
         self._host["bias_begin"][slot] = self._host["bias_end"][slot] = 0
         ids = list(sampling.logit_bias)
         values = list(sampling.logit_bias.values())
         until = [_FOREVER] * len(ids)
-        if sampling.min_tokens:
+        if sampling.min_tokens and bans_ends:  # else the mask does
             ends = set(sampling.stop_token_ids)
             if not sampling.ignore_eos:
                 ends.update(self._eos)
@@ -120,6 +129,15 @@ class SamplingState:
         """The biases, if one of these rows has any. Comes after ``flush``."""
         has_bias = (self._host["bias_end"][slots] > self._host["bias_begin"][slots]).any()
         return self._bias if has_bias else None
+
+    def is_masked(self, slots: np.ndarray) -> np.ndarray:
+        """Which of these rows may not choose every token: [rows] bool."""
+        return self._host["mask_line"][slots] >= 0
+
+    @property
+    def masks(self) -> MaskLines:
+        """The masks' lines."""
+        return self._masks
 
     # ------------------------------------------------------------ to the device
 

@@ -56,6 +56,8 @@ class Planner:
             if not budget:
                 break
             token_ids, pending, table = seq.token_ids, seq.num_pending, seq.table
+            if pending and seq.follows_output:
+                continue  # its mask depends on the token that is on its way
             start = seq.num_computed
             end = len(token_ids) + pending
             if end - start == 1 and end <= table.capacity and end < seq.max_num_tokens:

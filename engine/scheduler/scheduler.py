@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from engine.config import SchedulerConfig
-from engine.errors import InvalidParameter
+from engine.errors import Failure, InvalidParameter
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.scheduler.planner import Planner
 from engine.scheduler.policy import sort_key
@@ -28,6 +29,9 @@ from engine.scheduler.sequence import leader_of, sequence_of
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Planned, replay
 from engine.types import EngineOutput, EngineStats, Request, ScheduledRow, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from engine.grammar.backend import CompiledGrammar
 
 
 class Scheduler:
@@ -95,8 +99,8 @@ class Scheduler:
         """Every block table in use, for the pool's integrity check."""
         return [seq.table for seq in self._state.running.values()]
 
-    def add(self, request: Request) -> None:
-        """Queue a request.
+    def add(self, request: Request, grammar: CompiledGrammar | None = None) -> None:
+        """Queue a request, with its grammar where it has one.
 
         Raises:
             ContextLengthExceeded: prompt and output can never fit the context or the pool.
@@ -106,7 +110,7 @@ class Scheduler:
         if request.id in live:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
         chain = self._pool.chain(request.cache_salt)
-        seq = sequence_of(request, self._num_added, chain, self._max_len, self._eos)
+        seq = sequence_of(request, self._num_added, chain, self._max_len, self._eos, grammar)
         seq.leader = leader_of(seq, live)
         self._num_added += 1
         self._state.enqueue(seq)
@@ -117,6 +121,13 @@ class Scheduler:
         if seq is not None:
             self._state.finish(seq, now_s)
             self._state.news.append(request_id, (), "abort")
+
+    def turn_away(self, request_id: str, failure: Failure | None) -> None:
+        """Tell the end of a request that was never queued: its failure, or that it was aborted."""
+        news = self._state.news
+        news.append(request_id, (), "abort" if failure is None else "error")
+        if failure is not None:
+            news.errors[request_id] = failure
 
     # ------------------------------------------------------------ the step
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.kv_cache.pool import BlockTable
 from engine.kv_cache.prefix import PrefixChain
 from engine.types import Request
+
+if TYPE_CHECKING:
+    from engine.grammar.backend import CompiledGrammar
 
 
 class Status(enum.Enum):
@@ -38,6 +42,8 @@ class Sequence:
     max_num_tokens: int  # of prompt and output: it ends there
     stop_ids: frozenset[int]
     chain: PrefixChain
+    follows_output: bool  # its next token cannot be chosen before the one before it is known
+    grammar: CompiledGrammar | None = None
 
     status: Status = Status.WAITING
     num_computed: int = 0  # tokens whose keys and values are cached, by the steps planned so far
@@ -68,9 +74,17 @@ class Sequence:
 
 
 def sequence_of(
-    request: Request, order: int, chain: PrefixChain, max_len: int, eos: frozenset[int]
+    request: Request,
+    order: int,
+    chain: PrefixChain,
+    max_len: int,
+    eos: frozenset[int],
+    grammar: CompiledGrammar | None = None,
 ) -> Sequence:
     """A waiting sequence for ``request``, in a context of ``max_len`` tokens.
+
+    A text that is held to a grammar ends where the mask lets it: ``min_tokens`` and ``ignore_eos``
+    are the mask's business.
 
     Raises:
         ContextLengthExceeded: prompt and output can never fit.
@@ -78,17 +92,20 @@ def sequence_of(
     """
     sampling = request.sampling
     num_prompt = len(request.prompt_token_ids)
-    stop_ids = frozenset() if sampling.ignore_eos else eos
+    is_held = sampling.grammar is not None
+    stop_ids = frozenset() if sampling.ignore_eos and not is_held else eos
     return Sequence(
         request=request,
         id=request.id,
         order=order,
         token_ids=[*request.prompt_token_ids, *request.resumed_token_ids],
         num_prompt=num_prompt,
-        min_num_tokens=num_prompt + sampling.min_tokens,
+        min_num_tokens=num_prompt + (0 if is_held else sampling.min_tokens),
         max_num_tokens=_checked_length(num_prompt, sampling.max_tokens, max_len),
         stop_ids=stop_ids.union(sampling.stop_token_ids) if sampling.stop_token_ids else stop_ids,
         chain=chain,
+        follows_output=sampling.follows_output,
+        grammar=grammar,
     )
 
 

@@ -82,7 +82,7 @@ class StepBuilder:
 
 def added_row(seq: Sequence) -> AddedRow:
     """What the runner must know of a sequence before its first row."""
-    return AddedRow(seq.request, tuple(seq.token_ids[seq.num_prompt :]))
+    return AddedRow(seq.request, tuple(seq.token_ids[seq.num_prompt :]), seq.grammar)
 
 
 def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[ScheduledRow]) -> StepPlan:

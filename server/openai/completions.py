@@ -13,7 +13,7 @@ from starlette.responses import Response
 from engine.text.output import TokenLogprob, prompt_entries
 from server.access.caller import Caller
 from server.openai.best_of import Whole, best_of
-from server.openai.endpoint import new_id, respond
+from server.openai.endpoint import check_grammar, new_id, respond
 from server.openai.generation import Choice, Generation, Job, Step
 from server.openai.inputs import CompletionRequest
 from server.openai.logprobs import completion_logprobs, prompt_logprobs
@@ -85,6 +85,7 @@ class _CompletionCall:
             prompt = cut_prompt(whole, body, limit, model.info)
             sampling = completion_sampling(body, len(prompt), model, stop_token_ids=ends)
             jobs.append((prompt, sampling))
+        await check_grammar(state, body)
         return cls(state, caller, model, body, jobs)
 
     def _generation(self) -> Generation:

@@ -21,7 +21,7 @@ from engine.text.output import TextDelta
 from engine.types import SamplingParams
 from server.access.caller import Caller
 from server.openai.answer_reader import AnswerReader
-from server.openai.endpoint import check_length, encode_chat, new_id
+from server.openai.endpoint import check_grammar, check_length, encode_chat, new_id
 from server.openai.generation import Choice, Generation
 from server.openai.inputs import ChatRequest
 from server.openai.prompts import cut_prompt
@@ -104,6 +104,7 @@ class Conversation:
             whole = model.tokenizer.encode("") + whole
         prompt = cut_prompt(whole, body, body.output_limit or 1, model.info)
         sampling = chat_sampling(body, len(prompt), model)
+        await check_grammar(state, body)
         return cls(state, caller, model, body, prompt, sampling, tools, id or new_id("chatcmpl"))
 
     @contextlib.contextmanager

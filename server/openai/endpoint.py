@@ -23,6 +23,7 @@ from server.openai.inputs import ChatRequest, GenerationRequest, Shape, Tokenize
 from server.openai.json_body import parse_json_body
 from server.openai.outputs import to_json
 from server.openai.sse import Ending, EventStream
+from server.openai.structured import StructuredFields, held_to
 from server.openai.unsupported import report_ignored
 from server.state import Model, ServerState
 
@@ -187,6 +188,17 @@ async def encode_chat(
         continue_final_message=continue_final,
         template_kwargs={**(template_kwargs or {}), **(body.chat_template_kwargs or {})},
     )
+
+
+async def check_grammar(state: ServerState, body: StructuredFields) -> None:
+    """Refuse a request whose grammar could not be held, before its answer begins.
+
+    Raises:
+        ApiError: 400 that names the field which asked for the grammar.
+    """
+    held = held_to(body)
+    if held is not None:
+        await state.grammars.check(held.grammar, param=held.param)
 
 
 def check_length(text_chars: int, model: Model, param: str) -> None:

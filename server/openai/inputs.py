@@ -22,11 +22,13 @@ from pydantic import (
 
 from server.errors import ApiError, bad_field, cut
 from server.openai.extra_fields import ExtraFields
+from server.openai.structured import StructuredFields
 from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
 from server.openai.unsupported import ignored_params, refuse_unsupported
 
 _MAX_MODEL_NAME = 256
 _MAX_STOPS = 4
+_MAX_BAD_WORDS = 256
 _MAX_STOP_CHARS = 4096
 _MAX_SALT = 128
 _MAX_BEST_OF = 20
@@ -203,7 +205,7 @@ class ModelRequest(FeatureRequest):
     model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)]
 
 
-class GenerationRequest(ModelRequest, ExtraFields):
+class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
     """What both generating endpoints take. None means: the default of ``SamplingParams``."""
 
     temperature: float | None = None
@@ -219,6 +221,8 @@ class GenerationRequest(ModelRequest, ExtraFields):
     min_tokens: int | None = None
     stop: Stop = []
     stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=_MAX_BAD_WORDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from engine.text.bad_words import with_bad_token_ids
 from engine.types import MAX_LOGPROBS, EngineInfo, SamplingParams
 from server.errors import ApiError, bad_field
 from server.openai.inputs import ChatRequest, CompletionRequest, GenerationRequest
+from server.openai.structured import held_to
 from server.state import Model
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -94,12 +96,19 @@ def _make(
             raise bad_field(field, f"must be between 0 and {MAX_LOGPROBS}")
     stop_ids = body.stop_token_ids or []
     check_token_ids(stop_ids, vocab_size, "stop_token_ids")
-    return SamplingParams(
+    allowed_ids = body.allowed_token_ids
+    check_token_ids(allowed_ids or [], vocab_size, "allowed_token_ids")
+    held = held_to(body)
+    sampling = SamplingParams(
+        grammar=None if held is None else held.grammar,
+        allowed_token_ids=None if allowed_ids is None else tuple(allowed_ids),
+        bad_words=tuple(body.bad_words or ()),
         stop=tuple(body.stop),
         stop_token_ids=(*stop_ids, *also_stop),
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
         **values,
     )
+    return with_bad_token_ids(sampling, model.tokenizer)
 
 
 def _logit_bias(biases: dict[str, float], vocab_size: int) -> dict[int, float]:

@@ -38,31 +38,18 @@ def _given(value: Any) -> bool:
     return bool(value)
 
 
-def _response_format(value: Any) -> bool:
-    return value is not None and not (isinstance(value, dict) and value.get("type") == "text")
-
-
 def _modalities(value: Any) -> bool:
     return value not in (None, [], ["text"])
 
 
 # In the order in which they are looked at.
 _REFUSED: dict[str, Callable[[Any], bool]] = {
-    "response_format": _response_format,
-    "structured_outputs": _given,
-    "guided_json": _given,
-    "guided_regex": _given,
-    "guided_choice": _given,
-    "guided_grammar": _given,
-    "grammar": _given,
     "audio": _given,
     "modalities": _modalities,
     "web_search_options": lambda value: value is not None,
     "prompt_embeds": lambda value: value is not None,
     "documents": _given,
     "logits_processors": _given,
-    "allowed_token_ids": lambda value: value is not None,
-    "bad_words": _given,
     "use_beam_search": _given,
     "mm_processor_kwargs": _given,
     "kv_transfer_params": _given,
@@ -74,7 +61,6 @@ _OFF_BY_CHOICE = {"chat_template": "is not taken from requests; the server has i
 _INERT: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
     "service_tier": (None, "auto", "default"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, [], ["text"]),
     "detokenize": (None, True),
     "spaces_between_special_tokens": (None, False),

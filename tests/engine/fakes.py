@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.client import LoadProgress
@@ -76,11 +76,15 @@ def _roll(digest: int, token: int) -> int:
     return (digest * 1_000_003 + token * 7_919 + 12_345) & _MASK
 
 
-def _choose(digest: int, num_output: int, sampling: SamplingParams) -> int:
+def _choose(digest: int, output: Sequence[int], sampling: SamplingParams) -> int:
     """The next token: a function of prefix, seed and position."""
+    num_output = len(output)
     mixed = (digest ^ ((sampling.seed or 0) * 0x9E3779B97F4A7C15)) & _MASK
     token = (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 % 2**64 >> 33
     banned = set(_stop_ids(sampling)) if num_output < sampling.min_tokens else set()
+    for *before, last in sampling.bad_token_ids:
+        if before == list(output[num_output - len(before) :]):
+            banned.add(last)
     allowed = [t for t in range(VOCAB) if t not in banned] or [0]
     return allowed[token % len(allowed)]
 
@@ -98,7 +102,7 @@ def expected_output(request: Request, max_len: int) -> tuple[list[int], str]:
     output = list(request.resumed_token_ids)
     limit = max_len - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
     while len(output) < limit:
-        output.append(_choose(digest, len(output), sampling))
+        output.append(_choose(digest, output, sampling))
         digest = _roll(digest, output[-1])
         if output[-1] in _stop_ids(sampling) and len(output) >= sampling.min_tokens:
             return output, "stop"
@@ -171,6 +175,7 @@ class FakeRunner:
         assert planned.token_ids, "an empty row"
         for position, token in enumerate(planned.token_ids, planned.start):
             if token == PENDING_TOKEN:
+                assert not row.request.sampling.follows_output, "chosen blindly"
                 assert position == len(row.tokens), "pending, but not behind the last token"
                 assert row.newest is not None, "pending, but never sampled"
                 token = row.newest
@@ -215,7 +220,7 @@ class FakeRunner:
             if planned.samples:
                 assert end == len(row.tokens), "sampled before the last token"
                 row.digest(end - 1)
-                token = _choose(row.digests[end - 1], end - len(prompt), sampling)
+                token = _choose(row.digests[end - 1], row.tokens[len(prompt) : end], sampling)
                 row.newest = token
                 ids.append(planned.id)
                 tokens.append((token,))

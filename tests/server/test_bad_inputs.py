@@ -53,6 +53,21 @@ def completion(name: str, param: str | None, *, code: str | None = None, **field
     return Row(name, http_post(COMPLETIONS, body), param=param, code=code)
 
 
+def schema(name: str, definition: Any, *, code: str | None = None) -> Row:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": definition}}
+    return chat(name, "response_format", code=code, response_format=wanted)
+
+
+def deep_one_of(depth: int) -> dict[str, Any]:
+    definition: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        definition = {"oneOf": [definition, {"type": "integer"}]}
+    return definition
+
+
+CATASTROPHE = {"type": "string", "pattern": r"(((.{1,30}){1,30}){1,30}){1,30}a"}
+
+
 def literal(name: str, param: str | None, body: bytes, *, code: str | None = None) -> Row:
     return Row(name, http_post(CHAT, body), param=param, code=code)
 
@@ -261,7 +276,23 @@ ROWS = [
     chat("65 cache_salt with NUL", "cache_salt", cache_salt="a\0"),
     chat("66 chat_template", "chat_template", chat_template="{{ messages }}"),
     chat("67 reserved", "chat_template_kwargs", chat_template_kwargs={"messages": []}),
-    chat("70 response_format", "response_format", response_format={"type": "json_object"}),
+    schema("70 type stsring", {"type": "stsring"}),
+    schema("71 deep oneOf", deep_one_of(300), code="grammar_timeout"),
+    schema("72 invalid regex", {"type": "string", "pattern": "(["}),
+    schema(
+        "73 catastrophic regex", {"type": "string", "pattern": QUANTIFIERS}, code="grammar_timeout"
+    ),
+    schema("74 100,000 values", {"enum": list(range(100_000))}),
+    chat(
+        "75 30,000 parentheses",
+        "structured_outputs",
+        structured_outputs={"grammar": "start: " + "(" * 30_000 + '"a"' + ")" * 30_000},
+    ),
+    chat(
+        "75 in a regex",
+        "structured_outputs",
+        structured_outputs={"regex": "(" * 30_000 + "a" + ")" * 30_000},
+    ),
     chat("77 bad tool", "tools.0.function", tools=[{"type": "function", "function": {}}]),
     chat("77 bad name", "tools.0.function", tools=[tool(name="a b")]),
     chat("77 bad parameters", "tools.0.function", tools=[tool(parameters=[])]),
@@ -283,8 +314,6 @@ ROWS = [
     ),
     completion("81 prompt_embeds", "prompt_embeds", prompt_embeds="AAAA"),
     completion("suffix", "suffix", suffix="end"),
-    chat("guided_json", "guided_json", guided_json={"type": "object"}),
-    chat("structured_outputs", "structured_outputs", structured_outputs={"regex": "a"}),
     chat("audio", "modalities", modalities=["text", "audio"]),
     chat("beam search", "use_beam_search", use_beam_search=True),
     chat("min_tokens > max_tokens", "min_tokens", min_tokens=10),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.sampling.counts import CountLines
 from engine.sampling.logprobs import entries, logprob_columns
 from engine.sampling.state import SamplingState
-from engine.types import Request, SamplingParams
+from engine.types import AddedRow, Request, SamplingParams
 from kernels.reference.sampling_step import position_keys, sample
 from kernels.sampling import Sampled
 
@@ -30,7 +30,7 @@ class Batch:
     def put(self, slot, prompt=(1, 2, 3), output=(), **sampling) -> Batch:
         params = SamplingParams(**{"seed": slot, **sampling})
         request = Request(id=str(slot), prompt_token_ids=tuple(prompt), sampling=params)
-        self.state.set(slot, request, tuple(output))
+        self.state.set(slot, AddedRow(request, tuple(output)))
         self.lengths[slot] = len(prompt) + len(output)
         return self
 

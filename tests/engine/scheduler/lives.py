@@ -99,6 +99,7 @@ class Life:
             stop_token_ids=rng.choice(((), (), (), (5,))),
             logprobs=rng.choice((None, None, 0)),
             prompt_logprobs=rng.choice((None, None, None, 0)),
+            bad_token_ids=rng.choice(((), (), (), ((1, 2), (3, 3, 4), (5,)))),
         )
         salt, priority = rng.choice(("", "", "other")), rng.randrange(3)
         deadline_s = self.now_s + rng.randrange(60) if rng.random() < 0.1 else None
@@ -221,6 +222,8 @@ class Life:
         self.seen["copies"] += len(plan.copies)
         self.seen["displaced"] += bool(newcomers and plan.num_preempted)
         self.seen["chunks"] += sum(not row.samples for row in plan.rows)
+        followers = [id_ for id_ in self.live if self.told[id_].request.sampling.follows_output]
+        self.seen["following"] += len({row.id for row in plan.rows}.intersection(followers))
         self.seen["pending"] += sum(row.token_ids[-1] == PENDING_TOKEN for row in plan.rows)
 
     def _check_books(self) -> None:

@@ -30,7 +30,16 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         life.run()
         seen += life.seen
         seen["hits"] += life.scheduler.stats().prefix_cache_hits
-    events = ("preemptions", "copies", "chunks", "shared", "hits", "resumed", "pending")
+    events = (
+        "preemptions",
+        "copies",
+        "chunks",
+        "shared",
+        "hits",
+        "resumed",
+        "pending",
+        "following",
+    )
     assert all(seen[event] >= 100 for event in (*events, "abort", "error", "stop", "length")), seen
     assert seen["displaced"] >= 50, seen
 
@@ -201,8 +210,8 @@ def output_is_repeated_after_preemption(patch: pytest.MonkeyPatch) -> None:
 def stop_one_token_late(patch: pytest.MonkeyPatch) -> None:
     add = Scheduler.add
 
-    def late(self: Scheduler, request) -> None:
-        add(self, request)
+    def late(self: Scheduler, request, grammar=None) -> None:
+        add(self, request, grammar)
         self._state.sequences[request.id].max_num_tokens += 1
 
     patch.setattr(Scheduler, "add", late)
@@ -220,6 +229,17 @@ def one_more_token_is_planned_behind_the_last(patch: pytest.MonkeyPatch) -> None
             seq.max_num_tokens -= 1
 
     patch.setattr(Planner, "_plan_running", plan_too_much)
+
+
+@planted
+def nobody_is_held_back_whose_mask_is_not_known(patch: pytest.MonkeyPatch) -> None:
+    add = Scheduler.add
+
+    def blind(self: Scheduler, request, grammar=None) -> None:
+        add(self, request, grammar)
+        self._state.sequences[request.id].follows_output = False
+
+    patch.setattr(Scheduler, "add", blind)
 
 
 @planted

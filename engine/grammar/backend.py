@@ -1,0 +1,73 @@
+"""What the engine knows of a library that holds texts to grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from engine.types import Grammar
+
+
+class Matcher(Protocol):
+    """How far one text has come in a grammar."""
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Go on by these tokens.
+
+        Raises:
+            GrammarFailed: one of them is not allowed here, or the grammar grew past its limits.
+        """
+        ...
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Write which tokens may come next; those that end a text are among them where it may end,
+        and alone where it must.
+
+        Args:
+            mask: [ceil(vocab / 32)] int32, contiguous; bit ``i % 32`` of word ``i // 32`` is set
+                where token i is allowed.
+
+        Raises:
+            GrammarFailed: the grammar grew past its limits.
+        """
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the tokens accepted last."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text has ended: nothing but an end-of-text token may follow."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """A grammar against a vocabulary. Shared by rows and threads; changed by nobody."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What it costs to keep, roughly."""
+        ...
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of a text."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """Compiles grammars for one vocabulary."""
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile a grammar; may take long, and lets other threads run meanwhile.
+
+        Raises:
+            InvalidParameter: it is malformed, asks for what cannot be held, or is too large.
+        """
+        ...
+
+
+class GrammarFailed(Exception):
+    """A grammar cannot be followed any further; the message is for the client."""

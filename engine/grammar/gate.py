@@ -1,0 +1,68 @@
+"""Where requests wait for their grammar, outside the scheduler's queue and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from engine.errors import Failure
+from engine.grammar.backend import CompiledGrammar
+from engine.grammar.compiler import GrammarCompiler
+from engine.types import Request
+
+
+class Passed(NamedTuple):
+    """A request whose wait is over."""
+
+    request: Request
+    compiled: CompiledGrammar | None  # None: there is a failure
+    failure: Failure | None = None
+
+
+class GrammarGate:
+    """Holds requests until their grammar is compiled. Called by the engine's thread alone."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._held: dict[str, tuple[Request, Future[CompiledGrammar]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._held
+
+    def arrive(self, request: Request) -> CompiledGrammar | None:
+        """The grammar of a request, where it is known already; otherwise the request is held.
+
+        Raises:
+            InvalidParameter: the grammar cannot be compiled.
+        """
+        grammar = request.sampling.grammar
+        assert grammar is not None
+        compiled = self._compiler.compile(grammar)
+        if compiled.done() and not self._held:  # nobody overtakes who came before
+            return compiled.result()
+        self._held[request.id] = request, compiled
+        return None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody may pass."""
+        return any(compiled.done() for _, compiled in self._held.values())
+
+    def passed(self) -> Iterator[Passed]:
+        """Let those pass whose grammar is known by now."""
+        for request, compiled in list(self._held.values()):
+            if compiled.done():
+                del self._held[request.id]
+                error = compiled.exception()
+                if error is None:
+                    yield Passed(request, compiled.result())
+                else:
+                    yield Passed(request, None, Failure.of(error))
+
+    def discard(self, request_id: str) -> bool:
+        """Let a request go that is not wanted any more; whether it was held."""
+        return self._held.pop(request_id, None) is not None

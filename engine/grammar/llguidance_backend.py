@@ -1,0 +1,173 @@
+"""Grammars by llguidance (https://github.com/guidance-ai/llguidance).
+
+A lexer of lazily built automata below an Earley parser, in Rust: compiling takes about a
+millisecond, whatever the vocabulary, and a mask some ten microseconds, so nothing need be computed
+ahead and no schema costs memory before it is used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import InvalidParameter
+from engine.grammar.backend import GrammarFailed
+from engine.grammar.translate import refusal, to_llguidance
+from engine.text.tokenizer import Tokenizer
+from engine.types import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+# What is kept of a compiled grammar that has been used a little: measured, for schemas of some
+# hundred bytes; the automata grow with what the texts visit.
+_BASE_BYTES = 96 * 1024
+_BYTES_A_CHARACTER = 48
+# CPU time that the masks of one text may take: an ambiguous grammar costs more with each token, and
+# all who run wait for it.
+_SPARE_S = 0.5
+_SPARE_S_A_TOKEN = 0.005
+
+
+def parser_limits() -> LLParserLimits:
+    """What a grammar may cost: about 20 ms of lexer work in a step, and 30 MB of automata."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(max_lexer_states=20_000, step_max_items=20_000, verbose_errors=False)
+
+
+class LlguidanceBackend:
+    """Compiles for one model. Safe to use from several threads.
+
+    Args:
+        tokenizer: the model's.
+        vocab_size: logits of a row; ids without an entry are never allowed.
+        eos_token_ids: what ends a text.
+
+    Raises:
+        InvalidParameter: nothing ends a text of this model, so a grammar could not end either.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        if not eos_token_ids:
+            raise InvalidParameter("this model has no end-of-text token, so no text can be held")
+        self._tokenizer = _library_tokenizer(tokenizer, vocab_size, eos_token_ids)
+        self._limits = parser_limits()
+
+    def compile(self, grammar: Grammar) -> LlguidanceGrammar:
+        """See ``GrammarBackend``."""
+        from llguidance import LLMatcher
+
+        text = to_llguidance(grammar)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise refusal(matcher.get_error())
+        return LlguidanceGrammar(matcher, _BASE_BYTES + _BYTES_A_CHARACTER * len(text))
+
+
+class LlguidanceGrammar:
+    """See ``CompiledGrammar``."""
+
+    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
+        self._matcher = matcher
+        self._num_bytes = num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``CompiledGrammar``."""
+        return self._num_bytes
+
+    def matcher(self) -> LlguidanceMatcher:
+        """See ``CompiledGrammar``; the rows of a grammar share its automata."""
+        return LlguidanceMatcher(self._matcher.deep_copy())
+
+
+class LlguidanceMatcher:
+    """See ``Matcher``."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self._spare_s = _SPARE_S
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """See ``Matcher``."""
+        begin_s = time.thread_time()
+        is_accepted = self._matcher.consume_tokens(list(token_ids))
+        self._spend(begin_s, len(token_ids))
+        if not is_accepted:
+            raise GrammarFailed(self._reason())
+
+    def fill(self, mask: np.ndarray) -> None:
+        """See ``Matcher``."""
+        begin_s = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._spend(begin_s, 0)
+        if self._matcher.is_error():
+            raise GrammarFailed(self._reason())
+
+    def rollback(self, num_tokens: int) -> None:
+        """See ``Matcher``."""
+        if not self._matcher.rollback(num_tokens):
+            raise GrammarFailed(self._reason())
+
+    @property
+    def is_complete(self) -> bool:
+        """See ``Matcher``."""
+        return self._matcher.is_stopped()
+
+    def _spend(self, begin_s: float, num_tokens: int) -> None:
+        self._spare_s += num_tokens * _SPARE_S_A_TOKEN - (time.thread_time() - begin_s)
+        self._spare_s = min(self._spare_s, _SPARE_S)
+        if self._spare_s < 0.0:
+            raise GrammarFailed("the grammar takes too long to follow this text")
+
+    def _reason(self) -> str:
+        reason = self._matcher.get_error().strip().splitlines()
+        return f"the grammar cannot be followed any further: {''.join(reason[:1])[:200]}"
+
+
+class _Vocabulary:
+    """A tokenizer as the library wants to see it: bytes by id, and a function from text to ids."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = eos_token_ids[0]
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = [tokenizer.token_bytes(id_) for id_ in range(vocab_size)]
+        special = tokenizer.special_ids.union(eos_token_ids)
+        self.special_token_ids = sorted(id_ for id_ in special if id_ < vocab_size)
+        self.fallback: LLTokenizer | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        """Token ids of a text within another one, as the model would have written it.
+
+        What the tokenizer puts before a text of its own is left out; where that cannot be told, the
+        ids are of the longest tokens there are.
+        """
+        encode, wanted = self._tokenizer.encode, text.encode()
+        for lead in ("", "\x02"):
+            before = encode(lead, add_special_tokens=False) if lead else []
+            ids = encode(lead + text, add_special_tokens=False)
+            if ids[: len(before)] == before:
+                ids = ids[len(before) :]
+                if b"".join(self.tokens[id_] for id_ in ids) == wanted:
+                    return ids
+        return self.fallback.greedy_tokenize(text) if self.fallback is not None else []
+
+
+def _library_tokenizer(
+    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
+) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
+    made = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=list(eos_token_ids))
+    vocabulary.fallback = made
+    return made

@@ -1,0 +1,87 @@
+"""Our grammars in the words of llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from engine.errors import InvalidParameter
+from engine.types import Grammar
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# Blanks between the parts of a JSON text: at most one, or a line break and an indentation. The
+# library's own default has no bound, and a model at a high temperature can run on in blanks.
+_BLANKS = r"[ \t]|\r?\n[ \t]{0,24}"
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": _BLANKS}
+
+_ANY_OBJECT = '{"type": "object"}'
+_TOO_LARGE = re.compile(
+    r"too (?:big|large|many|complex)|recursion limit|limit (?:reached|exceeded)|fuel", re.IGNORECASE
+)
+
+
+def to_llguidance(grammar: Grammar) -> str:
+    """The grammar as the library takes it.
+
+    Raises:
+        InvalidParameter: the text is not what its kind says.
+    """
+    from llguidance import LLMatcher
+
+    match grammar.kind:
+        case "json_object":
+            return _of_schema(_ANY_OBJECT)
+        case "json_schema":
+            return _of_schema(_checked_json(grammar.text))
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case "choice":
+            return LLMatcher.grammar_from_regex(_one_of(grammar.text))
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def refusal(reason: str) -> InvalidParameter:
+    """What is told of the library's reason to refuse a grammar."""
+    lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
+    words = " ".join(lines)[:300] or "it cannot be compiled"
+    code = "grammar_timeout" if _TOO_LARGE.search(reason) else None
+    return InvalidParameter(f"the grammar cannot be used: {words}", param="grammar", code=code)
+
+
+def _of_schema(text: str) -> str:
+    from llguidance import LLMatcher
+
+    try:
+        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
+    except ValueError as error:
+        raise refusal(str(error)) from None
+
+
+def _checked_json(text: str) -> str:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidParameter("the schema is not JSON", param="grammar") from None
+    return text
+
+
+def _one_of(text: str) -> str:
+    """A regular expression for one of the strings of a JSON list."""
+    try:
+        choices = json.loads(text)
+    except (ValueError, RecursionError):
+        choices = None
+    if not isinstance(choices, list) or not choices:
+        raise InvalidParameter("the choices must be a list of strings", param="grammar")
+    if not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidParameter("each choice must be a string that is not empty", param="grammar")
+    return "|".join(f"(?:{_escaped(choice)})" for choice in choices)
+
+
+def _escaped(text: str) -> str:
+    """``text`` as a regular expression that matches nothing else, in Rust's syntax."""
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)

@@ -1,0 +1,120 @@
+"""Which tokens one request may choose next, as bits on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from engine.grammar.backend import CompiledGrammar, Matcher
+from engine.types import Request
+
+Bits = np.ndarray  # [ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is token i
+
+
+class Constraint:
+    """What restricts one request, and how far its text has come.
+
+    Restrictions are laid on in this order: the grammar, the allowed tokens, the bans of end-of-text
+    tokens (by ``min_tokens``, and by ``ignore_eos`` where a grammar says when to end), the bad
+    words. One that would leave nothing to choose is passed over.
+
+    Args:
+        request: one that ``applies_to`` is true of.
+        output_ids: what it has so far.
+        grammar: the compiled form of its own, where it has one.
+        eos_token_ids: what ends a text.
+        vocab_size: of the model.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        output_ids: Sequence[int],
+        grammar: CompiledGrammar | None,
+        eos_token_ids: tuple[int, ...],
+        vocab_size: int,
+    ) -> None:
+        sampling = request.sampling
+        self.num_prompt = len(request.prompt_token_ids)
+        self._output_ids = list(output_ids)
+        self._matcher: Matcher | None = None if grammar is None else grammar.matcher()
+        self._num_unseen = len(output_ids)  # by the matcher
+        allowed = sampling.allowed_token_ids
+        self._allowed = None if allowed is None else _bits(allowed, vocab_size)
+        eos = () if sampling.ignore_eos and grammar is None else eos_token_ids
+        self._ends = ~_bits((*sampling.stop_token_ids, *eos), vocab_size)
+        self._ends_from = sampling.min_tokens
+        self._eos = ~_bits(eos_token_ids, vocab_size) if sampling.ignore_eos else None
+        self._bad = [ids for ids in sampling.bad_token_ids if len(ids) > 1]
+        single = [ids[0] for ids in sampling.bad_token_ids if len(ids) == 1]
+        self._bad_alone = ~_bits(single, vocab_size) if single else None
+        self.follows_output = sampling.follows_output
+        self.is_fixed = not self.follows_output and not sampling.min_tokens
+        self._in_vocab = _bits(range(vocab_size), vocab_size)
+
+    @staticmethod
+    def applies_to(request: Request) -> bool:
+        """Whether the request may not choose every token that its parameters would let it."""
+        sampling = request.sampling
+        return bool(
+            sampling.grammar is not None
+            or sampling.allowed_token_ids is not None
+            or sampling.bad_token_ids
+        )
+
+    def advance(self, start: int, token_ids: Sequence[int]) -> None:
+        """Take note of what a row tells: the sequence's tokens from position ``start`` on."""
+        known = self.num_prompt + len(self._output_ids)
+        fresh = token_ids[max(0, known - start) :]
+        self._output_ids += fresh
+        self._num_unseen += len(fresh)
+
+    def write(self, line: Bits, num_output: int) -> None:
+        """Write what may be chosen for the output token with this index.
+
+        Raises:
+            GrammarFailed: the text so far is not the grammar's, or it grew past its limits.
+        """
+        if self._matcher is None:
+            line[:] = self._in_vocab
+        else:
+            if self._num_unseen:
+                self._matcher.accept(self._output_ids[-self._num_unseen :])
+                self._num_unseen = 0
+            self._matcher.fill(line)
+            line &= self._in_vocab
+        if self._allowed is not None:
+            _narrow(line, self._allowed)
+        if num_output < self._ends_from:
+            _narrow(line, self._ends)
+        elif self._eos is not None and self._matcher is not None:
+            _narrow(line, self._eos)
+        if self._bad_alone is not None:
+            _narrow(line, self._bad_alone)
+        if self._bad:
+            self._ban(line)
+
+    def _ban(self, line: Bits) -> None:
+        """Keep bad words of several tokens from being completed."""
+        for ids in self._bad:
+            if self._output_ids[1 - len(ids) :] == list(ids[:-1]):
+                narrowed = line.copy()
+                narrowed[ids[-1] // 32] &= ~_BIT[ids[-1] % 32]
+                _narrow(line, narrowed)
+
+
+def _narrow(line: Bits, by: Bits) -> None:
+    """Forbid in ``line`` what is not in ``by``, if that leaves anything."""
+    left = line & by
+    if left.any():
+        line[:] = left
+
+
+def _bits(token_ids: Iterable[int], vocab_size: int) -> Bits:
+    flags = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    flags[list(token_ids)] = 1
+    return np.packbits(flags, bitorder="little").view("<i4").astype(np.int32)
+
+
+_BIT = np.array([1 << bit for bit in range(32)], np.uint32).view(np.int32)

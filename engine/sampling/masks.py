@@ -1,0 +1,128 @@
+"""The masks of those requests that may not choose every token: a line of bits for each.
+
+Lines lie on the device beside the counts; a step brings those that have changed. On a CPU the lines
+that are written are those the kernels read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.errors import Failure
+from engine.grammar.backend import CompiledGrammar, GrammarFailed
+from engine.sampling.constraint import Constraint
+from engine.types import Request
+
+Send = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
+
+
+class MaskedRow(NamedTuple):
+    """A row of a step that is about to choose a token."""
+
+    slot: int
+    start: int  # position of its first token in this step
+    token_ids: Sequence[int]  # none of them pending where the row follows its output
+
+
+class MaskLines:
+    """One line for each restricted request; the others have none.
+
+    Args:
+        vocab_size: of the model.
+        eos_token_ids: what ends a text.
+        device: of the kernels.
+    """
+
+    def __init__(
+        self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._eos = eos_token_ids
+        self._host = np.zeros((0, -(-vocab_size // 32)), np.int32)
+        self._device = device
+        self.lines = torch.from_numpy(self._host).to(device)  # [lines, ceil(vocab / 32)] int32
+        self._constraints: dict[int, Constraint] = {}  # row slot -> what restricts it
+        self._line_of: dict[int, int] = {}
+        self._fresh: set[int] = set()  # slots whose line has not been written yet
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        """Lines in use."""
+        return len(self._line_of)
+
+    def take(
+        self,
+        slot: int,
+        request: Request,
+        output_ids: Sequence[int],
+        grammar: CompiledGrammar | None,
+    ) -> int:
+        """A line for a row that has this output so far."""
+        line = self._line_of[slot] = self._free.pop() if self._free else self._new_line()
+        self._constraints[slot] = Constraint(
+            request, output_ids, grammar, self._eos, self._vocab_size
+        )
+        self._fresh.add(slot)
+        return line
+
+    def give_back(self, slot: int) -> None:
+        """Take a row's line back, where it has one."""
+        line = self._line_of.pop(slot, None)
+        if line is not None:
+            del self._constraints[slot]
+            self._fresh.discard(slot)
+            self._free.append(line)
+
+    def update(self, rows: Sequence[MaskedRow], send: Send) -> dict[int, Failure]:
+        """Write the lines of these rows, and bring them to the device.
+
+        Args:
+            rows: of a step, with a line each.
+            send: brings int32 arrays to the device.
+
+        Returns:
+            Why a row cannot go on, by its index in ``rows``; what it may choose then means nothing.
+        """
+        failures: dict[int, Failure] = {}
+        written: list[int] = []
+        for index, (slot, start, token_ids) in enumerate(rows):
+            constraint = self._constraints[slot]
+            if constraint.is_fixed and slot not in self._fresh:
+                continue
+            line = self._line_of[slot]
+            try:
+                if constraint.follows_output:
+                    constraint.advance(start, token_ids)
+                constraint.write(self._host[line], start + len(token_ids) - constraint.num_prompt)
+            except GrammarFailed as error:
+                failures[index] = _failure(error)
+                self._host[line] = -1
+            self._fresh.discard(slot)
+            written.append(line)
+        if written and self._device.type != "cpu":
+            at, lines = send((np.array(written, np.int32), self._host[written]))
+            self.lines.index_copy_(0, at.long(), lines)
+        return failures
+
+    def _new_line(self) -> int:
+        """Double the lines when all are used."""
+        old = self._host.shape[0]
+        added = max(4, old)
+        self._host = np.concatenate((self._host, np.zeros((added, self._host.shape[1]), np.int32)))
+        if self._device.type == "cpu":
+            self.lines = torch.from_numpy(self._host)
+        else:
+            more = self.lines.new_zeros(added, self.lines.shape[1])
+            self.lines = torch.cat((self.lines, more))
+        self._free.extend(range(old + added - 1, old, -1))
+        return old
+
+
+def _failure(error: GrammarFailed) -> Failure:
+    return Failure(
+        kind="InvalidParameter", message=str(error), param="grammar", code="grammar_timeout"
+    )

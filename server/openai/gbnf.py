@@ -1,0 +1,25 @@
+"""Grammars in GBNF, the notation of llama.cpp, in Lark's."""
+
+from __future__ import annotations
+
+from server.errors import bad_field, cut
+
+_MAX_CHARS = 65_536  # the translator walks over each of them
+
+
+def to_lark(text: str, param: str) -> str:
+    """The same grammar in the notation that is compiled.
+
+    Raises:
+        ApiError: 400, ``param`` is too long or malformed.
+    """
+    if len(text) > _MAX_CHARS:
+        raise bad_field(param, f"has {len(text)} characters; at most {_MAX_CHARS} are taken")
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(text)
+    except RecursionError:
+        raise bad_field(param, "is nested too deeply") from None
+    except Exception as error:  # the translator's own kinds, and those it trips over
+        raise bad_field(param, f"is not a grammar: {cut(str(error))}") from None

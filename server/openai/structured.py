@@ -1,0 +1,140 @@
+"""Structured output: the fields that ask for it, and the one grammar they come to.
+
+response_format        OpenAI's: text, json_object, json_schema
+structured_outputs     vLLM's: one of json, json_object, regex, choice, grammar
+guided_json, guided_regex, guided_choice, guided_grammar    vLLM's older names
+grammar                llama.cpp's
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from engine.types import Grammar
+from server.errors import bad_field
+from server.openai.gbnf import to_lark
+
+_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+
+Schema = dict[str, Any] | bool
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class JsonSchemaFormat(_Part):
+    """The schema of an answer, as OpenAI wraps it."""
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    description: str | None = None
+    definition: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Part):
+    """OpenAI's ``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema: comes with type 'json_schema', and with no other")
+        return self
+
+    def grammar(self) -> Grammar | None:
+        """What it holds the text to."""
+        if self.type == "text":
+            return None
+        schema = None if self.json_schema is None else self.json_schema.definition
+        return Grammar("json_object") if schema is None else _of_schema(schema)
+
+
+class StructuredOutputs(_Part):
+    """vLLM's ``structured_outputs``: exactly one of its fields."""
+
+    json_: Annotated[Schema | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        fields = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
+        if sum(field is not None for field in fields) != 1:
+            raise ValueError("must hold one of 'json', 'json_object', 'regex', 'choice', 'grammar'")
+        return self
+
+    def to_grammar(self) -> Grammar:
+        """What it holds the text to."""
+        if self.json_ is not None:
+            return _of_schema(self.json_)
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        if self.choice is not None:
+            return _of_choices(self.choice)
+        return Grammar("json_object") if self.grammar is None else _of_grammar(self.grammar)
+
+
+class StructuredFields(BaseModel):
+    """A mixin of the fields of a generating request that ask for structured output."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+
+
+class Held(NamedTuple):
+    """What a request is held to."""
+
+    grammar: Grammar
+    param: str  # the field that asked for it
+
+
+def held_to(body: StructuredFields) -> Held | None:
+    """The grammar that a request asks for; None where it asks for none.
+
+    Raises:
+        ApiError: 400, two fields ask for one, or a grammar cannot be translated.
+    """
+    asked: dict[str, Grammar | None] = {
+        "response_format": body.response_format and body.response_format.grammar(),
+        "structured_outputs": body.structured_outputs and body.structured_outputs.to_grammar(),
+        "guided_json": None if body.guided_json is None else _of_schema(body.guided_json),
+        "guided_regex": None if body.guided_regex is None else Grammar("regex", body.guided_regex),
+        "guided_choice": None if body.guided_choice is None else _of_choices(body.guided_choice),
+    }
+    for field in ("guided_grammar", "grammar"):
+        text = getattr(body, field)
+        asked[field] = None if text is None else _of_grammar(text, field)
+    found = [Held(grammar, field) for field, grammar in asked.items() if grammar is not None]
+    if len(found) > 1:
+        raise bad_field(found[1].param, f"cannot be combined with '{found[0].param}'")
+    return found[0] if found else None
+
+
+def _of_schema(schema: Schema | str) -> Grammar:
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    return Grammar("json_schema", text)
+
+
+def _of_choices(choices: list[str]) -> Grammar:
+    return Grammar("choice", json.dumps(choices, ensure_ascii=False))
+
+
+def _of_grammar(text: str, param: str = "structured_outputs") -> Grammar:
+    """A grammar in Lark's notation, or in llama.cpp's GBNF, which says ``::=``."""
+    return Grammar("lark", to_lark(text, param) if _GBNF_RULE.search(text) else text)
