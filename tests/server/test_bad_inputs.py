@@ -279,9 +279,7 @@ ROWS = [
     schema("70 type stsring", {"type": "stsring"}),
     schema("71 deep oneOf", deep_one_of(300), code="grammar_timeout"),
     schema("72 invalid regex", {"type": "string", "pattern": "(["}),
-    schema(
-        "73 catastrophic regex", {"type": "string", "pattern": QUANTIFIERS}, code="grammar_timeout"
-    ),
+    schema("73 catastrophic regex", CATASTROPHE, code="grammar_timeout"),
     schema("74 100,000 values", {"enum": list(range(100_000))}),
     chat(
         "75 30,000 parentheses",
