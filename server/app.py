@@ -23,11 +23,12 @@ from server.access.body import BodyGuard
 from server.access.keys import KeyGuard
 from server.access.ledger import Ledger
 from server.access.scopes import permit
+from server.batches.service import make_runner
 from server.errors import ApiError, bad_field, cut
 from server.http.context import RequestContext
 from server.http.cors import Cors
 from server.metrics import Metrics
-from server.openai import chat, completions, models, schema, tokens
+from server.openai import batches, chat, completions, files, models, schema, tokens
 from server.settings import Settings
 from server.state import ServerState
 
@@ -54,12 +55,16 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             async with state.access.open():
-                loading = asyncio.create_task(state.load())
+                tasks = [
+                    asyncio.create_task(state.load()),
+                    asyncio.create_task(make_runner(state).run()),
+                ]
                 try:
                     yield
                 finally:
-                    loading.cancel()
-                    await asyncio.gather(loading, return_exceptions=True)
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             await state.close()
 
@@ -74,7 +79,7 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
         },
     )
     app.state.server = state
-    rooms = (chat, completions, models, tokens, system, profile, usage_route)
+    rooms = (chat, completions, files, batches, models, tokens, system, profile, usage_route)
     for room in rooms:
         app.include_router(room.router, dependencies=[Depends(permit)])
     asks_for_keys = state.access.keys.asks_for_keys
@@ -84,6 +89,7 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
         BodyGuard,
         max_body_bytes=settings.max_body_bytes,
         stall_timeout_s=settings.body_timeout_s,
+        larger={files.UPLOAD_PATH: settings.max_file_bytes + files.MAX_FORM_BYTES},
     )
     app.add_middleware(KeyGuard, keys=state.access.keys)
     app.add_middleware(RequestContext, state=state)

@@ -191,6 +191,13 @@ class Settings(BaseSettings):
         "Order of the queue: fcfs (first come first served), priority (lower values first) or "
         "sjf (shortest job first).",
     )
+    max_batch_requests: int = setting(
+        32,
+        _SCHEDULER,
+        "Requests of batches that run at once, in what capacity others leave; a quarter of them "
+        "while others are served.",
+        ge=1,
+    )
     overlap: bool | None = setting(
         None,
         _SCHEDULER,
@@ -278,6 +285,9 @@ class Settings(BaseSettings):
     )
     max_body_bytes: ScaledInt = setting(
         16 * 2**20, _LIMITS, "Largest request body, such as 16MiB.", ge=1
+    )
+    max_file_bytes: ScaledInt = setting(
+        512 * 2**20, _LIMITS, "Largest file that can be uploaded to /v1/files.", ge=1
     )
     max_messages: int = setting(10_000, _LIMITS, "Messages in one chat request.", ge=1)
     max_prompts: int = setting(1024, _LIMITS, "Prompts in one completion request.", ge=1)

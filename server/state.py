@@ -27,7 +27,9 @@ from server.grammars import Grammars
 from server.metrics import Metrics, Numbers
 from server.openai.defaults import read_sampling_defaults
 from server.settings import Settings
+from server.store.batches import BatchStore
 from server.store.database import Database, default_data_dir
+from server.store.files import FileStore
 from server.text.answers import AnswerFormat
 
 _log = logging.getLogger(__name__)
@@ -73,6 +75,8 @@ class ServerState:
     database: Database = field(init=False)  # opened when something is first kept or looked up
     access: Access = field(init=False)  # keys, limits, usage
     admission: Admission = field(init=False)
+    files: FileStore = field(init=False)
+    batches: BatchStore = field(init=False)
     _failure: EngineError | None = None
     _model: Model | None = None
     _loaded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,6 +84,8 @@ class ServerState:
     def __post_init__(self) -> None:
         settings = self.settings
         self.database = Database(settings.data_dir or default_data_dir())
+        self.files = FileStore(self.database)
+        self.batches = BatchStore(self.database)
         self.access = Access(settings, self.database, self.metrics, self.ledger)
         # This process's share of what may run and wait.
         most = settings.max_num_seqs + settings.max_queued_requests

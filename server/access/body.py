@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,11 +17,24 @@ class BodyGuard:
 
     A declared length over the limit is refused before a byte is read; a chunked body is refused
     as soon as it passes the limit, having held no more than that; a body that stalls is given up.
+
+    Args:
+        app: what is guarded.
+        max_body_bytes: the limit.
+        stall_timeout_s: how long nothing may come.
+        larger: limits of paths that have one of their own, and stream what they read.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        stall_timeout_s: float,
+        larger: Mapping[str, int] | None = None,
+    ) -> None:
         self._app = app
         self._max_bytes = max_body_bytes
+        self._larger = dict(larger or {})
         self._stall_timeout_s = stall_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -28,7 +42,8 @@ class BodyGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        self._check_headers(scope)
+        max_bytes = self._larger.get(scope["path"], self._max_bytes)
+        _check_headers(scope, max_bytes)
         received = 0
         complete = False
 
@@ -43,22 +58,11 @@ class BodyGuard:
                 raise ApiError(408, headers=_CLOSE) from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise self._too_large()
+            if received > max_bytes:
+                raise _too_large(max_bytes)
             return message
 
         await self._app(scope, guarded, send)
-
-    def _check_headers(self, scope: Scope) -> None:
-        for name, value in scope["headers"]:
-            if name == b"content-length" and int(value) > self._max_bytes:
-                raise self._too_large()
-            if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-                raise ApiError(415, "Compressed bodies are not read.", headers=_CLOSE)
-
-    def _too_large(self) -> ApiError:
-        message = f"The request body is larger than {self._max_bytes} bytes."
-        return ApiError(413, message, headers=_CLOSE)
 
 
 def check_json_type(scope: Scope) -> None:
@@ -67,3 +71,16 @@ def check_json_type(scope: Scope) -> None:
     kind = kinds[0].split(b";", 1)[0].strip().lower() if kinds else b""
     if len(kinds) != 1 or kind != b"application/json":
         raise ApiError(415)
+
+
+def _check_headers(scope: Scope, max_bytes: int) -> None:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and int(value) > max_bytes:
+            raise _too_large(max_bytes)
+        if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+            raise ApiError(415, "Compressed bodies are not read.", headers=_CLOSE)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    message = f"The request body is larger than {max_bytes} bytes."
+    return ApiError(413, message, headers=_CLOSE)

@@ -46,10 +46,10 @@ router = APIRouter()
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, at once or as a stream of chunks."""
-    return await respond(request, ChatRequest, _ChatCall.prepare)
+    return await respond(request, ChatRequest, ChatCall.prepare)
 
 
-class _ChatCall:
+class ChatCall:
     """One request, ready to be submitted, in the shapes of this endpoint."""
 
     def __init__(self, conversation: Conversation) -> None:
@@ -72,7 +72,7 @@ class _ChatCall:
         }
 
     @classmethod
-    async def prepare(cls, state: ServerState, caller: Caller, body: ChatRequest) -> _ChatCall:
+    async def prepare(cls, state: ServerState, caller: Caller, body: ChatRequest) -> ChatCall:
         """Judge the request against the model and encode its messages."""
         return cls(await Conversation.prepare(state, caller, body))
 

@@ -40,10 +40,10 @@ router = APIRouter()
 )
 async def create_completion(request: Request) -> Response:
     """Continue one or more prompts, at once or as a stream of chunks."""
-    return await respond(request, CompletionRequest, _CompletionCall.prepare)
+    return await respond(request, CompletionRequest, CompletionCall.prepare)
 
 
-class _CompletionCall:
+class CompletionCall:
     """One request, ready to be submitted."""
 
     def __init__(
@@ -74,7 +74,7 @@ class _CompletionCall:
     @classmethod
     async def prepare(
         cls, state: ServerState, caller: Caller, body: CompletionRequest
-    ) -> _CompletionCall:
+    ) -> CompletionCall:
         """Judge the request against the model and encode its prompts."""
         model = await state.model()
         model.check_name(body.model)

@@ -25,6 +25,7 @@ from server.openai.outputs import to_json
 from server.openai.sse import Ending, EventStream
 from server.openai.structured import StructuredFields, held_to
 from server.openai.unsupported import report_ignored
+from server.settings import Settings
 from server.state import Model, ServerState
 
 _ShapeT = TypeVar("_ShapeT", bound=Shape)
@@ -54,7 +55,13 @@ async def read_request(
         return shape.read({}), {}
     settings = state_of(request).settings
     check_json_type(request.scope)
-    fields = parse_json_body(await _read_body(request))
+    return read_fields(settings, shape, parse_json_body(await _read_body(request)))
+
+
+def read_fields(
+    settings: Settings, shape: type[_ShapeT], fields: dict[str, Any]
+) -> tuple[_ShapeT, dict[str, str]]:
+    """``fields`` as ``shape``, as ``read_request`` has it. Raises ApiError (400)."""
     for name, limit in (("messages", settings.max_messages), ("prompt", settings.max_prompts)):
         _check_count(name, fields.get(name), limit)
     body = shape.read(fields)

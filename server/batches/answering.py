@@ -1,0 +1,111 @@
+"""One line's answer: by the same calls that answer requests, without HTTP between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from server.batches.lines import Line
+from server.errors import ApiError, to_api_error
+from server.openai.outputs import to_json
+from server.store.batches import LineResult
+
+Answer = Callable[[dict[str, Any]], Awaitable[Any]]  # a body -> the answer, to be encoded
+_log = logging.getLogger(__name__)
+
+_MAX_TRIES = 5  # of a line that fails through no fault of its own
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 15.0
+
+
+class _InputDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    """What the endpoints call the same things."""
+
+    prompt_tokens: int = 0
+    input_tokens: int = 0
+    completion_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens_details: _InputDetails | None = None
+    input_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    output_tokens_details: _OutputDetails | None = None
+
+
+class _Answered(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+async def run_line(line: Line, answer: Answer) -> LineResult:
+    """The result of a line, which is an error's where it failed; cancelled, it has none.
+
+    A line that finds the engine restarting, or no room, is tried again: for as long as the
+    engine is not there, and a few times where it is.
+    """
+    pause_s, num_tries = _FIRST_PAUSE_S, 0
+    while True:
+        request_id = f"req_{uuid.uuid4().hex}"
+        try:
+            body = to_json(await answer(line.body))
+        except Exception as error:
+            told = to_api_error(error, request_id)
+            if told.status == 500:
+                _log.error("request %s of a batch failed", request_id, exc_info=error)
+            num_tries += told.code != "engine_unavailable"
+            if told.status < 500 or num_tries >= _MAX_TRIES:
+                return _failed(line, request_id, told)
+        else:
+            return _succeeded(line, request_id, body)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+
+def not_run(line: Line, code: str, message: str) -> bytes:
+    """The error file's line for a request that was never run to its end."""
+    return _line(line, None, {"code": code, "message": message})
+
+
+def _succeeded(line: Line, request_id: str, body: bytes) -> LineResult:
+    usage = msgspec.json.decode(body, type=_Answered).usage or _Usage()
+    before = usage.prompt_tokens_details or usage.input_tokens_details or _InputDetails()
+    after = usage.completion_tokens_details or usage.output_tokens_details or _OutputDetails()
+    return LineResult(
+        line=line.number,
+        ok=True,
+        text=_line(line, _response(200, request_id, body)),
+        input_tokens=usage.prompt_tokens or usage.input_tokens,
+        cached_tokens=before.cached_tokens,
+        output_tokens=usage.completion_tokens or usage.output_tokens,
+        reasoning_tokens=after.reasoning_tokens,
+    )
+
+
+def _failed(line: Line, request_id: str, error: ApiError) -> LineResult:
+    text = _line(line, _response(error.status, request_id, error.body()))
+    return LineResult(line=line.number, ok=False, text=text)
+
+
+def _response(status: int, request_id: str, body: bytes) -> dict[str, Any]:
+    return {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+
+
+def _line(line: Line, response: Any, error: Any = None) -> bytes:
+    return to_json(
+        {
+            "id": f"batch_req_{uuid.uuid4().hex}",
+            "custom_id": line.custom_id,
+            "response": response,
+            "error": error,
+        }
+    )

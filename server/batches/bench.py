@@ -1,0 +1,63 @@
+"""What batches are run with: where things are kept, who answers, how much at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.batches.answering import Answer
+from server.store.batches import BatchStore, StoredBatch
+from server.store.files import FileStore
+
+_THROTTLED_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a batch is run with."""
+
+    files: FileStore
+    batches: BatchStore
+    slots: SharedSlots
+    answer: Callable[[StoredBatch], Answer]
+    has_model: Callable[[str], bool]
+    max_line_bytes: int
+
+
+class SharedSlots:
+    """Places for lines, given in the order in which they are asked for.
+
+    While others are being served only a quarter of them is given out: lines give way to everybody
+    in the engine, but each makes the steps a little longer.
+
+    Args:
+        limit: lines at once.
+        is_busy: whether others are being served.
+    """
+
+    def __init__(self, limit: int, is_busy: Callable[[], bool]) -> None:
+        self._limit = limit
+        self._is_busy = is_busy
+        self._num_taken = 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    async def acquire(self) -> None:
+        """Wait for a place."""
+        async with self._turn:
+            while self._num_taken >= self._allowed():
+                self._freed.clear()
+                wait_s = None if self._num_taken >= self._limit else _THROTTLED_LOOK_S
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), wait_s)
+            self._num_taken += 1
+
+    def release(self) -> None:
+        """Give a place back."""
+        self._num_taken -= 1
+        self._freed.set()
+
+    def _allowed(self) -> int:
+        return max(1, self._limit // 4) if self._is_busy() else self._limit

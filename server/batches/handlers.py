@@ -1,0 +1,41 @@
+"""Which endpoints a batch may name, and the calls that answer there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from server.access.caller import Caller
+from server.errors import bad_field
+from server.openai.chat import ChatCall
+from server.openai.completions import CompletionCall
+from server.openai.endpoint import Call, read_fields
+from server.openai.inputs import ChatRequest, CompletionRequest, GenerationRequest
+from server.state import ServerState
+
+Handler = Callable[[ServerState, Caller, dict[str, Any]], Awaitable[Any]]
+_ShapeT = TypeVar("_ShapeT", bound=GenerationRequest)
+
+
+async def _complete(
+    shape: type[_ShapeT],
+    prepare: Callable[[ServerState, Caller, _ShapeT], Awaitable[Call]],
+    state: ServerState,
+    caller: Caller,
+    fields: dict[str, Any],
+) -> Any:
+    """The whole answer of an endpoint that generates."""
+    body, _ = read_fields(state.settings, shape, fields)
+    if body.stream:
+        raise bad_field("stream", "is not available in a batch")
+    return await (await prepare(state, caller, body)).complete()
+
+
+HANDLERS: MappingProxyType[str, Handler] = MappingProxyType(
+    {
+        "/v1/chat/completions": partial(_complete, ChatRequest, ChatCall.prepare),
+        "/v1/completions": partial(_complete, CompletionRequest, CompletionCall.prepare),
+    }
+)

@@ -1,0 +1,175 @@
+"""The lines of a batch's input: one request each, judged before any of them is run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from server.errors import ApiError, cut
+from server.openai.json_body import parse_json_body
+
+MAX_LINES = 50_000
+MAX_ERRORS = 100  # told of one input
+_MAX_ID = 512
+_CHUNK_BYTES = 2**20  # read at once, or a line if that is longer
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A request of a batch."""
+
+    number: int  # in the file, 1 and on
+    custom_id: str
+    body: dict[str, Any]
+
+
+class BatchError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an input cannot be run."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class _Fault(Exception):
+    """What is wrong with a line."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+
+
+async def read_raw_lines(path: Path, max_bytes: int) -> AsyncGenerator[list[tuple[int, bytes]]]:
+    """The lines of a file that are not blank, with their numbers, some at a time.
+
+    A line over ``max_bytes`` comes cut, and longer than that. Raises OSError.
+    """
+    file = await asyncio.to_thread(path.open, "rb")
+    with file:
+        lines = _numbered(file, max_bytes)
+        while chunk := await asyncio.to_thread(_take, lines):
+            yield chunk
+
+
+async def read_lines(
+    path: Path, endpoint: str, max_bytes: int, skip: Collection[int] = ()
+) -> AsyncGenerator[Line]:
+    """The requests of an input that has been judged, without the lines ``skip``. Raises OSError."""
+    async with contextlib.aclosing(read_raw_lines(path, max_bytes)) as chunks:
+        async for chunk in chunks:
+            for number, text in chunk:
+                if number not in skip:
+                    yield parse_line(number, text, endpoint, max_bytes)
+
+
+class Judge:
+    """Finds what is wrong with an input, line by line.
+
+    Args:
+        endpoint: the only URL of its requests.
+        has_model: whether a model is served under a name.
+        max_bytes: the longest line.
+    """
+
+    def __init__(self, endpoint: str, has_model: Callable[[str], bool], max_bytes: int) -> None:
+        self._endpoint = endpoint
+        self._has_model = has_model
+        self._max_bytes = max_bytes
+        self._ids: set[str] = set()
+        self.num_lines = 0
+        self.model: str | None = None  # of the first line
+        self.errors: list[BatchError] = []
+
+    async def read(self, path: Path) -> None:
+        """Judge a whole file, up to so many errors. Raises OSError."""
+        async with contextlib.aclosing(read_raw_lines(path, self._max_bytes)) as chunks:
+            async for chunk in chunks:
+                await asyncio.to_thread(self._look, chunk)
+                if len(self.errors) >= MAX_ERRORS or self.num_lines > MAX_LINES:
+                    break
+        if self.num_lines > MAX_LINES:
+            message = f"A batch holds at most {MAX_LINES} requests."
+            self.errors = [BatchError(code="too_many_requests", message=message)]
+        elif not self.num_lines:
+            self.errors = [BatchError(code="empty_file", message="The input file is empty.")]
+
+    def _look(self, chunk: list[tuple[int, bytes]]) -> None:
+        for number, text in chunk:
+            self.num_lines += 1
+            try:
+                self._judge(parse_line(number, text, self._endpoint, self._max_bytes))
+            except _Fault as fault:
+                if len(self.errors) < MAX_ERRORS:
+                    self.errors.append(
+                        BatchError(
+                            code=fault.code, message=fault.message, param=fault.param, line=number
+                        )
+                    )
+
+    def _judge(self, line: Line) -> None:
+        if line.custom_id in self._ids:
+            message = f"The custom_id '{cut(line.custom_id, 64)}' is that of an earlier line, too."
+            raise _Fault("duplicate_custom_id", message, "custom_id")
+        self._ids.add(line.custom_id)
+        model = line.body.get("model")
+        if not isinstance(model, str):
+            raise _Fault("missing_required_parameter", "'model' must be a string.", "body.model")
+        if not self._has_model(model):
+            message = f"The model '{cut(model, 64)}' does not exist here."
+            raise _Fault("model_not_found", message, "body.model")
+        if line.body.get("stream"):
+            message = "'stream' is not available in a batch."
+            raise _Fault("invalid_parameter", message, "body.stream")
+        if self.model is None:
+            self.model = model
+
+
+def parse_line(number: int, text: bytes, endpoint: str, max_bytes: int) -> Line:
+    """The request in one line. Raises the fault of a line that holds none for ``endpoint``."""
+    if len(text) > max_bytes:
+        raise _Fault("line_too_long", f"The line is longer than {max_bytes} bytes.")
+    try:
+        fields = parse_json_body(text)
+    except ApiError:
+        raise _Fault("invalid_json_line", "The line is not a JSON object.") from None
+    custom_id = fields.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID:
+        message = f"'custom_id' must be a string of 1 to {_MAX_ID} characters."
+        raise _Fault("missing_required_parameter", message, "custom_id")
+    if fields.get("method") != "POST":
+        raise _Fault("invalid_method", "'method' must be 'POST'.", "method")
+    if fields.get("url") != endpoint:
+        message = f"'url' must be the batch's endpoint, '{endpoint}'."
+        raise _Fault("invalid_url", message, "url")
+    body = fields.get("body")
+    if not isinstance(body, dict):
+        raise _Fault("missing_required_parameter", "'body' must be an object.", "body")
+    return Line(number, custom_id, body)
+
+
+def _numbered(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    while text := file.readline(max_bytes + 2):
+        number += 1
+        rest = text
+        while not rest.endswith(b"\n") and (rest := file.readline(_CHUNK_BYTES)):
+            pass  # what is behind the longest line's end is not kept
+        if text.strip():
+            yield number, text.rstrip(b"\r\n")
+
+
+def _take(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    """The next of ``lines``, up to a chunk's size."""
+    chunk: list[tuple[int, bytes]] = []
+    num_bytes = 0
+    for number, text in lines:
+        chunk.append((number, text))
+        num_bytes += len(text)
+        if num_bytes >= _CHUNK_BYTES:
+            break
+    return chunk

@@ -1,0 +1,116 @@
+"""The files that a batch ends with: its answers, and apart from them its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from server.batches.answering import not_run
+from server.batches.bench import Bench
+from server.batches.lines import read_lines
+from server.store.batches import StoredBatch
+from server.store.files import FileStore, StoredFile
+
+_PAGE = 100  # results held at once
+_NOT_RUN = {
+    True: ("batch_cancelled", "The batch was cancelled before this request was executed."),
+    False: (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+}
+
+
+async def write_outputs(
+    bench: Bench, batch: StoredBatch, file: StoredFile, finished: set[int]
+) -> tuple[str | None, str | None]:
+    """Make files of a batch's results; lines without one are told among the errors.
+
+    The files' ids follow from the batch's, so that doing it again makes the same files.
+
+    Returns the ids of the output file and of the error file; None for one that would be empty.
+    Raises StoreError or OSError.
+    """
+    outputs = _Output(bench.files, batch, "output"), _Output(bench.files, batch, "error")
+    try:
+        for output in outputs:
+            await output.open()
+        after = 0
+        while page := await bench.batches.results(batch.id, after, _PAGE):
+            for ok, output in zip((True, False), outputs, strict=True):
+                await output.write([text for _, this_ok, text in page if this_ok == ok])
+            after = page[-1][0]
+        if len(finished) < batch.num_lines:
+            reason = _NOT_RUN[batch.cancelling_at is not None]
+            path = bench.files.path(file)
+            async for line in read_lines(path, batch.endpoint, bench.max_line_bytes, finished):
+                await outputs[1].write([not_run(line, *reason)])
+        good, bad = [await output.keep() for output in outputs]
+        return good, bad
+    finally:
+        for output in outputs:
+            output.discard()
+
+
+class _Output:
+    """A file in the making."""
+
+    def __init__(self, files: FileStore, batch: StoredBatch, kind: str) -> None:
+        self._files = files
+        self._batch = batch
+        self._kind = kind
+        self._path: Path | None = None
+        self._file: BinaryIO | None = None
+        self._num_bytes = 0
+
+    async def open(self) -> None:
+        self._path = await self._files.new_partial()
+        self._file = await asyncio.to_thread(self._path.open, "wb")
+
+    async def write(self, lines: list[bytes]) -> None:
+        assert self._file is not None
+        if lines:
+            data = b"\n".join(lines) + b"\n"
+            self._num_bytes += len(data)
+            await asyncio.to_thread(self._file.write, data)
+
+    async def keep(self) -> str | None:
+        """Make it a file of the batch's tenant, unless it is empty."""
+        assert self._file is not None
+        assert self._path is not None
+        await asyncio.to_thread(_close, self._file)
+        if not self._num_bytes:
+            return None
+        batch, now = self._batch, int(time.time())
+        digest = hashlib.blake2b(f"{batch.id}/{self._kind}".encode(), digest_size=16)
+        life_s = batch.output_life_s
+        file = StoredFile(
+            id=f"file-{digest.hexdigest()}",
+            tenant=batch.tenant,
+            filename=f"{batch.id}_{self._kind}.jsonl",
+            purpose="batch_output",
+            num_bytes=self._num_bytes,
+            created_at=now,
+            expires_at=None if life_s is None else now + life_s,
+        )
+        await self._files.add(file, self._path)
+        return file.id
+
+    def discard(self) -> None:
+        """Leave nothing of what was not kept."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what is buffered need not reach a full disk
+                self._file.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _close(file: BinaryIO) -> None:
+    with file:
+        file.flush()
+        os.fsync(file.fileno())

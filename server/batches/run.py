@@ -1,0 +1,236 @@
+"""One batch, from whatever status it is found in to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Literal
+
+import msgspec
+
+from server.batches.answering import run_line
+from server.batches.bench import Bench
+from server.batches.lines import BatchError, Judge, Line, read_lines
+from server.batches.outputs import write_outputs
+from server.store.batches import LIVE, BatchStore, LineResult, StoredBatch
+from server.store.database import StoreError
+from server.store.files import StoredFile
+
+_WATCH_S = 1.0  # between two looks at whether the batch was cancelled, by whichever process
+_STORE_TRIES = 5
+_RETRY_S = 1.0
+_log = logging.getLogger(__name__)
+
+Stop = Literal["cancelling", "expired"]
+
+
+class BatchRun:
+    """Takes one batch through its statuses. Nobody else does at the same time: see ``runner``."""
+
+    def __init__(self, bench: Bench, batch: StoredBatch) -> None:
+        self._bench = bench
+        self._store = bench.batches
+        self.batch = batch
+
+    async def run(self) -> None:
+        """Go on until the batch has ended. Cancelled, it can be gone on with.
+
+        A disk that is full, or an input that cannot be read, fails the batch.
+        """
+        try:
+            await self._run()
+        except (StoreError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            _log.error("batch %s failed: %s", self.batch.id, reason)
+            message = f"The server could not read or keep what belongs to this batch: {reason}"
+            await self._fail([BatchError(code="storage_failed", message=message)])
+
+    async def _run(self) -> None:
+        batch = self.batch
+        file = await self._bench.files.get(batch.tenant, batch.input_file_id)
+        if file is None:
+            message = "The input file does not exist any more."
+            error = BatchError(code="file_not_found", message=message, param="input_file_id")
+            await self._fail([error])
+            return
+        if batch.status == "validating":
+            await self._validate(file)
+        if self.batch.status == "in_progress":
+            await self._process(file)
+        if self.batch.status in ("finalizing", "cancelling"):
+            await self._finish(file)
+
+    # ------------------------------------------------------------ validating
+
+    async def _validate(self, file: StoredFile) -> None:
+        bench, batch = self._bench, self.batch
+        judge = Judge(batch.endpoint, bench.has_model, bench.max_line_bytes)
+        await judge.read(bench.files.path(file))
+        if judge.errors:
+            await self._fail(judge.errors)
+            return
+        found = {"num_lines": judge.num_lines, "model": judge.model}
+        moved = await self._store.move(
+            batch.id, ["validating"], "in_progress", in_progress_at=_now(), **found
+        )
+        if moved is None:  # cancelled meanwhile
+            moved = await self._store.move(batch.id, ["cancelling"], "cancelling", **found)
+        await self._take(moved)
+
+    # ------------------------------------------------------------ in progress
+
+    async def _process(self, file: StoredFile) -> None:
+        """Run the lines that have no result, until all have, or there is a reason to stop."""
+        work = asyncio.create_task(self._run_lines(file))
+        watch = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            stopped = watch.result() if not work.done() else None
+        finally:
+            await _end(watch)
+            await _end(work)
+        if stopped is None:
+            work.result()  # raises what it has raised
+        moved = await self._store.move(
+            self.batch.id, ["in_progress"], "finalizing", finalizing_at=_now()
+        )
+        await self._take(moved)
+
+    async def _watch(self) -> Stop:
+        """Wait until the batch is cancelled or its window is over."""
+        now: StoredBatch | None = self.batch
+        while now is not None and now.status == "in_progress":
+            if _now() >= now.expires_at:
+                return "expired"
+            await asyncio.sleep(_WATCH_S)
+            with contextlib.suppress(StoreError):
+                now = await self._store.get(self.batch.tenant, self.batch.id)
+        return "cancelling"
+
+    async def _run_lines(self, file: StoredFile) -> None:
+        bench, batch = self._bench, self.batch
+        recorder = _Recorder(bench.batches, batch.id)
+        answer = bench.answer(batch)
+        running: set[asyncio.Task[None]] = set()
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def run(line: Line) -> None:
+            await recorder.put(await run_line(line, answer))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            bench.slots.release()
+            if not task.cancelled() and (error := task.exception()) and not failed.done():
+                failed.set_exception(error)
+
+        try:
+            finished = await bench.batches.finished_lines(batch.id)
+            lines = read_lines(
+                bench.files.path(file), batch.endpoint, bench.max_line_bytes, finished
+            )
+            async with contextlib.aclosing(lines):
+                async for line in lines:
+                    await bench.slots.acquire()
+                    if failed.done():
+                        bench.slots.release()
+                        break
+                    task = asyncio.create_task(run(line))
+                    running.add(task)
+                    task.add_done_callback(ended)
+            await asyncio.gather(*running)
+            if failed.done():
+                failed.result()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await recorder.close()
+            if failed.done():
+                failed.exception()  # looked at, so that nobody calls it forgotten
+
+    # ------------------------------------------------------------ the end
+
+    async def _finish(self, file: StoredFile) -> None:
+        """Make the results files, and end as it was decided."""
+        bench, batch = self._bench, self.batch
+        finished = await bench.batches.finished_lines(batch.id)
+        cancelled = batch.cancelling_at is not None
+        whole = not cancelled and len(finished) >= batch.num_lines
+        ids = await write_outputs(bench, batch, file, finished)
+        outputs = {"output_file_id": ids[0], "error_file_id": ids[1]}
+        if cancelled:
+            await self._store.move(
+                batch.id, ["cancelling"], "cancelled", cancelled_at=_now(), **outputs
+            )
+        elif whole:
+            await self._store.move(
+                batch.id, ["finalizing"], "completed", completed_at=_now(), **outputs
+            )
+        else:
+            await self._store.move(
+                batch.id, ["finalizing"], "expired", expired_at=_now(), **outputs
+            )
+
+    async def _fail(self, errors: list[BatchError]) -> None:
+        """End the batch as failed, however long it takes until that can be written."""
+        told = msgspec.json.encode(errors).decode()
+        while True:
+            try:
+                await self._store.move(self.batch.id, LIVE, "failed", failed_at=_now(), errors=told)
+            except StoreError:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+    async def _take(self, moved: StoredBatch | None) -> None:
+        """Go on with the batch as it is now; where a move was not made, somebody cancelled it."""
+        if moved is None:
+            moved = await self._store.get(self.batch.tenant, self.batch.id)
+        if moved is not None:
+            self.batch = moved
+
+
+class _Recorder:
+    """Writes results as they come, those that came during a write together in the next."""
+
+    def __init__(self, store: BatchStore, batch_id: str) -> None:
+        self._store = store
+        self._batch_id = batch_id
+        self._pending: list[LineResult] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def put(self, result: LineResult) -> None:
+        """Keep a result. Returns when it is kept; raises StoreError."""
+        self._pending.append(result)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+        await asyncio.shield(self._writing)
+
+    async def close(self) -> None:
+        """Let what is under way be written."""
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    async def _write(self) -> None:
+        while self._pending:
+            results, self._pending = self._pending, []
+            for tries_left in reversed(range(_STORE_TRIES)):
+                try:
+                    await self._store.record(self._batch_id, results)
+                    break
+                except StoreError:
+                    if not tries_left:
+                        raise
+                    await asyncio.sleep(_RETRY_S)
+
+
+async def _end(task: asyncio.Task[object]) -> None:
+    """Cancel a task and wait for its end; what it raised stays in it."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _now() -> int:
+    return int(time.time())

@@ -1,0 +1,88 @@
+"""Looks for batches that nobody takes care of, and runs them in what capacity is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from server.batches.bench import Bench
+from server.batches.lock import BatchLock
+from server.batches.run import BatchRun
+from server.store.batches import LIVE, StoredBatch
+from server.store.database import StoreError
+
+_LOOK_S = 2.0  # between two looks for batches of other processes
+_SWEEP_S = 3600.0
+_MAX_BATCHES = 8  # at once; each has its turn at the slots
+_log = logging.getLogger(__name__)
+
+
+class BatchRunner:
+    """Runs until it is cancelled; what it was doing is gone on with by whoever comes next.
+
+    Args:
+        bench: what batches are run with.
+        may_run: whether to begin with a batch: not before there is a model, nor at the end.
+    """
+
+    def __init__(self, bench: Bench, may_run: Callable[[], bool]) -> None:
+        self._bench = bench
+        self._may_run = may_run
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._next_sweep_s = 0.0  # time.monotonic()
+
+    async def run(self) -> None:
+        """Look for batches, over and over."""
+        news = self._bench.batches.news
+        try:
+            while True:
+                with contextlib.suppress(StoreError):  # logged where it is raised; look again later
+                    await self._look()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), _LOOK_S)
+        finally:
+            tasks = list(self._running.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        batches = self._bench.batches
+        if not (self._may_run() and batches.may_have_any()):
+            return
+        batches.news.clear()
+        if time.monotonic() >= self._next_sweep_s:
+            self._next_sweep_s = time.monotonic() + _SWEEP_S
+            await self._bench.files.sweep()
+        for batch in await batches.live():
+            if len(self._running) >= _MAX_BATCHES:
+                break
+            if batch.id not in self._running:
+                lock = BatchLock.take(batches.locks, batch.id)
+                if lock is not None:
+                    self._running[batch.id] = asyncio.create_task(self._run(batch.id, lock))
+
+    async def _run(self, id: str, lock: BatchLock) -> None:
+        ended = False
+        try:
+            # As it is now that the lock is held: another process may have brought it further.
+            batch = await self._find(id)
+            if batch is not None:
+                await BatchRun(self._bench, batch).run()
+            ended = await self._find(id) is None
+        except StoreError:
+            pass  # looked at again
+        except Exception:
+            _log.exception("batch %s could not be run", id)
+        finally:
+            lock.release(ended=ended)
+            del self._running[id]
+            self._bench.batches.news.set()
+
+    async def _find(self, id: str) -> StoredBatch | None:
+        """The batch, if it has not ended."""
+        found = await self._bench.batches.live()
+        return next((batch for batch in found if batch.id == id and batch.status in LIVE), None)

@@ -1,0 +1,38 @@
+"""The runner of one server: its model, its endpoints, its settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from server.batches.answering import Answer
+from server.batches.bench import Bench, SharedSlots
+from server.batches.handlers import HANDLERS
+from server.batches.runner import BatchRunner
+from server.state import ServerState
+from server.store.batches import StoredBatch
+
+
+def make_runner(state: ServerState) -> BatchRunner:
+    """What takes care of this server's batches; to be run for as long as it serves."""
+    settings = state.settings
+
+    def answer_for(batch: StoredBatch) -> Answer:
+        caller = replace(state.access.keys.caller_named(batch.tenant), background=True)
+        handler = HANDLERS[batch.endpoint]
+
+        async def answer(body: dict[str, Any]) -> Any:
+            return await handler(state, caller, body)
+
+        return answer
+
+    share = -(-settings.max_batch_requests // settings.api_workers)
+    bench = Bench(
+        files=state.files,
+        batches=state.batches,
+        slots=SharedSlots(share, is_busy=lambda: state.live_sequences > 0),
+        answer=answer_for,
+        has_model=lambda name: name in settings.model_names,
+        max_line_bytes=settings.max_body_bytes,
+    )
+    return BatchRunner(bench, may_run=lambda: state.ready)

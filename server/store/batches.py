@@ -1,0 +1,251 @@
+"""Batches and the results of their lines, as they stand between two transactions.
+
+A line's result is a row, written once: whoever goes on with a batch, this process or the next,
+runs the lines that have no row. When a batch has ended its rows have become files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from server.store.database import FILE_NAME, Database, Schema
+
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+LIVE: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+
+_SCHEMA = Schema(
+    "batches",
+    (
+        """
+        CREATE TABLE batches (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            id TEXT NOT NULL UNIQUE,
+            tenant TEXT NOT NULL,
+            endpoint TEXT NOT NULL,
+            input_file_id TEXT NOT NULL,
+            completion_window TEXT NOT NULL,
+            metadata TEXT,
+            output_life_s INTEGER,
+            status TEXT NOT NULL,
+            model TEXT,
+            errors TEXT,
+            output_file_id TEXT,
+            error_file_id TEXT,
+            created_at INTEGER NOT NULL,
+            in_progress_at INTEGER,
+            expires_at INTEGER NOT NULL,
+            finalizing_at INTEGER,
+            completed_at INTEGER,
+            failed_at INTEGER,
+            expired_at INTEGER,
+            cancelling_at INTEGER,
+            cancelled_at INTEGER,
+            num_lines INTEGER NOT NULL DEFAULT 0,
+            num_completed INTEGER NOT NULL DEFAULT 0,
+            num_failed INTEGER NOT NULL DEFAULT 0,
+            input_tokens INTEGER NOT NULL DEFAULT 0,
+            cached_tokens INTEGER NOT NULL DEFAULT 0,
+            output_tokens INTEGER NOT NULL DEFAULT 0,
+            reasoning_tokens INTEGER NOT NULL DEFAULT 0
+        );
+        CREATE INDEX batches_by_tenant ON batches (tenant, number);
+        CREATE INDEX batches_by_status ON batches (status);
+        CREATE TABLE batch_lines (
+            batch_id TEXT NOT NULL,
+            line INTEGER NOT NULL,
+            ok INTEGER NOT NULL,
+            result BLOB NOT NULL,
+            PRIMARY KEY (batch_id, line)
+        );
+        """,
+    ),
+)
+
+
+class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch. Times are Unix seconds; see OpenAI's reference for the statuses."""
+
+    id: str
+    tenant: str  # whose it is
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: str | None = None  # JSON
+    output_life_s: int | None = None  # seconds that the files it makes are kept
+    status: Status = "validating"
+    model: str | None = None  # of its first line
+    errors: str | None = None  # JSON: why it failed
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    num_lines: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class LineResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a line of the input."""
+
+    line: int  # 1 and on
+    ok: bool  # answered with success
+    text: bytes  # a line of the output file, or of the error file
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+_COLUMNS = ", ".join(StoredBatch.__struct_fields__)
+_LIVE_SQL = "status IN (" + ", ".join(f"'{status}'" for status in LIVE) + ")"
+
+
+class BatchStore:
+    """The batches of all tenants."""
+
+    def __init__(self, database: Database) -> None:
+        self._tables = database.tables(_SCHEMA)
+        self._file = database.directory / FILE_NAME
+        self.locks: Path = database.directory / "batches"  # one file for each batch that runs
+        self._used = False
+        self.news = asyncio.Event()  # set when this process has made or cancelled one
+
+    def may_have_any(self) -> bool:
+        """Whether it is worth looking: the database has been made, by whichever process."""
+        return self._used or self._file.exists()
+
+    async def create(self, batch: StoredBatch) -> None:
+        """Keep a new batch. Raises StoreError."""
+        marks = ", ".join("?" * len(StoredBatch.__struct_fields__))
+        values = msgspec.structs.astuple(batch)
+        self._used = True
+        insert = f"INSERT INTO batches ({_COLUMNS}) VALUES ({marks})"
+        await self._tables.write(lambda db: db.execute(insert, values))
+        self.news.set()
+
+    async def get(self, tenant: str, id: str) -> StoredBatch | None:
+        """A tenant's batch, if there is one of this id. Raises StoreError."""
+        found = await self._find("tenant = ? AND id = ?", (tenant, id))
+        return found[0] if found else None
+
+    async def list(self, tenant: str, *, after: str | None, limit: int) -> list[StoredBatch] | None:
+        """A tenant's batches, the newest first, those behind ``after``; at most ``limit``.
+
+        None when there is no batch ``after``. Raises StoreError.
+        """
+        if after is None:
+            return await self._find("tenant = ? ORDER BY number DESC LIMIT ?", (tenant, limit))
+        if await self.get(tenant, after) is None:
+            return None
+        where = (
+            "tenant = ? AND number < (SELECT number FROM batches WHERE id = ?)"
+            " ORDER BY number DESC LIMIT ?"
+        )
+        return await self._find(where, (tenant, after, limit))
+
+    async def live(self) -> Sequence[StoredBatch]:
+        """Those that have not ended, the oldest first. Raises StoreError."""
+        return await self._find(f"{_LIVE_SQL} ORDER BY number", ())
+
+    async def reader_of(self, file_id: str) -> str | None:
+        """The id of a batch that has not ended and whose input is ``file_id``."""
+        found = await self._find(f"input_file_id = ? AND {_LIVE_SQL} LIMIT 1", (file_id,))
+        return found[0].id if found else None
+
+    async def move(
+        self, id: str, origins: Sequence[Status], status: Status, **changes: Any
+    ) -> StoredBatch | None:
+        """Give a batch another status, and columns other values, if it is in one of ``origins``.
+
+        Returns the batch as it is now, or None if it was in another status. Raises StoreError.
+        """
+        values = {"status": status, **changes}
+        sets = ", ".join(f"{column} = ?" for column in values)
+        marks = ", ".join("?" * len(origins))
+        update = f"UPDATE batches SET {sets} WHERE id = ? AND status IN ({marks})"
+
+        def write(db: sqlite3.Connection) -> StoredBatch | None:
+            done = db.execute(f"{update} RETURNING {_COLUMNS}", (*values.values(), id, *origins))
+            row = done.fetchone()
+            if row is not None and status not in LIVE:
+                db.execute("DELETE FROM batch_lines WHERE batch_id = ?", (id,))
+            return None if row is None else _batch_of(row)
+
+        batch = await self._tables.write(write)
+        self.news.set()
+        return batch
+
+    # ------------------------------------------------------------ lines
+
+    async def finished_lines(self, id: str) -> set[int]:
+        """The numbers of the lines that have a result. Raises StoreError."""
+        query = "SELECT line FROM batch_lines WHERE batch_id = ?"
+        return await self._tables.read(lambda db: {line for (line,) in db.execute(query, (id,))})
+
+    async def record(self, id: str, results: Iterable[LineResult]) -> None:
+        """Keep results, and count them; one that is there already stays. Raises StoreError."""
+        insert = "INSERT OR IGNORE INTO batch_lines VALUES (?, ?, ?, ?)"
+        count = (
+            "UPDATE batches SET num_completed = num_completed + ?, num_failed = num_failed + ?,"
+            " input_tokens = input_tokens + ?, cached_tokens = cached_tokens + ?,"
+            " output_tokens = output_tokens + ?, reasoning_tokens = reasoning_tokens + ?"
+            " WHERE id = ?"
+        )
+
+        def write(db: sqlite3.Connection) -> None:
+            for each in results:
+                new = db.execute(insert, (id, each.line, each.ok, each.text)).rowcount
+                if new:
+                    tokens = (each.input_tokens, each.cached_tokens)
+                    tokens += (each.output_tokens, each.reasoning_tokens)
+                    db.execute(count, (each.ok, not each.ok, *tokens, id))
+
+        await self._tables.write(write)
+
+    async def results(self, id: str, after: int, limit: int) -> list[tuple[int, bool, bytes]]:
+        """(line, ok, text) of at most ``limit`` lines behind ``after``, in order."""
+        query = (
+            "SELECT line, ok, result FROM batch_lines WHERE batch_id = ? AND line > ?"
+            " ORDER BY line LIMIT ?"
+        )
+        return await self._tables.read(
+            lambda db: [
+                (line, bool(ok), text) for line, ok, text in db.execute(query, (id, after, limit))
+            ]
+        )
+
+    async def _find(self, where: str, values: tuple[Any, ...]) -> list[StoredBatch]:
+        query = f"SELECT {_COLUMNS} FROM batches WHERE {where}"
+        return await self._tables.read(
+            lambda db: [_batch_of(row) for row in db.execute(query, values)]
+        )
+
+
+def _batch_of(row: Sequence[Any]) -> StoredBatch:
+    return StoredBatch(**dict(zip(StoredBatch.__struct_fields__, row, strict=True)))

@@ -1,0 +1,224 @@
+"""Uploaded and made files: rows in the database, contents beside it, one file each.
+
+DATA_DIR/quire.sqlite3        what is known of each file
+DATA_DIR/files/file-...       its contents, complete and synced before the row is there
+DATA_DIR/files/.partial-...   an upload under way; what a crash leaves of it is swept up
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from server.store.database import Database, Schema, StoreError
+
+Order = Literal["asc", "desc"]
+_PARTIAL = ".partial-"
+_PARTIAL_LIFE_S = 24 * 3600.0  # no upload takes longer
+_log = logging.getLogger(__name__)
+
+_SCHEMA = Schema(
+    "files",
+    (
+        """
+        CREATE TABLE files (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            id TEXT NOT NULL UNIQUE,
+            tenant TEXT NOT NULL,
+            filename TEXT NOT NULL,
+            purpose TEXT NOT NULL,
+            num_bytes INTEGER NOT NULL,
+            created_at INTEGER NOT NULL,
+            expires_at INTEGER
+        );
+        CREATE INDEX files_by_tenant ON files (tenant, number);
+        CREATE INDEX files_by_end ON files (expires_at) WHERE expires_at IS NOT NULL;
+        """,
+    ),
+)
+_COLUMNS = "id, tenant, filename, purpose, num_bytes, created_at, expires_at"
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a file. Times are Unix seconds."""
+
+    id: str
+    tenant: str  # whose it is
+    filename: str  # as its owner calls it; never part of a path here
+    purpose: str
+    num_bytes: int
+    created_at: int
+    expires_at: int | None = None
+
+
+class FileStore:
+    """The files of all tenants. A file that has expired is not there."""
+
+    def __init__(self, database: Database) -> None:
+        self._directory = database.directory / "files"
+        self._tables = database.tables(_SCHEMA)
+        self._fallback: tempfile.TemporaryDirectory[str] | None = None
+
+    # ------------------------------------------------------------ contents
+
+    async def new_partial(self) -> Path:
+        """A new empty file, for contents that are to become a file. Raises StoreError."""
+
+        def make() -> Path:
+            number, path = tempfile.mkstemp(prefix=_PARTIAL, dir=self._contents())
+            os.close(number)
+            return Path(path)
+
+        with _disk_errors():
+            return await asyncio.to_thread(make)
+
+    async def add(self, file: StoredFile, partial: Path) -> None:
+        """Make the contents in ``partial``, which are on the disk, a file.
+
+        A file of the same id is replaced, so that who died in the middle can do it again.
+        Raises StoreError; ``partial`` is gone in any case.
+        """
+        path = self.path(file)
+        try:
+            with _disk_errors():
+                await asyncio.to_thread(_publish, partial, path)
+            await self._tables.write(lambda db: _insert(db, file))
+        except BaseException:
+            for left in (partial, path):
+                left.unlink(missing_ok=True)
+            raise
+
+    def path(self, file: StoredFile) -> Path:
+        """Where the contents are."""
+        return self._contents() / file.id
+
+    # ------------------------------------------------------------ rows
+
+    async def get(self, tenant: str, id: str) -> StoredFile | None:
+        """A tenant's file, if there is one of this id. Raises StoreError."""
+        query = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND tenant = ?"
+
+        def find(db: sqlite3.Connection) -> StoredFile | None:
+            row = db.execute(query + _LIVE, (id, tenant, _now())).fetchone()
+            return None if row is None else _file_of(row)
+
+        return await self._tables.read(find)
+
+    async def list(
+        self, tenant: str, *, purpose: str | None, after: str | None, limit: int, order: Order
+    ) -> list[StoredFile] | None:
+        """A tenant's files in the order of their making, those behind ``after``; at most ``limit``.
+
+        None when there is no file ``after``. Raises StoreError.
+        """
+
+        def find(db: sqlite3.Connection) -> list[StoredFile] | None:
+            where, values = "tenant = ?", [tenant]
+            if purpose is not None:
+                where, values = where + " AND purpose = ?", [*values, purpose]
+            if after is not None:
+                query = "SELECT number FROM files WHERE id = ? AND tenant = ?"
+                found = db.execute(query, (after, tenant)).fetchone()
+                if found is None:
+                    return None
+                where += f" AND number {'>' if order == 'asc' else '<'} ?"
+                values = [*values, found[0]]
+            query = f"SELECT {_COLUMNS} FROM files WHERE {where}{_LIVE} ORDER BY number {order}"
+            rows = db.execute(f"{query} LIMIT ?", (*values, _now(), limit))
+            return [_file_of(row) for row in rows]
+
+        return await self._tables.read(find)
+
+    async def delete(self, file: StoredFile) -> None:
+        """Forget a file and its contents. Raises StoreError."""
+        await self._tables.write(
+            lambda db: db.execute("DELETE FROM files WHERE id = ?", (file.id,))
+        )
+        await asyncio.to_thread(self.path(file).unlink, missing_ok=True)
+
+    async def sweep(self) -> None:
+        """Forget what has expired, and what uploads that were cut off have left."""
+
+        def expired(db: sqlite3.Connection) -> list[str]:
+            rows = db.execute("DELETE FROM files WHERE expires_at <= ? RETURNING id", (_now(),))
+            return [id for (id,) in rows]
+
+        ids = await self._tables.write(expired)
+        await asyncio.to_thread(_clear, self._contents(), ids)
+
+    # ------------------------------------------------------------ helpers
+
+    def _contents(self) -> Path:
+        """The directory of the contents; where it cannot be made, one that ends with us."""
+        if self._fallback is not None:
+            return Path(self._fallback.name)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            _log.warning(
+                "cannot write %s (%s): files end with this process", self._directory, error.strerror
+            )
+            self._fallback = tempfile.TemporaryDirectory(prefix="quire-files-")
+            return Path(self._fallback.name)
+        return self._directory
+
+
+def new_file_id() -> str:
+    """An id that nobody can guess."""
+    return f"file-{uuid.uuid4().hex}"
+
+
+_LIVE = " AND (expires_at IS NULL OR expires_at > ?)"
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+def _file_of(row: Sequence[object]) -> StoredFile:
+    names = StoredFile.__struct_fields__
+    return msgspec.convert(dict(zip(names, row, strict=True)), StoredFile)
+
+
+def _insert(db: sqlite3.Connection, file: StoredFile) -> None:
+    marks = ", ".join("?" * len(StoredFile.__struct_fields__))
+    values = msgspec.structs.astuple(file)
+    db.execute(f"INSERT OR REPLACE INTO files ({_COLUMNS}) VALUES ({marks})", values)
+
+
+def _publish(partial: Path, path: Path) -> None:
+    os.replace(partial, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _clear(directory: Path, expired: Sequence[str]) -> None:
+    for id in expired:
+        (directory / id).unlink(missing_ok=True)
+    oldest_s = time.time() - _PARTIAL_LIFE_S
+    for path in directory.glob(_PARTIAL + "*"):
+        with contextlib.suppress(OSError):  # another process is as tidy
+            if path.stat().st_mtime < oldest_s:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(error.strerror or str(error)) from error
