@@ -55,6 +55,18 @@ class Operations(Protocol):
         """See ``kernels.reference.fused``."""
         ...
 
+    def fused_moe(
+        self,
+        x: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.moe``."""
+        ...
+
     def build_inputs(
         self,
         rows: StepRows,

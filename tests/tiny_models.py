@@ -147,6 +147,21 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **_rope("default", partial_rotary_factor=0.5),
         },
     ),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"norm_topk_prob": True, "head_dim": 16},
+        },
+    ),
     "gpt2": (
         "GPT2Config",
         {

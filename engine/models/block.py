@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional
 
+from engine.models.mlp import bind_mlp
 from engine.models.modules import Layer
 from engine.models.norms import Norm, NormWeights, bind_norm
 from engine.models.spec import DecoderSpec, Placement
@@ -40,7 +39,7 @@ class Block:
         self._spec = spec
         self._layer = layer
         self._attention, self._operations = kernels
-        self._activate = activation(spec, kernels)
+        self._feed = bind_mlp(spec, layer.mlp, self._operations)
         self._scale = spec.residual_scale
         self._num_heads = spec.num_heads + 2 * spec.num_kv_heads
 
@@ -77,8 +76,7 @@ class Block:
 
     def mlp(self, read: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size], to be added."""
-        layer = self._layer
-        return self._finish(layer.down(self._activate(layer.gate_up(read))), self._mlp_after)
+        return self._finish(self._feed(read), self._mlp_after)
 
     def _finish(self, out: torch.Tensor, after: Norm | None) -> torch.Tensor:
         if after is not None:
@@ -190,23 +188,3 @@ _WALKS: dict[Placement, Callable[..., torch.Tensor]] = {
 def _select(wanted: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """Once the last keys and values are stored, no token needs the others' results."""
     return [tensor.index_select(0, wanted) for tensor in tensors]
-
-
-def activation(spec: DecoderSpec, kernels: Kernels) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From the (gate and) up projection to what goes down."""
-    operations = kernels.operations
-    if spec.gated:
-        if spec.activation == "silu":
-            return operations.silu_mul
-        if spec.activation == "gelu_tanh":
-            return operations.gelu_mul
-        return _gelu_mul
-    if spec.activation == "silu":
-        return functional.silu
-    approximate = "tanh" if spec.activation == "gelu_tanh" else "none"
-    return partial(functional.gelu, approximate=approximate)
-
-
-def _gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.gelu(gate).mul_(up)

@@ -98,6 +98,13 @@ class ConfigReader:
             raise self.error(key, f"must be a list of at least {length} entries")
         return value[:length]
 
+    def indices(self, key: str) -> frozenset[int]:
+        """A list of numbers of layers; empty where absent."""
+        value = self._take(key, [])
+        if not isinstance(value, list) or not all(type(entry) is int for entry in value):
+            raise self.error(key, "must be a list of layers")
+        return frozenset(value)
+
     def section(self, key: str) -> ConfigReader | None:
         """A nested object, to be finished by itself, or None where absent."""
         value = self._take(key, ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -17,8 +18,40 @@ from engine.models.linear import Head, Linear, LinearMethod
 from engine.models.loader import Weights
 from engine.models.norms import NormWeights
 from engine.models.rope import rotary_order
-from engine.models.spec import DecoderSpec
+from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.attention import LayerAttention
+
+
+class MlpWeights(NamedTuple):
+    """Two projections with an activation between them."""
+
+    gate_up: Linear  # without its gate where the MLP has none
+    down: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        return self.gate_up.num_bytes + self.down.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """A mixture of experts: as tensors for a grouped product, or each expert by itself."""
+
+    router: torch.Tensor  # [num_experts, hidden_size]
+    stacked: tuple[torch.Tensor, torch.Tensor] | None  # [experts, 2 inner, hidden] and its down
+    experts: tuple[MlpWeights, ...]  # empty where they are stacked
+    shared: MlpWeights | None
+    shared_gate: torch.Tensor | None  # [1, hidden_size]
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        tensors = (self.router, self.shared_gate, *(self.stacked or ()))
+        mlps = (*self.experts, self.shared)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
+            mlp.num_bytes for mlp in mlps if mlp is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +68,7 @@ class Layer:
     output: Linear
     attention_after: NormWeights | None
     mlp_norm: NormWeights | None
-    gate_up: Linear  # without its gate where the MLP has none
-    down: Linear
+    mlp: MlpWeights | ExpertWeights
     mlp_after: NormWeights | None
 
 
@@ -52,13 +84,18 @@ class Modules:
     num_bytes: int
 
 
-def make_modules(spec: DecoderSpec, weights: Weights, method: LinearMethod) -> Modules:
-    """Read the weights and make the layers, in order.
+def make_modules(
+    spec: DecoderSpec, weights: Weights, method: LinearMethod, *, stacked: bool = False
+) -> Modules:
+    """Read the weights and make the layers, in order; with ``stacked``, a layer's experts as
+    tensors of all of them.
 
     Raises:
         ModelLoadError: they cannot be read, or the device has no room for them.
     """
-    layers = tuple(_make_layer(spec, weights, method, i) for i in range(spec.num_layers))
+    layers = tuple(
+        _make_layer(spec, weights, method, i, stacked=stacked) for i in range(spec.num_layers)
+    )
     norm = _norm(spec, weights, "norm")
     assert norm is not None
     positions = weights.get("positions")
@@ -74,7 +111,9 @@ def make_modules(spec: DecoderSpec, weights: Weights, method: LinearMethod) -> M
     return Modules(embed, positions, layers, norm, head, num_bytes)
 
 
-def _make_layer(spec: DecoderSpec, weights: Weights, method: LinearMethod, i: int) -> Layer:
+def _make_layer(
+    spec: DecoderSpec, weights: Weights, method: LinearMethod, i: int, *, stacked: bool
+) -> Layer:
     def linear(name: str) -> Linear:
         return method.make(weights[f"{i}.{name}.weight"], weights.get(f"{i}.{name}.bias"))
 
@@ -93,9 +132,36 @@ def _make_layer(spec: DecoderSpec, weights: Weights, method: LinearMethod, i: in
         output=linear("output"),
         attention_after=norm("attention_after"),
         mlp_norm=norm("mlp_norm"),
-        gate_up=linear("gate_up"),
-        down=linear("down"),
+        mlp=(
+            _experts(spec.moe, weights, method, i, stacked=stacked)
+            if layer.experts and spec.moe
+            else MlpWeights(linear("gate_up"), linear("down"))
+        ),
         mlp_after=norm("mlp_after"),
+    )
+
+
+def _experts(
+    moe: MoeSpec, weights: Weights, method: LinearMethod, i: int, *, stacked: bool
+) -> ExpertWeights:
+    gate_up = weights[f"{i}.experts.gate_up"].unflatten(0, (moe.num_experts, -1))
+    down = weights[f"{i}.experts.down"].unflatten(0, (moe.num_experts, -1))
+    experts: tuple[MlpWeights, ...] = ()
+    if not stacked:
+        experts = tuple(
+            MlpWeights(method.make(own_gate_up, None), method.make(own_down, None))
+            for own_gate_up, own_down in zip(gate_up, down, strict=True)
+        )
+    shared = None
+    if moe.shared_intermediate_size:
+        parts = (weights[f"{i}.shared.{name}.weight"] for name in ("gate_up", "down"))
+        shared = MlpWeights(*(method.make(part, None) for part in parts))
+    return ExpertWeights(
+        router=weights[f"{i}.router"],
+        stacked=(gate_up, down) if stacked else None,
+        experts=experts,
+        shared=shared,
+        shared_gate=weights.get(f"{i}.shared.gate"),
     )
 
 
@@ -136,10 +202,10 @@ def _norm(spec: DecoderSpec, weights: Weights, name: str) -> NormWeights | None:
 
 
 def _layer_bytes(layer: Layer) -> int:
-    parts: tuple[NormWeights | Linear | None, ...] = (
+    parts: tuple[NormWeights | Linear | MlpWeights | ExpertWeights | None, ...] = (
         *(layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after),
         *(layer.wide_query_norm, layer.wide_key_norm),
-        *(layer.qkv, layer.output, layer.gate_up, layer.down),
+        *(layer.qkv, layer.output, layer.mlp),
     )
     num_bytes = sum(part.num_bytes for part in parts if part is not None)
     return num_bytes + (0 if layer.qk_norm is None else layer.qk_norm.nbytes)

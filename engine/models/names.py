@@ -11,17 +11,27 @@ class Rule(NamedTuple):
     """Checkpoint tensors whose names match ``pattern`` fill a part of a parameter.
 
     ``{i}`` in the pattern stands for the layer's number, and in the parameter is replaced by it.
+    ``{e}`` stands for an expert's, whose parts lie ``parts_an_expert`` after the one's before.
     """
 
     pattern: str
     parameter: str
     part: int | None = 0  # None: it fills all parts
     layout: Layout | None = None
+    parts_an_expert: int = 1
 
 
 def rules_of(architecture: str) -> tuple[Rule, ...]:
     """The names of a Hugging Face model_type; Llama's where it has none of its own."""
     return _TABLES.get(architecture, _LLAMA)
+
+
+def _experts(prefix: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
+    return (
+        Rule(f"{prefix}{gate}.weight", "{i}.experts.gate_up", 0, None, 2),
+        Rule(f"{prefix}{up}.weight", "{i}.experts.gate_up", 1, None, 2),
+        Rule(f"{prefix}{down}.weight", "{i}.experts.down"),
+    )
 
 
 _LAYER = "model.layers.{i}."
@@ -119,11 +129,29 @@ _GPT2 = (
     Rule("transformer.h.{i}.mlp.c_proj.bias", "{i}.down.bias"),
 )
 
+_MIXTRAL = (
+    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
+    Rule(_LAYER + "block_sparse_moe.gate.weight", "{i}.router"),
+    *_experts(_LAYER + "block_sparse_moe.experts.{e}.", "w1", "w3", "w2"),
+)
+_QWEN_MOE = (
+    *_LLAMA,
+    Rule(_LAYER + "mlp.gate.weight", "{i}.router"),
+    *_experts(_LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+    Rule(_LAYER + "mlp.shared_expert.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
+    Rule(_LAYER + "mlp.shared_expert.up_proj.weight", "{i}.shared.gate_up.weight", 1),
+    Rule(_LAYER + "mlp.shared_expert.down_proj.weight", "{i}.shared.down.weight"),
+    Rule(_LAYER + "mlp.shared_expert_gate.weight", "{i}.shared.gate"),
+)
+
 _TABLES = {
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA2,
     "gpt2": _GPT2,
     "gpt_neox": _GPT_NEOX,
+    "mixtral": _MIXTRAL,
     "olmo2": _OLMO2,
     "phi3": _PHI3,
+    "qwen2_moe": _QWEN_MOE,
+    "qwen3_moe": _QWEN_MOE,
 }

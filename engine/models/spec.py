@@ -87,6 +87,7 @@ class LayerSpec:
     window: int | None = None  # positions seen, the token's own included; None: all
     rope: bool = True  # False: no position embedding in this layer (NoPE)
     local_rope: bool = False  # by the model's other frequencies, of its windowed layers
+    experts: bool = False  # a mixture of experts in place of the MLP
 
 
 # Where a layer's norms stand, x being the residual stream:
@@ -107,6 +108,19 @@ class NormSpec:
     kind: NormKind = "rms"
     bias: bool = False
     offset: float = 0.0  # added to the weights as they are stored (Gemma: 1)
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of experts (Shazeer et al. 2017): each token goes to the ``top_k`` experts of the
+    highest router softmax, weighted by it."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int  # of an expert
+    normalised: bool  # a token's weights sum to one
+    shared_intermediate_size: int = 0  # of an expert that all tokens go to; 0: there is none
+    shared_gate: bool = False  # the shared expert's share is a sigmoid of the token
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,7 @@ class DecoderSpec:
     qkv_bias: bool = False
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
+    moe: MoeSpec | None = None  # of the layers that have experts
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     wide_qk_norm: bool = False  # RMS norm over all query heads together, and over all key heads
     attention_softcap: float | None = None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from engine.models.layouts import Layout
 from engine.models.names import rules_of
-from engine.models.spec import DecoderSpec
+from engine.models.spec import DecoderSpec, MoeSpec
 
 # Buffers that older checkpoints carry; they are computed here.
 _COMPUTED = re.compile(
@@ -66,7 +66,8 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
     if not spec.tie_word_embeddings:
         found["head"] = Parameter((spec.vocab_size,), (hidden,))
     for i in range(spec.num_layers):
-        layer = _attention(spec) | _mlp(spec) | _norms(spec)
+        mlp = _experts(spec, spec.moe) if spec.layers[i].experts and spec.moe else _mlp(spec)
+        layer = _attention(spec) | mlp | _norms(spec)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
     return found
 
@@ -74,13 +75,19 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
 def targets(spec: DecoderSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
     """Checkpoint name -> place, for every part of every parameter."""
     places: dict[str, Target] = {}
+    num_experts = spec.moe.num_experts if spec.moe else 0
     for rule in rules_of(spec.architecture):
-        per_layer = "{i}" in rule.pattern
-        for i in range(spec.num_layers if per_layer else 1):
+        for i in range(spec.num_layers if "{i}" in rule.pattern else 1):
             parameter = rule.parameter.replace("{i}", str(i))
-            if parameter in wanted:
-                target = Target(parameter, rule.part, rule.layout)
-                places[rule.pattern.replace("{i}", str(i))] = target
+            if parameter not in wanted:
+                continue
+            name = rule.pattern.replace("{i}", str(i))
+            if "{e}" not in name:
+                places[name] = Target(parameter, rule.part, rule.layout)
+                continue
+            for e in range(num_experts):
+                part = (rule.part or 0) + e * rule.parts_an_expert
+                places[name.replace("{e}", str(e))] = Target(parameter, part, rule.layout)
     return places
 
 
@@ -112,6 +119,22 @@ def _mlp(spec: DecoderSpec) -> dict[str, Parameter]:
     }
     if spec.mlp_bias:
         found |= {"gate_up.bias": Parameter(up), "down.bias": Parameter((hidden,))}
+    return found
+
+
+def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
+    """All experts of a layer one after the other in one tensor."""
+    hidden, inner, shared = spec.hidden_size, moe.intermediate_size, moe.shared_intermediate_size
+    found = {
+        "router": Parameter((moe.num_experts,), (hidden,)),
+        "experts.gate_up": Parameter((inner,) * (2 * moe.num_experts), (hidden,)),
+        "experts.down": Parameter((hidden,) * moe.num_experts, (inner,)),
+    }
+    if shared:
+        found["shared.gate_up.weight"] = Parameter((shared, shared), (hidden,))
+        found["shared.down.weight"] = Parameter((hidden,), (shared,))
+    if moe.shared_gate:
+        found["shared.gate"] = Parameter((1,), (hidden,))
     return found
 
 

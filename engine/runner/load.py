@@ -9,6 +9,7 @@ import torch
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
+from engine.errors import ModelLoadError
 from engine.kv_cache.storage import KVCache, plan_memory
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config, read_headers
 from engine.models.decoder import Decoder
@@ -46,13 +47,15 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     headers = [] if config.load_format == "dummy" else read_headers(model.directory)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
+    if config.batch_invariant and spec.moe is not None:
+        raise ModelLoadError("a mixture of experts is not batch-invariant here")
     block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
     attention = _attention_spec(spec, block_size, dtype, device)
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
     method = choose_method(config.quantization, dtype, device, invariant=config.batch_invariant)
     weights = _load(config, spec, headers, dtype, device, on_progress)
-    modules = make_modules(spec, weights, method)
+    modules = make_modules(spec, weights, method, stacked=kernels.name == "triton")
     memory = plan_memory(
         spec,
         config.cache,

@@ -5,6 +5,7 @@ from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
+from kernels.triton.moe import fused_moe
 from kernels.triton.sampling import sample
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "build_inputs",
     "copy_blocks",
     "feed_back",
+    "fused_moe",
     "gelu_mul",
     "norm_rope_store",
     "rms_norm",

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
-from engine.models.families import gemma, gpt, llama
+from engine.models.families import gemma, gpt, llama, moe
 from engine.models.spec import DecoderSpec
 
 _FAMILIES: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
@@ -25,10 +25,13 @@ _FAMILIES: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
     "granite": llama.granite,
     "llama": llama.llama,
     "mistral": llama.mistral,
+    "mixtral": moe.mixtral,
     "olmo2": llama.olmo2,
     "phi3": llama.phi3,
     "qwen2": llama.qwen2,
+    "qwen2_moe": moe.qwen2_moe,
     "qwen3": llama.qwen3,
+    "qwen3_moe": moe.qwen3_moe,
     "smollm3": llama.smollm3,
     "stablelm": llama.stablelm,
 }

@@ -27,7 +27,7 @@ def mistral(reader: ConfigReader) -> DecoderSpec:
 def qwen2(reader: ConfigReader) -> DecoderSpec:
     """Qwen2 and Qwen2.5."""
     reader.require("use_mrope", False)
-    return read_decoder(reader, qkv_bias=True, layers=_windowed_layers(reader))
+    return read_decoder(reader, qkv_bias=True, layers=windowed_layers(reader))
 
 
 def qwen3(reader: ConfigReader) -> DecoderSpec:
@@ -38,7 +38,7 @@ def qwen3(reader: ConfigReader) -> DecoderSpec:
         output_bias=bias,
         qk_norm=True,
         head_dim=128,
-        layers=_windowed_layers(reader),
+        layers=windowed_layers(reader),
     )
 
 
@@ -130,6 +130,23 @@ def cohere2(reader: ConfigReader) -> DecoderSpec:
     return _cohere(reader, theta=10_000.0, layers=tuple(layers))
 
 
+def windowed_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """Qwen: a window in the layers from ``max_window_layers`` on, or as ``layer_types`` says."""
+    count = num_layers(reader)
+    first_windowed = reader.optional_count("max_window_layers") or 0
+    window = None
+    if reader.flag("use_sliding_window"):
+        window = reader.optional_count("sliding_window")
+    else:
+        reader.ignore("sliding_window")  # 0 in some
+    kinds = layer_types(reader, count)
+    if kinds is None:
+        kinds = [
+            "sliding_attention" if i >= first_windowed else "full_attention" for i in range(count)
+        ]
+    return tuple(LayerSpec(window if kind == "sliding_attention" else None) for kind in kinds)
+
+
 def _cohere(
     reader: ConfigReader, *, theta: float, layers: tuple[LayerSpec, ...] | None = None
 ) -> DecoderSpec:
@@ -147,21 +164,6 @@ def _cohere(
         qkv_bias=(bias := reader.flag("attention_bias")),
         output_bias=bias,
     )
-
-
-def _windowed_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
-    """Qwen: a window in the layers from ``max_window_layers`` on, or as ``layer_types`` says."""
-    count = num_layers(reader)
-    window = reader.optional_count("sliding_window")
-    first_windowed = reader.optional_count("max_window_layers") or 0
-    if not reader.flag("use_sliding_window"):
-        window = None
-    kinds = layer_types(reader, count)
-    if kinds is None:
-        kinds = [
-            "sliding_attention" if i >= first_windowed else "full_attention" for i in range(count)
-        ]
-    return tuple(LayerSpec(window if kind == "sliding_attention" else None) for kind in kinds)
 
 
 def _smollm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:

@@ -80,9 +80,9 @@ def test_dummy_weights_need_a_config_alone(copy):
     assert greedy(first) == greedy(again)
     assert first.info.fingerprint == again.info.fingerprint
     assert len({first.info.fingerprint, other.info.fingerprint, info.fingerprint}) == 3
-    weight = first._model._modules.layers[0].gate_up.weight
+    weight = first._model._modules.layers[0].mlp.gate_up.weight
     assert abs(weight.std().item() - 0.02) < 0.002
-    assert not torch.equal(weight, other._model._modules.layers[0].gate_up.weight)
+    assert not torch.equal(weight, other._model._modules.layers[0].mlp.gate_up.weight)
     assert bool((first._model._modules.norm.weight == 1).all())
 
 

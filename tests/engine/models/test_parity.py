@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -62,6 +63,21 @@ def test_logits_equal_hugging_face(checkpoints, kind):
     torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
+    """As a GPU computes them; the kernel's twin is held against it in tests/kernels."""
+    directory, expected = checkpoints(kind)
+    stacked = functools.partial(load_module.make_modules, stacked=True)
+    monkeypatch.setattr(load_module, "make_modules", lambda *args, **_: stacked(*args))
+    torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
+
+
+def test_quantised_experts_are_near(checkpoints):
+    directory, expected = checkpoints("qwen2_moe")
+    error = (paged_logits(directory, quantization="int8") - expected).norm() / expected.norm()
+    assert error < 0.15
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_is_near(checkpoints, dtype):
     directory, expected = checkpoints("llama_bias")
@@ -102,6 +118,14 @@ def _spec_with(**changes):
     return mutate
 
 
+def _moe_with(**changes):
+    def mutate(spec: DecoderSpec) -> DecoderSpec:
+        assert spec.moe is not None
+        return dataclasses.replace(spec, moe=dataclasses.replace(spec.moe, **changes))
+
+    return mutate
+
+
 MUTANTS = {
     "rope base": ("llama", _spec_with(rope=RopeSpec(20_000.0))),
     "rope scaling dropped": ("llama_llama3", _spec_with(rope=RopeSpec(10_000.0))),
@@ -126,6 +150,9 @@ MUTANTS = {
     "score scale": ("gemma2", _spec_with(attention_scale=None)),
     "residual scale": ("granite", _spec_with(residual_scale=1.0)),
     "logit scale": ("granite", _spec_with(logit_scale=1.0)),
+    "experts' shares not normalised": ("qwen3_moe", _moe_with(normalised=False)),
+    "experts' shares normalised": ("qwen2_moe", _moe_with(normalised=True)),
+    "an expert fewer": ("mixtral", _moe_with(top_k=1)),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }
@@ -157,6 +184,9 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("olmo2", "post_feedforward_layernorm.weight"),
         ("gemma2", "pre_feedforward_layernorm.weight"),
         ("gemma2", "post_attention_layernorm.weight"),
+        ("qwen2_moe", "shared_expert_gate.weight"),
+        ("qwen2_moe", "shared_expert.down_proj.weight"),
+        ("mixtral", "block_sparse_moe.gate.weight"),
         ("stablelm", "input_layernorm.bias"),
         ("gpt2", "wpe.weight"),
         ("gpt2", "ln_f.bias"),

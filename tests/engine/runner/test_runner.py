@@ -21,7 +21,7 @@ NUM_OUTPUT = 12
 # One of each kind of layer; the others' logits are compared in tests/engine/models.
 FAMILIES = [
     *("llama", "mistral", "qwen3", "gemma2", "gemma3", "olmo2", "phi3", "cohere2"),
-    *("gpt2", "gpt_neox", "stablelm", "granite"),
+    *("gpt2", "gpt_neox", "stablelm", "granite", "qwen2_moe"),
 ]
 
 
