@@ -29,6 +29,8 @@ from server.http.context import RequestContext
 from server.http.cors import Cors
 from server.metrics import Metrics
 from server.openai import batches, chat, completions, files, models, schema, tokens
+from server.openai.responses import routes as responses
+from server.openai.responses.background import BackgroundResponses
 from server.settings import Settings
 from server.state import ServerState
 
@@ -54,7 +56,7 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
-            async with state.access.open():
+            async with state.access.open(), app.state.responses.open():
                 tasks = [
                     asyncio.create_task(state.load()),
                     asyncio.create_task(make_runner(state).run()),
@@ -79,7 +81,11 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
         },
     )
     app.state.server = state
-    rooms = (chat, completions, files, batches, models, tokens, system, profile, usage_route)
+    app.state.responses = BackgroundResponses(state)
+    rooms = (
+        *(chat, completions, responses, files, batches),
+        *(models, tokens, system, profile, usage_route),
+    )
     for room in rooms:
         app.include_router(room.router, dependencies=[Depends(permit)])
     asks_for_keys = state.access.keys.asks_for_keys

@@ -172,6 +172,9 @@ class Settings(BaseSettings):
         _SERVER,
         "Names under which chat answers carry reasoning; clients know one or the other.",
     )
+    store_days: int = setting(
+        30, _SERVER, "Days that responses are stored; 0 keeps them until they are deleted.", ge=0
+    )
     heartbeat_s: float = setting(
         15.0, _SERVER, "Seconds between comment lines on a stream whose request waits.", gt=0
     )

@@ -368,9 +368,7 @@ def _explain(error: ValidationError, at: str) -> ApiError:
         param = f"{param.rstrip('.')}.{field}" if param else field
     if problem["type"] == "missing":
         message = "is required"
-    return bad_field(
-        cut(at + param if param else at.rstrip(".") or "body"), message[:1].lower() + message[1:]
-    )
+    return bad_field(cut(param.rstrip(".") or "body"), message[:1].lower() + message[1:])
 
 
 def _names_field(message: str) -> bool:

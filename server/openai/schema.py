@@ -8,7 +8,8 @@ collects them from the routes: there is no list to be kept.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import msgspec
 from fastapi import APIRouter, FastAPI
@@ -55,7 +56,7 @@ def describe(
     body: type[BaseModel] | None,
     answer: type[msgspec.Struct] | str,
     *,
-    chunk: type | None = None,
+    chunk: type | UnionType | None = None,
     body_required: bool = True,
     errors: Collection[int] = (),
 ) -> Description:
@@ -64,19 +65,21 @@ def describe(
     Args:
         body: the shape of the JSON body; None where there is none, or FastAPI reads it.
         answer: the shape of the JSON answer, or the media type of one that is not JSON.
-        chunk: the shape of a stream's events, where the route can stream.
+        chunk: the shape of a stream's events, or several, where the route can stream.
         body_required: whether the body may not be left out.
         errors: statuses besides those that any route may answer, such as 404 and 409. A route
             that names a model has 404 by itself, and so has one with a parameter in its path.
     """
-    shapes = [shape for shape in (body, answer, chunk) if isinstance(shape, type)]
+    events = get_args(chunk) or (chunk,)
+    shapes = [shape for shape in (body, answer, *events) if isinstance(shape, type)]
     content: dict[str, Any] = {}
     if isinstance(answer, str):
         content[answer] = {"schema": {"type": "string"}}
     else:
         content["application/json"] = {"schema": _ref(answer)}
     if chunk is not None:
-        content["text/event-stream"] = {"schema": _ref(chunk)}
+        refs = [_ref(event) for event in events if isinstance(event, type)]
+        content["text/event-stream"] = {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}
     headers = _REQUEST_ID | _IGNORED if body is not None else _REQUEST_ID
     answers: dict[str, Any] = {
         "200": {"description": "The answer", "content": content, "headers": headers}

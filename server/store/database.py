@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from server.errors import ApiError
+from server.store.presence import Presence
 
 FILE_NAME = "quire.sqlite3"
 _BUSY_TIMEOUT_S = 10.0  # for other processes' writes; each is short
@@ -59,7 +60,19 @@ class Database:
         # meant to be shared.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-store")
         self._connection: sqlite3.Connection | None = None
+        self._presence: Presence | None = None
         self._ready: set[str] = set()  # names of schemas that are up to date
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was kept so far, by this process or another."""
+        return self._connection is not None or (self.directory / FILE_NAME).exists()
+
+    @property
+    def presence(self) -> Presence:
+        """This process among those that share the file; for use within ``read`` and ``write``."""
+        assert self._presence is not None
+        return self._presence
 
     def tables(self, schema: Schema) -> Tables:
         """A user's way to its own tables."""
@@ -96,7 +109,9 @@ class Database:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Prompts and answers are nobody else's business; the journal takes the file's mode.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            return _connect(str(path))
+            connection = _connect(str(path))
+            self._presence = Presence(self.directory)
+            return connection
         except (OSError, sqlite3.Error) as error:
             reason = getattr(error, "strerror", None) or error
             _log.warning(
@@ -105,6 +120,7 @@ class Database:
                 path,
                 reason,
             )
+            self._presence = Presence(None)
             return _connect(":memory:")
 
     def _close(self) -> None:
@@ -112,6 +128,9 @@ class Database:
             self._connection.close()
             self._connection = None
             self._ready.clear()
+        if self._presence is not None:
+            self._presence.leave()
+            self._presence = None
 
 
 @dataclass(frozen=True)

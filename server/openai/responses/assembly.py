@@ -1,0 +1,179 @@
+"""From the parts of an answer to the events of a stream and the response they add up to.
+
+Pure: no clock but the one it is given, no engine and no store. The events, put together by a
+client, are the response that ``response`` holds at the end; a test makes that a property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from engine.types import FinishReason
+from server.errors import ApiError
+from server.openai.outputs import TokenLogprob, Usage
+from server.openai.responses.events import (
+    Completed,
+    Created,
+    Event,
+    Failed,
+    Incomplete,
+    InProgress,
+    Numbering,
+    Queued,
+)
+from server.openai.responses.items import ItemStatus
+from server.openai.responses.outputs import (
+    IncompleteDetails,
+    Response,
+    ResponseFault,
+    ResponseUsage,
+)
+from server.openai.responses.writers import CallWriter, MessageWriter, ReasoningWriter, Writer
+from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallBegin
+
+
+class Assembly:
+    """One response while it is generated.
+
+    Args:
+        response: as it is before anything was generated; written here.
+        numbering: of the stream's events.
+        now: Unix time in seconds.
+        summaries: reasoning is told as a summary instead of as content.
+        sealed: reasoning is also given as ``encrypted_content``.
+    """
+
+    def __init__(
+        self,
+        response: Response,
+        numbering: Numbering,
+        now: Callable[[], float],
+        *,
+        summaries: bool = False,
+        sealed: bool = False,
+    ) -> None:
+        self.response = response
+        self._numbering = numbering
+        self._now = now
+        self._summaries = summaries
+        self._sealed = sealed
+        self._open: Writer | None = None
+        self.has_begun = False  # whether any event was made
+
+    def queued(self) -> list[Event]:
+        """The response is there, and waits for its turn."""
+        self.response.status = "queued"
+        return [self._told(Created), self._told(Queued)]
+
+    def begin(self) -> list[Event]:
+        """It is being generated."""
+        is_new = self.response.status != "queued"
+        self.response.status = "in_progress"
+        return [*([self._told(Created)] if is_new else []), self._told(InProgress)]
+
+    def push(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> list[Event]:
+        """What the answer gained; ``logprobs`` are those of its text."""
+        events: list[Event] = []
+        for part in parts:
+            match part:
+                case Text():
+                    events += self._text(part.text, logprobs)
+                    logprobs = []
+                case Reasoning():
+                    events += self._reasoning(part.text)
+                case ToolCallBegin():
+                    index = self._next_index()
+                    call = CallWriter(index, self._numbering, part.id, part.name)
+                    events += self._turn_to(call)
+                case ToolCallArguments():
+                    assert isinstance(self._open, CallWriter)
+                    events.append(self._open.add(part.text))
+        if logprobs and isinstance(self._open, MessageWriter):  # tokens that added no text
+            events.append(self._open.add("", logprobs))
+        return events
+
+    def end(self, reason: FinishReason | None, usage: Usage) -> list[Event]:
+        """The answer is over, but not yet told to be; ``finish`` does that."""
+        cut_off = reason == "length"
+        if self._open is None and not self.response.output:
+            events = self._text("", [])  # an empty answer is an answer
+        else:
+            events = []
+        events += self._close("incomplete" if cut_off else "completed")
+        response = self.response
+        response.usage = ResponseUsage.of(usage)
+        if cut_off:
+            response.status = "incomplete"
+            response.incomplete_details = IncompleteDetails("max_output_tokens")
+        else:
+            response.status = "completed"
+            response.completed_at = int(self._now())
+        return events
+
+    def finish(self) -> list[Event]:
+        """The last event."""
+        return [self._told(Incomplete if self.response.status == "incomplete" else Completed)]
+
+    def fail(self, error: ApiError) -> list[Event]:
+        """The last event of an answer that could not be finished; what there is of it stays."""
+        if self._open is not None:
+            self.response.output.append(self._open.item("incomplete"))
+            self._open = None
+        self.response.status = "failed"
+        self.response.error = fault_of(error)
+        return [self._told(Failed)]
+
+    def cancel(self) -> list[Event]:
+        """The last event of an answer that nobody wants any more; nothing of it stays."""
+        self._open = None
+        self.response.output.clear()
+        self.response.status = "cancelled"
+        return [self._told(Incomplete)]
+
+    # ------------------------------------------------------------ items
+
+    def _text(self, text: str, logprobs: list[TokenLogprob]) -> list[Event]:
+        writer = self._open
+        if isinstance(writer, MessageWriter):
+            return [writer.add(text, logprobs)]
+        writer = MessageWriter(self._next_index(), self._numbering)
+        return [*self._turn_to(writer), writer.add(text, logprobs)]
+
+    def _reasoning(self, text: str) -> list[Event]:
+        writer = self._open
+        if isinstance(writer, ReasoningWriter):
+            return [writer.add(text)]
+        writer = ReasoningWriter(
+            self._next_index(), self._numbering, summary=self._summaries, sealed=self._sealed
+        )
+        return [*self._turn_to(writer), writer.add(text)]
+
+    def _next_index(self) -> int:
+        return len(self.response.output) + (self._open is not None)
+
+    def _turn_to(self, writer: Writer) -> list[Event]:
+        events = [*self._close("completed"), *writer.begin()]
+        self._open = writer
+        return events
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        if self._open is None:
+            return []
+        writer, self._open = self._open, None
+        self.response.output.append(writer.item(status))
+        return writer.end(status)
+
+    def _told(self, kind: type[Created | Queued | InProgress | Completed | Incomplete | Failed]):
+        self.has_begun = True
+        # A copy: the events of a step are encoded after the step.
+        response = replace(self.response, output=list(self.response.output))
+        return kind(sequence_number=self._numbering.next(), response=response)
+
+
+def fault_of(error: ApiError) -> ResponseFault:
+    """What a failed response tells of ``error``."""
+    if error.status == 429:
+        return ResponseFault("rate_limit_exceeded", error.message)
+    return ResponseFault("invalid_prompt" if error.status < 500 else "server_error", error.message)

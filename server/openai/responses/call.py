@@ -1,0 +1,269 @@
+"""One response: from its request to its events, and into the store."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from engine.types import SamplingParams
+from server.access.caller import Caller
+from server.errors import ApiError, to_api_error
+from server.openai.conversation import Conversation
+from server.openai.inputs import ChatRequest
+from server.openai.logprobs import chat_logprobs
+from server.openai.outputs import to_json
+from server.openai.responses.assembly import Assembly
+from server.openai.responses.context import fitting, history, resolve
+from server.openai.responses.events import ErrorEvent, Event, Numbering, to_sse
+from server.openai.responses.inputs import ENCRYPTED, ResponseInput, ResponsesRequest
+from server.openai.responses.items import Item, read_item
+from server.openai.responses.outputs import FunctionTool, ReasoningConfig, Response, ResponseStatus
+from server.openai.responses.translate import chat_body, naming_fields, tools_of
+from server.state import ServerState
+from server.store.database import StoreError
+from server.store.responses import ResponseStore, StoredItem, StoredResponse
+
+_log = logging.getLogger(__name__)
+_decode = msgspec.json.Decoder(Response).decode
+
+
+class StreamEnding:
+    """How these streams end: with the response's own last event, and nothing after it.
+
+    An error that is not the response's is an ``error`` event, numbered as the next one.
+    """
+
+    end = b""
+
+    def __init__(self) -> None:
+        self.numbering = Numbering()
+
+    def error(self, answer: ApiError) -> bytes:
+        """See ``sse.Ending``."""
+        return to_sse(
+            ErrorEvent(
+                sequence_number=self.numbering.next(),
+                code=answer.code,
+                message=answer.message,
+                param=answer.param,
+            )
+        )
+
+
+class ResponseCall:
+    """A request, judged and encoded, ready to be answered once."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        caller: Caller,
+        request: ResponsesRequest,
+        given: Sequence[Item],
+        conversation: Conversation,
+        numbering: Numbering,
+    ) -> None:
+        self._caller = caller
+        self._request = request
+        self._given = given
+        self._conversation = conversation
+        self._store = ResponseStore(state.database)
+        self._assembly = Assembly(
+            _blank(request, conversation),
+            numbering,
+            time.time,
+            summaries=request.summary is not None,
+            sealed=ENCRYPTED in (request.include or ()),
+        )
+
+    @classmethod
+    async def prepare(
+        cls,
+        state: ServerState,
+        caller: Caller,
+        request: ResponsesRequest,
+        numbering: Numbering | None = None,
+    ) -> ResponseCall:
+        """Judge a request, look up what it goes on from, and encode the whole.
+
+        Raises:
+            ApiError: a field is at fault, or nothing can be served.
+            RequestError: as before, found by the engine's own rules.
+        """
+        given, conversation = await converse(state, caller, request, new_response_id())
+        return cls(state, caller, request, given, conversation, numbering or Numbering())
+
+    @property
+    def response(self) -> Response:
+        """The response as it is now."""
+        return self._assembly.response
+
+    async def complete(self) -> Response:
+        """The whole answer."""
+        async for _ in self.steps():
+            pass
+        return await self.keep()
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The answer as server-sent events. What goes wrong after the first is one of them."""
+        try:
+            async for events in self.steps():
+                yield b"".join(map(to_sse, events))
+        except Exception as error:
+            if not self._assembly.has_begun:
+                raise
+            last = self.fail(error)
+        else:
+            last = None
+        await self.keep()
+        yield b"".join(map(to_sse, last or self._assembly.finish()))
+
+    async def steps(self) -> AsyncGenerator[list[Event]]:
+        """What the answer gains, all but its last event.
+
+        Raises what ``Generation`` raises; nothing was told before the first list of events.
+        """
+        assembly, conversation = self._assembly, self._conversation
+        wants_logprobs = self._request.wants_logprobs
+        with naming_fields(), conversation.generation() as generation:
+            yield assembly.begin()
+            async for turns in conversation.turns(generation):
+                for _, parts, delta in turns:
+                    told = chat_logprobs(delta.logprobs).content if wants_logprobs else []
+                    events = assembly.push(parts, told)
+                    if events:
+                        yield events
+        yield assembly.end(generation.choices[0].finish_reason, generation.usage)
+
+    def queued(self) -> list[Event]:
+        """The first events of a response that waits for its turn."""
+        return self._assembly.queued()
+
+    def finish(self) -> list[Event]:
+        """The last event, once ``steps`` is through."""
+        return self._assembly.finish()
+
+    def fail(self, error: Exception) -> list[Event]:
+        """The last event instead, when ``steps`` raised."""
+        told = to_api_error(error, self.response.id)
+        if told.status == 500:
+            _log.error("response %s failed", self.response.id, exc_info=error)
+        return self._assembly.fail(told)
+
+    def cancel(self) -> list[Event]:
+        """The last event instead, when nobody wants the answer any more; there is none then."""
+        return self._assembly.cancel()
+
+    async def keep(self) -> Response:
+        """Store the response as it is, where that was asked for.
+
+        An answer is not lost because it cannot be kept: it says then that it is not stored.
+        """
+        response = self.response
+        if response.store:
+            try:
+                await self._store.add(self.stored(), given_of(self._given))
+            except StoreError:
+                response.store = False
+        return response
+
+    async def keep_queued(self) -> None:
+        """Store the response before it begins. Raises StoreError."""
+        await self._store.add(self.stored(), given_of(self._given))
+
+    def stored(self) -> StoredResponse:
+        """The response as it is now, as the store takes it."""
+        return to_stored(self.response, self._caller.tenant)
+
+
+async def converse(
+    state: ServerState, caller: Caller, request: ResponseInput, id: str
+) -> tuple[list[Item], Conversation]:
+    """The items given by a request itself, and the conversation that they go on."""
+    store = ResponseStore(state.database)
+    earlier = await history(store, caller, request)
+    given = await resolve(store, caller, request.input)
+
+    async def prepare(items: Sequence[Item]) -> Conversation:
+        with naming_fields():
+            body = ChatRequest.read(chat_body(request, items))
+            return await Conversation.prepare(state, caller, body, id=id)
+
+    truncate = request.truncation == "auto"
+    return given, await fitting([*earlier, *given], prepare, truncate=truncate)
+
+
+def new_response_id() -> str:
+    """A fresh ``resp_...``."""
+    return f"resp_{uuid.uuid4().hex}"
+
+
+def given_of(items: Sequence[Item]) -> list[StoredItem]:
+    """Items as the store takes them."""
+    return [StoredItem(item.id, to_json(item)) for item in items]
+
+
+def to_stored(response: Response, tenant: str) -> StoredResponse:
+    """A response as the store takes it: its output is kept item by item."""
+    body = msgspec.structs.replace(response, output=[])
+    return StoredResponse(
+        id=response.id,
+        tenant=tenant,
+        created_at=response.created_at,
+        status=response.status,
+        background=response.background,
+        previous_id=response.previous_response_id,
+        body=to_json(body),
+        output=given_of(response.output),
+    )
+
+
+def from_stored(stored: StoredResponse) -> Response:
+    """A response as it was kept."""
+    response = _decode(stored.body)
+    response.status = cast("ResponseStatus", stored.status)
+    response.output = [read_item(item.body) for item in stored.output]
+    return response
+
+
+def _blank(request: ResponsesRequest, conversation: Conversation) -> Response:
+    """The response before anything was generated, with what was left out filled in."""
+    sampling: SamplingParams = conversation.sampling
+    reasoning = request.reasoning
+    return Response(
+        id=conversation.id,
+        created_at=int(time.time()),
+        status="in_progress",
+        background=bool(request.background),
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        model=conversation.model.name,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        reasoning=ReasoningConfig(None if reasoning is None else reasoning.effort, request.summary),
+        safety_identifier=request.safety_identifier,
+        store=request.stored,
+        temperature=sampling.temperature,
+        text=_text_echo(request),
+        tool_choice=request.tool_choice or "auto",
+        tools=[msgspec.convert(tool, FunctionTool) for tool in tools_of(request)],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=sampling.top_p,
+        truncation=request.truncation or "disabled",
+        user=request.user,
+        metadata=request.metadata or {},
+    )
+
+
+def _text_echo(request: ResponsesRequest) -> dict[str, Any]:
+    text = request.text
+    form: dict[str, Any] = {"type": "text"}
+    if text is not None and text.format is not None:
+        form = text.format.model_dump(by_alias=True, exclude_none=True)
+    return {"format": form, "verbosity": (text and text.verbosity) or "medium"}

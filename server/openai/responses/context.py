@@ -1,0 +1,140 @@
+"""The conversation a request goes on: earlier responses, references, and what fits the context."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from engine.errors import RequestError
+from server.access.caller import Caller
+from server.errors import ApiError, bad_field, cut
+from server.openai.responses.input_items import NewItem, Reference
+from server.openai.responses.inputs import ResponseInput
+from server.openai.responses.items import (
+    CallItem,
+    CallOutputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    read_item,
+)
+from server.openai.responses.outputs import ENDED
+from server.store.responses import MAX_CHAIN, ResponseStore
+
+_TOO_LONG = "context_length_exceeded"
+_T = TypeVar("_T")
+
+
+async def resolve(store: ResponseStore, caller: Caller, items: Sequence[NewItem]) -> list[Item]:
+    """The items, references looked up.
+
+    Raises ApiError (400) that names a reference to nothing.
+    """
+    resolved: list[Item] = []
+    for index, item in enumerate(items):
+        if isinstance(item, Reference):
+            found = await store.find_item(item.id, caller.tenant)
+            if found is None:
+                problem = f"refers to {cut(item.id, 80)!r}, which is not stored here"
+                raise bad_field(f"input.{index}.id", problem)
+            resolved.append(read_item(found))
+        else:
+            resolved.append(item)
+    return resolved
+
+
+async def history(store: ResponseStore, caller: Caller, request: ResponseInput) -> list[Item]:
+    """The items of the response that ``request`` goes on from, and of all before it.
+
+    Raises ApiError (400) when one of them is not there, or has not ended.
+    """
+    previous = request.previous_response_id
+    if previous is None:
+        return []
+    chain = await store.chain(previous, caller.tenant)
+    if chain is None:
+        raise ApiError(
+            400,
+            f"The previous response '{cut(previous, 80)}', or one before it, was not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    if chain[0].previous_id is not None:
+        raise bad_field("previous_response_id", f"goes on from more than {MAX_CHAIN} responses")
+    if chain[-1].status not in ENDED:
+        raise bad_field("previous_response_id", "names a response that has not ended yet")
+    return [read_item(body) for body in await store.items([link.id for link in chain])]
+
+
+async def fitting(
+    items: Sequence[Item], prepare: Callable[[Sequence[Item]], Awaitable[_T]], *, truncate: bool
+) -> _T:
+    """What ``prepare`` makes of the conversation; with ``truncate`` of as much as fits.
+
+    The oldest items are left out, as few as will do, so that what is left begins with a message of
+    the user's; where that does not help, with any item. A call stays with its output and
+    reasoning with what it led to; messages of the system and the last item stay in any case.
+
+    Raises what ``prepare`` raises, also when nothing fits.
+    """
+    try:
+        return await prepare(items)
+    except (ApiError, RequestError) as error:
+        if not truncate or error.code != _TOO_LONG:
+            raise
+        refused = error
+    cuts = _cuts(items)
+    of_users = [cut for cut in cuts if _is_users(items[cut])]
+    for places in (of_users, cuts):
+        found = await _first_fitting(items, places, prepare)
+        if found is not None:
+            return found
+    raise refused
+
+
+async def _first_fitting(
+    items: Sequence[Item], cuts: Sequence[int], prepare: Callable[[Sequence[Item]], Awaitable[_T]]
+) -> _T | None:
+    """What ``prepare`` makes after the first cut that suffices, by bisection."""
+    low, high = 0, len(cuts)  # cuts before low do not suffice; those from high on do
+    best: _T | None = None
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            best = await prepare(_without(items, cuts[middle]))
+            high = middle
+        except (ApiError, RequestError) as error:
+            if error.code != _TOO_LONG:
+                raise
+            low = middle + 1
+    return best
+
+
+def _cuts(items: Sequence[Item]) -> list[int]:
+    """The items before which a conversation may be cut."""
+    cuts: list[int] = []
+    unanswered: set[str] = set()
+    for index, item in enumerate(items):
+        if _is_users(item):
+            unanswered.clear()  # nobody will answer them any more
+        after_reasoning = index > 0 and isinstance(items[index - 1], ReasoningItem)
+        if index > 0 and not (unanswered or after_reasoning):
+            cuts.append(index)
+        if isinstance(item, CallItem):
+            unanswered.add(item.call_id)
+        elif isinstance(item, CallOutputItem):
+            unanswered.discard(item.call_id)
+    return cuts
+
+
+def _is_users(item: Item) -> bool:
+    return isinstance(item, MessageItem) and item.role == "user"
+
+
+def _without(items: Sequence[Item], start: int) -> list[Item]:
+    kept = [
+        item
+        for item in items[:start]
+        if isinstance(item, MessageItem) and item.role in ("system", "developer")
+    ]
+    return [*kept, *items[start:]]

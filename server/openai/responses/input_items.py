@@ -1,0 +1,255 @@
+"""The items of ``input`` as clients send them, and as they are kept.
+
+Clients send messages in an easy form (a role and a string) and in full, calls and their outputs,
+reasoning that they were given, and references to items that are stored here. Each is judged by a
+shape of its own, and becomes an :class:`Item`; a reference stays one until the store is asked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import uuid
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from server.errors import bad_field, cut
+from server.openai.inputs import Shape
+from server.openai.responses.items import (
+    CallItem,
+    CallOutputItem,
+    Content,
+    InputText,
+    Item,
+    ItemStatus,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+)
+
+_MAX_ITEMS = 10_000
+_MAX_ID = 256
+_SEAL = "quire1."  # begins what ``seal`` makes
+_TEXTS = ("input_text", "output_text", "text")
+
+ItemId = Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
+
+
+class Reference(NamedTuple):
+    """An item of a stored response, by its id."""
+
+    id: str
+
+
+NewItem = Item | Reference
+
+
+class TextPart(Shape):
+    """A piece of text in a message, or in what a call gave."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class RefusalPart(Shape):
+    """A refusal in a message of the model's."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class NewMessage(Shape):
+    """A message: a role and its text, or parts of it."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[TextPart | RefusalPart]
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class NewCall(Shape):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: ItemId
+    name: Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
+    arguments: str
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class NewCallOutput(Shape):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: ItemId
+    output: str | list[TextPart]
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class ReasoningPart(Shape):
+    """A piece of reasoning, or of a summary of it."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class NewReasoning(Shape):
+    """What the model thought, given back to it."""
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningPart] | None = None
+    content: list[ReasoningPart] | None = None
+    encrypted_content: str | None = None
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class NewReference(Shape):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"] | None = None
+    id: ItemId
+
+
+InputItem = NewMessage | NewCall | NewCallOutput | NewReasoning | NewReference
+
+
+def read_input(value: Any) -> list[NewItem]:
+    """The items of a request: a string is one message of the user's.
+
+    Raises ApiError (400) that names the item at fault, ValueError when there are none.
+    """
+    if isinstance(value, str):
+        return [_message(NewMessage(role="user", content=value), "input")]
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of items")
+    if len(value) > _MAX_ITEMS:
+        raise ValueError(f"holds {len(value)} items; at most {_MAX_ITEMS} are taken")
+    return [_read_item(item, f"input.{index}") for index, item in enumerate(value)]
+
+
+def new_item_id(prefix: str) -> str:
+    """A fresh id: ``msg_``, ``fc_``, ``fco_`` or ``rs_``."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def seal(text: str) -> str:
+    """Reasoning as an opaque string that a client may keep instead of a stored response.
+
+    It holds the text itself: what it hides is shown as reasoning anyway.
+    """
+    return _SEAL + base64.urlsafe_b64encode(text.encode("utf-8", "surrogatepass")).decode("ascii")
+
+
+def unseal(sealed: str) -> str:
+    """The text of ``seal``. Raises ValueError when it is not one of ours."""
+    head, _, body = sealed.partition(".")
+    if head + "." != _SEAL:
+        raise ValueError
+    try:
+        return base64.b64decode(body, altchars=b"-_", validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        raise ValueError from None
+
+
+def _read_item(item: Any, where: str) -> NewItem:
+    if not isinstance(item, dict):
+        raise bad_field(where, "must be an object")
+    at = where + "."
+    match item.get("type"):
+        case "message" | None if "role" in item:
+            _check_parts(item.get("content"), at + "content")
+            return _message(NewMessage.read({**item, "type": "message"}, at), where)
+        case "function_call":
+            return _call(NewCall.read(item, at))
+        case "function_call_output":
+            _check_parts(item.get("output"), at + "output")
+            return _output(NewCallOutput.read(item, at))
+        case "reasoning":
+            return _reasoning(NewReasoning.read(item, at), at)
+        case "item_reference" | None if "id" in item:
+            return Reference(NewReference.read(item, at).id)
+        case "message":
+            raise bad_field(at + "role", "is required")
+        case "item_reference":
+            raise bad_field(at + "id", "is required")
+        case None:
+            raise bad_field(at + "role", "or a 'type' is required")
+        case kind:
+            raise bad_field(at + "type", f"{cut(str(kind), 40)!r} is not supported")
+
+
+def _check_parts(parts: Any, where: str) -> None:
+    """Name a part that is not text by its type, before the shape calls it malformed."""
+    if not isinstance(parts, list):
+        if not isinstance(parts, str):
+            raise bad_field(where, "must be a string or a list of text parts")
+        return
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in _TEXTS and kind != "refusal":
+            shown = cut(str(kind), 40)
+            raise bad_field(where, f"has a part {index} of type {shown!r}; only text is supported")
+
+
+def _message(item: NewMessage, where: str) -> MessageItem:
+    is_answer = item.role == "assistant"
+    text_part = OutputText if is_answer else InputText
+    content: list[Content]
+    if isinstance(item.content, str):
+        content = [text_part(item.content)]
+    else:
+        content = [
+            Refusal(part.refusal) if isinstance(part, RefusalPart) else text_part(part.text)
+            for part in item.content
+        ]
+        if not is_answer and any(isinstance(part, Refusal) for part in content):
+            raise bad_field(f"{where}.content", "may hold a refusal of the assistant's alone")
+    return MessageItem(
+        id=item.id or new_item_id("msg"),
+        role=item.role,
+        status=item.status or "completed",
+        content=content,
+    )
+
+
+def _call(item: NewCall) -> CallItem:
+    return CallItem(
+        id=item.id or new_item_id("fc"),
+        call_id=item.call_id,
+        name=item.name,
+        arguments=item.arguments,
+        status=item.status or "completed",
+    )
+
+
+def _output(item: NewCallOutput) -> CallOutputItem:
+    output = item.output
+    return CallOutputItem(
+        id=item.id or new_item_id("fco"),
+        call_id=item.call_id,
+        output=output if isinstance(output, str) else [InputText(part.text) for part in output],
+        status=item.status or "completed",
+    )
+
+
+def _reasoning(item: NewReasoning, at: str) -> ReasoningItem:
+    content = None if item.content is None else [ReasoningText(part.text) for part in item.content]
+    if not content and item.encrypted_content:
+        try:
+            content = [ReasoningText(unseal(item.encrypted_content))]
+        except ValueError:
+            raise bad_field(at + "encrypted_content", "was not made by this server") from None
+    return ReasoningItem(
+        id=item.id or new_item_id("rs"),
+        summary=[SummaryText(part.text) for part in item.summary or ()],
+        content=content,
+        status=item.status or "completed",
+    )

@@ -1,0 +1,345 @@
+"""The body of POST /v1/responses.
+
+What shapes a chat answer beyond OpenAI's fields (``top_k``, ``seed``, ``stop``, ...) does the same
+here and is passed on; what chat calls by another name is refused with the name it has here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PlainValidator, model_validator
+
+from server.errors import bad_field, cut
+from server.openai.deadline import MAX_DEADLINE_MS
+from server.openai.inputs import Shape
+from server.openai.responses.input_items import InputItem, NewItem, read_input
+from server.openai.unsupported import ignored_params
+
+_MAX_MODEL_NAME = 256
+_MAX_METADATA = 16
+_MAX_METADATA_KEY = 64
+_MAX_METADATA_VALUE = 512
+_MAX_LABEL = 512
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+# What ``include`` may name: with an effect, and for tools that are not here.
+_INCLUDES = frozenset({LOGPROBS, ENCRYPTED})
+_FOREIGN_INCLUDES = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+# Chat's names for what has another one here.
+_ELSEWHERE = {
+    "messages": "'input'",
+    "max_tokens": "'max_output_tokens'",
+    "max_completion_tokens": "'max_output_tokens'",
+    "response_format": "'text.format'",
+    "reasoning_effort": "'reasoning.effort'",
+    "functions": "'tools'",
+    "function_call": "'tool_choice'",
+    "logprobs": "'include' with 'message.output_text.logprobs'",
+}
+_UNSUPPORTED = {
+    "conversation": "is not supported; 'previous_response_id' continues a response",
+    "prompt": "is not supported; there are no stored prompts here",
+    "context_management": "is not supported; 'truncation' may be 'auto'",
+    "moderation": "is not supported",
+    "prompt_logprobs": "is not supported here; see /v1/chat/completions",
+}
+# Chat's fields that are passed on.
+_FORWARDED = frozenset(
+    {
+        "add_generation_prompt",
+        "allowed_token_ids",
+        "bad_words",
+        "cache_salt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "frequency_penalty",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "logit_bias",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "priority",
+        "repetition_penalty",
+        "seed",
+        "skip_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "structured_outputs",
+        "top_k",
+        "truncate_prompt_tokens",
+        "truncation_side",
+    }
+)
+_ONE_ANSWER = "must be 1: a response is one answer"
+_EMPTY: tuple[Any, ...] = (None, False, [], {}, "none", "auto")
+
+
+def _read_tool_choice(value: Any) -> Any:
+    if value is None or (isinstance(value, str) and value in ("none", "auto", "required")):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("must be 'none', 'auto', 'required' or an object")
+    kind = value.get("type")
+    if kind == "function":
+        if not isinstance(value.get("name"), str):
+            raise ValueError("must name a function")
+        return {"type": "function", "name": value["name"]}
+    if kind == "allowed_tools":
+        tools, mode = value.get("tools"), value.get("mode")
+        if mode not in ("auto", "required"):
+            raise ValueError("needs a 'mode', 'auto' or 'required'")
+        if not isinstance(tools, list) or not tools or not all(map(_names_function, tools)):
+            raise ValueError("needs 'tools', a list of {'type': 'function', 'name': ...}")
+        return {
+            "type": "allowed_tools",
+            "mode": mode,
+            "tools": [{"type": "function", "name": tool["name"]} for tool in tools],
+        }
+    raise ValueError(f"of type {cut(str(kind), 40)!r} is not supported; tools are functions here")
+
+
+def _names_function(tool: Any) -> bool:
+    return (
+        isinstance(tool, dict)
+        and tool.get("type") == "function"
+        and isinstance(tool.get("name"), str)
+    )
+
+
+class ResponseTool(Shape):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+def _read_tools(value: Any) -> list[ResponseTool] | None:
+    """Tools one by one, so that the one at fault is named; ours are functions."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise ValueError("must be a list")
+    tools: list[ResponseTool] = []
+    for index, tool in enumerate(value):
+        where = f"tools.{index}"
+        if not isinstance(tool, dict):
+            raise bad_field(where, "must be an object")
+        kind = tool.get("type")
+        if kind != "function":
+            shown = cut(str(kind), 40)
+            raise bad_field(f"{where}.type", f"{shown!r} is not supported; tools are functions")
+        tools.append(ResponseTool.read(tool, f"{where}."))
+    return tools
+
+
+class TextFormat(Shape):
+    """What the answer's text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _schema_is_named(self) -> Self:
+        if self.type == "json_schema":
+            if not self.name:
+                raise ValueError("name: is required for a json_schema")
+            if self.schema_ is None:
+                raise ValueError("schema: is required for a json_schema")
+        return self
+
+
+class TextOptions(Shape):
+    """How the answer's text is to be."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(Shape):
+    """How much the model is to think, and how it is told."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its older name
+
+
+class ResponseStreamOptions(Shape):
+    """Padding against those who watch a network; there is none here."""
+
+    include_obfuscation: bool | None = None
+
+
+Input = Annotated[
+    list[NewItem], PlainValidator(read_input, json_schema_input_type=str | list[InputItem])
+]
+Tools = Annotated[
+    list[ResponseTool] | None,
+    PlainValidator(_read_tools, json_schema_input_type=list[ResponseTool] | None),
+]
+ToolChoice = Annotated[
+    str | dict[str, Any] | None,
+    PlainValidator(
+        _read_tool_choice,
+        json_schema_input_type=Literal["none", "auto", "required"] | dict[str, Any] | None,
+    ),
+]
+Label = Annotated[str, Field(max_length=_MAX_LABEL)]
+
+
+class ResponseInput(Shape):
+    """What makes a prompt; all that counting its tokens needs."""
+
+    model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)]
+    input: Input
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            _refuse(body)
+        return body
+
+    @model_validator(mode="after")
+    def _has_input(self) -> Self:
+        if not self.input and self.previous_response_id is None:
+            raise ValueError("input: must not be empty")
+        return self
+
+    @property
+    def forwarded(self) -> dict[str, Any]:
+        """Chat's fields that do the same here; what it refuses is refused there."""
+        extra = self.model_extra or {}
+        return {k: v for k, v in extra.items() if k in _FORWARDED and v is not None}
+
+    def ignored(self) -> list[str]:
+        """The names of the fields that asked for something and have no effect."""
+        extra = self.model_extra or {}
+        names = ignored_params({k: v for k, v in extra.items() if k not in self.forwarded})
+        if self.text is not None:
+            names += ignored_params(self.text.model_extra, "text.")
+            if self.text.verbosity in ("low", "high"):
+                names.append("text.verbosity")
+        if self.reasoning is not None:
+            names += ignored_params(self.reasoning.model_extra, "reasoning.")
+        return names
+
+
+class ResponsesRequest(ResponseInput):
+    """POST /v1/responses."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that run on the server
+    include: list[str] | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    background: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: is only allowed when 'stream' is true")
+        if self.background and self.store is False:
+            raise ValueError("background: needs 'store', as the answer is fetched later")
+        unknown = set(self.include or ()) - _INCLUDES - _FOREIGN_INCLUDES
+        if unknown:
+            raise ValueError(f"include: cannot hold {cut(min(unknown), 80)!r}")
+        _check_metadata(self.metadata or {})
+        return self
+
+    @property
+    def stored(self) -> bool:
+        """Whether the response is kept; so unless the client says no."""
+        return self.store is not False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether tokens are told with their probabilities."""
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @property
+    def summary(self) -> str | None:
+        """The kind of summary that was asked for."""
+        if self.reasoning is None:
+            return None
+        return self.reasoning.summary or self.reasoning.generate_summary
+
+    def ignored(self) -> list[str]:
+        """As above, with those that the whole request adds."""
+        names = super().ignored()
+        if self.stream_options is not None:
+            names += ignored_params(self.stream_options.model_extra, "stream_options.")
+            if self.stream_options.include_obfuscation:
+                names.append("stream_options.include_obfuscation")
+        if self.service_tier not in (None, "auto", "default"):
+            names.append("service_tier")
+        if _FOREIGN_INCLUDES & set(self.include or ()):
+            names.append("include")
+        return names
+
+
+class InputTokensRequest(ResponseInput):
+    """POST /v1/responses/input_tokens."""
+
+
+def _refuse(body: Mapping[str, Any]) -> None:
+    for field, problem in _UNSUPPORTED.items():
+        if body.get(field) not in _EMPTY:
+            raise bad_field(field, problem)
+    for field, name in _ELSEWHERE.items():
+        if body.get(field) not in _EMPTY:
+            raise bad_field(field, f"is not a field of this endpoint; send {name}")
+    if body.get("n") not in (None, 1):
+        raise bad_field("n", _ONE_ANSWER)
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > _MAX_METADATA:
+        raise ValueError(f"metadata: must have at most {_MAX_METADATA} entries")
+    for key, value in metadata.items():
+        if len(key) > _MAX_METADATA_KEY or len(value) > _MAX_METADATA_VALUE:
+            raise ValueError(
+                f"metadata: keys have at most {_MAX_METADATA_KEY} characters, "
+                f"values {_MAX_METADATA_VALUE}"
+            )

@@ -1,0 +1,143 @@
+"""The shapes of answers: a response, the list of its input, counts, and a deletion."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from server.openai import outputs
+from server.openai.responses.items import Item
+
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ENDED: frozenset[ResponseStatus] = frozenset({"completed", "incomplete", "failed", "cancelled"})
+
+
+class ResponseFault(Struct):
+    """Why a response failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(Struct):
+    """Why a response ended early: its own limit, or what the context left."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class InputTokensDetails(Struct):
+    """Part of ``usage``."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0  # billed by some; not counted here
+
+
+class OutputTokensDetails(Struct):
+    """Part of ``usage``."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct):
+    """Tokens taken in and generated."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: outputs.Usage) -> ResponseUsage:
+        """The same numbers under this API's names."""
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(
+                usage.completion_tokens_details.reasoning_tokens
+            ),
+            total_tokens=usage.total_tokens,
+        )
+
+
+class ReasoningConfig(Struct):
+    """What was asked of the model's reasoning."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class FunctionTool(Struct, tag_field="type", tag="function"):
+    """A function that the model may call."""
+
+    name: str
+    parameters: dict[str, Any] | None
+    strict: bool
+    description: str | None = None
+
+
+class Response(Struct, kw_only=True):
+    """A response: what was asked for, and what came of it so far."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int  # Unix time, s
+    status: ResponseStatus
+    background: bool
+    completed_at: int | None = None
+    error: ResponseFault | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    model: str
+    output: list[Item] = field(default_factory=list)
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningConfig
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[FunctionTool]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None = None
+    user: str | None
+    metadata: dict[str, str]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status in ENDED
+
+
+class ItemList(Struct, kw_only=True):
+    """A page of a response's input items."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(Struct, kw_only=True):
+    """The answer of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class ResponseDeleted(Struct, kw_only=True):
+    """The answer of a deletion."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True

@@ -1,0 +1,181 @@
+"""/v1/responses and what lies below it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Literal, NoReturn
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response as HttpResponse
+
+from server.access.caller import caller_of
+from server.errors import ApiError, bad_field, cut
+from server.http.disconnect import until_disconnect
+from server.openai.deadline import caller_until, until_deadline
+from server.openai.endpoint import answer, json_response, read_request, state_of
+from server.openai.responses.background import BackgroundResponses
+from server.openai.responses.call import ResponseCall, StreamEnding, converse, new_response_id
+from server.openai.responses.events import StreamEvent
+from server.openai.responses.inputs import InputTokensRequest, ResponsesRequest
+from server.openai.responses.items import read_item
+from server.openai.responses.outputs import InputTokens, ItemList, Response, ResponseDeleted
+from server.openai.schema import describe
+from server.openai.sse import EventStream
+from server.store.responses import ResponseStore
+
+router = APIRouter()
+
+Limit = Annotated[int, Query(ge=1, le=100, description="Items in a page.")]
+After = Annotated[str | None, Query(description="The id of the item before the page.")]
+Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")]
+Streams = Annotated[bool, Query(description="Send the events instead of the response.")]
+StartingAfter = Annotated[
+    int | None, Query(ge=0, lt=2**31, description="The number of the last event that is known.")
+]
+
+
+@router.post(
+    "/v1/responses",
+    summary="Answer items of a conversation",
+    openapi_extra=describe(ResponsesRequest, Response, chunk=StreamEvent),
+)
+async def create_response(request: Request) -> HttpResponse:
+    """Make a response: at once, as a stream of typed events, or in the background."""
+    body, headers = await read_request(request, ResponsesRequest)
+    state = state_of(request)
+    if len(body.input) > state.settings.max_messages:
+        problem = f"holds {len(body.input)} items; at most {state.settings.max_messages} are taken"
+        raise bad_field("input", problem)
+    # Nobody waits for a response in the background, unless the request says itself how long.
+    limit_s = None if body.background else state.settings.default_deadline_s
+    caller = caller_until(request, body.deadline_ms, limit_s)
+    ending = StreamEnding()
+
+    async def prepare() -> ResponseCall:
+        async with until_deadline(caller):
+            return await ResponseCall.prepare(state, caller, body, ending.numbering)
+
+    if not body.background:
+        streams = bool(body.stream)
+        return await answer(request, prepare, stream=streams, headers=headers, ending=ending)
+    async with until_disconnect(request.receive):
+        call = await prepare()
+    # What has begun goes on when the client leaves.
+    job = await _background(request).start(call, caller.tenant)
+    if body.stream:
+        return _stream(request, job.follow(-1), ending, headers)
+    return json_response(call.response, headers)
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    summary="Count the tokens of a request",
+    openapi_extra=describe(InputTokensRequest, InputTokens),
+)
+async def count_input_tokens(request: Request) -> HttpResponse:
+    """The number of tokens that the model would be given."""
+    body, headers = await read_request(request, InputTokensRequest)
+    async with until_disconnect(request.receive):
+        _, conversation = await converse(
+            state_of(request), caller_of(request), body, new_response_id()
+        )
+    return json_response(InputTokens(input_tokens=len(conversation.prompt)), headers)
+
+
+@router.get(
+    "/v1/responses/{response_id}",
+    summary="A stored response",
+    openapi_extra=describe(None, Response, chunk=StreamEvent),
+)
+async def retrieve_response(
+    response_id: str,
+    request: Request,
+    stream: Streams = False,
+    starting_after: StartingAfter = None,
+) -> HttpResponse:
+    """The response; with ``stream=true`` the events of one that was made in the background."""
+    caller = caller_of(request)
+    background = _background(request)
+    response = await background.find(response_id, caller.tenant)
+    if response is None:
+        _not_found(response_id)
+    if not stream:
+        return json_response(response)
+    if not response.background:
+        raise bad_field("stream", "is for responses that were made with 'background'")
+    after = -1 if starting_after is None else starting_after
+    ending = StreamEnding()
+    ending.numbering.used = after + 1
+    return _stream(request, background.follow(response_id, caller.tenant, after), ending, {})
+
+
+@router.delete(
+    "/v1/responses/{response_id}",
+    summary="Forget a stored response",
+    openapi_extra=describe(None, ResponseDeleted),
+)
+async def delete_response(response_id: str, request: Request) -> HttpResponse:
+    """Forget a response; one that is still being made is stopped."""
+    if not await _background(request).delete(response_id, caller_of(request).tenant):
+        _not_found(response_id)
+    return json_response(ResponseDeleted(id=response_id))
+
+
+@router.post(
+    "/v1/responses/{response_id}/cancel",
+    summary="Stop a background response",
+    openapi_extra=describe(None, Response),
+)
+async def cancel_response(response_id: str, request: Request) -> HttpResponse:
+    """Stop a background response; one that has ended stays as it is."""
+    response = await _background(request).cancel(response_id, caller_of(request).tenant)
+    if response is None:
+        _not_found(response_id)
+    return json_response(response)
+
+
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    summary="What was given to a stored response",
+    openapi_extra=describe(None, ItemList),
+)
+async def list_input_items(
+    response_id: str,
+    request: Request,
+    limit: Limit = 20,
+    order: Order = "desc",
+    after: After = None,
+) -> HttpResponse:
+    """The items of the request itself, page by page; the newest first unless asked otherwise."""
+    store = ResponseStore(state_of(request).database)
+    if await store.find(response_id, caller_of(request).tenant) is None:
+        _not_found(response_id)
+    page = await store.given(response_id, after=after, limit=limit, ascending=order == "asc")
+    if page is None:
+        raise bad_field("after", "is not the id of an input item of this response")
+    return json_response(
+        ItemList(
+            data=[read_item(item.body) for item in page.items],
+            first_id=page.items[0].id if page.items else None,
+            last_id=page.items[-1].id if page.items else None,
+            has_more=page.has_more,
+        )
+    )
+
+
+def _background(request: Request) -> BackgroundResponses:
+    return request.app.state.responses
+
+
+def _stream(
+    request: Request,
+    events: AsyncGenerator[bytes],
+    ending: StreamEnding,
+    headers: Mapping[str, str],
+) -> EventStream:
+    heartbeat_s = state_of(request).settings.heartbeat_s
+    return EventStream(events, heartbeat_s=heartbeat_s, headers=headers, ending=ending)
+
+
+def _not_found(id: str) -> NoReturn:
+    raise ApiError(404, f"Response '{cut(id, 80)}' was not found.", param="response_id")

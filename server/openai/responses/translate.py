@@ -1,0 +1,166 @@
+"""From a response's items and options to a chat request, and chat's complaints back again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from engine.errors import RequestError
+from server.errors import ApiError, to_api_error
+from server.openai.responses.inputs import ResponseInput, ResponsesRequest
+from server.openai.responses.items import (
+    CallItem,
+    CallOutputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+)
+
+# Chat's fields, and what a client of this API calls them; the first that fits counts.
+_NAMES = {
+    "messages": "input",
+    "prompt": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+def chat_body(request: ResponseInput, items: Sequence[Item]) -> dict[str, Any]:
+    """The body of the chat request that asks for the same.
+
+    Args:
+        request: its own ``input`` is not looked at.
+        items: the whole conversation, resolved.
+    """
+    body: dict[str, Any] = {
+        **request.forwarded,
+        "model": request.model,
+        "messages": messages_of(request.instructions, items),
+        "response_format": _response_format(request),
+    }
+    if request.tools:
+        body["tools"] = [_tool(tool) for tool in tools_of(request)]
+        body["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.tool_choice is not None:
+        body["tool_choice"] = _tool_choice(request.tool_choice)
+    if request.reasoning is not None:
+        body["reasoning_effort"] = request.reasoning.effort
+    if isinstance(request, ResponsesRequest):
+        body["temperature"] = request.temperature
+        body["top_p"] = request.top_p
+        body["max_completion_tokens"] = request.max_output_tokens
+        if request.wants_logprobs:
+            body["logprobs"] = True
+            body["top_logprobs"] = request.top_logprobs or 0
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The items as chat messages.
+
+    What the model gave in one turn (reasoning, text, calls) is one message, and so are
+    instructions and the system messages that follow them: many templates take one alone.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for item in items:
+        match item:
+            case MessageItem(role="assistant"):
+                last = _turn(messages, "content", "tool_calls")
+                last["content"] = item.text()
+            case ReasoningItem():
+                last = _turn(messages, "content", "tool_calls")
+                last["reasoning_content"] = last.get("reasoning_content", "") + item.text()
+            case CallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                _turn(messages).setdefault("tool_calls", []).append(call)
+            case CallOutputItem():
+                messages.append(
+                    {"role": "tool", "tool_call_id": item.call_id, "content": item.text()}
+                )
+            case MessageItem():
+                role = "system" if item.role == "developer" else item.role
+                if role == "system" and messages and messages[-1]["role"] == "system":
+                    messages[-1]["content"] += "\n\n" + item.text()
+                else:
+                    messages.append({"role": role, "content": item.text()})
+    for message in messages:
+        if message["role"] == "assistant" and not message.get("tool_calls"):
+            message.setdefault("content", "")
+    return messages
+
+
+def tools_of(request: ResponseInput) -> list[dict[str, Any]]:
+    """The tools as they are echoed: flat, with what was left out filled in."""
+    return [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "strict": tool.strict is not False,
+        }
+        for tool in request.tools or ()
+    ]
+
+
+@contextlib.contextmanager
+def naming_fields() -> Iterator[None]:
+    """Errors that name chat's fields name this API's outside the block."""
+    try:
+        yield
+    except (ApiError, RequestError) as error:
+        told = to_api_error(error, "")
+        for theirs, ours in _NAMES.items():
+            if told.param is not None and told.param.split(".")[0] == theirs:
+                message = told.message.replace(f"'{told.param}'", f"'{ours}'")
+                message = message.replace(f"'{theirs}'", f"'{ours}'")
+                raise ApiError(
+                    told.status, message, param=ours, code=told.code, headers=told.headers
+                ) from None
+        raise
+
+
+def _turn(messages: list[dict[str, Any]], *taken: str) -> dict[str, Any]:
+    """The assistant's last message, or a new one where that is over or has any of ``taken``."""
+    last = messages[-1] if messages else None
+    if last is None or last["role"] != "assistant" or any(name in last for name in taken):
+        last = {"role": "assistant"}
+        messages.append(last)
+    return last
+
+
+def _response_format(request: ResponseInput) -> dict[str, Any] | None:
+    form = None if request.text is None else request.text.format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"type": "json_object"}
+    given = {
+        "name": form.name,
+        "description": form.description,
+        "schema": form.schema_,
+        "strict": form.strict,
+    }
+    schema = {name: value for name, value in given.items() if value is not None}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {k: v for k, v in tool.items() if k != "type" and v is not None}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+    if isinstance(choice, str):
+        return choice
+    if choice["type"] == "function":
+        return {"type": "function", "function": {"name": choice["name"]}}
+    tools = [{"type": "function", "function": {"name": tool["name"]}} for tool in choice["tools"]]
+    allowed = {"mode": choice["mode"], "tools": tools}
+    return {"type": "allowed_tools", "allowed_tools": allowed}

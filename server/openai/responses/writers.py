@@ -1,0 +1,210 @@
+"""One writer for each kind of output item: from its first piece to the whole, as events."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from server.openai.outputs import TokenLogprob
+from server.openai.responses.events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    Event,
+    ItemAdded,
+    ItemDone,
+    Numbering,
+    PartAdded,
+    PartDone,
+    ReasoningDelta,
+    ReasoningDone,
+    SummaryDelta,
+    SummaryDone,
+    SummaryPartAdded,
+    SummaryPartDone,
+    TextDelta,
+    TextDone,
+)
+from server.openai.responses.input_items import new_item_id, seal
+from server.openai.responses.items import (
+    CallItem,
+    Item,
+    ItemStatus,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    SummaryText,
+)
+
+
+class Writer(Protocol):
+    """An item that is being written. Its events are numbered in the order of the calls."""
+
+    def begin(self) -> list[Event]:
+        """The item is there, empty."""
+        ...
+
+    def end(self, status: ItemStatus) -> list[Event]:
+        """The item is whole, or cut off."""
+        ...
+
+    def item(self, status: ItemStatus) -> Item:
+        """The item as it is now."""
+        ...
+
+
+class MessageWriter:
+    """The model's message, with one part of text."""
+
+    def __init__(self, index: int, numbering: Numbering) -> None:
+        self._place = {"output_index": index}
+        self._number = numbering.next
+        self._id = new_item_id("msg")
+        self._within = {**self._place, "item_id": self._id, "content_index": 0}
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def begin(self) -> list[Event]:
+        """See ``Writer``."""
+        empty = MessageItem(id=self._id, role="assistant", status="in_progress", content=[])
+        return [
+            ItemAdded(sequence_number=self._number(), item=empty, **self._place),
+            PartAdded(sequence_number=self._number(), part=OutputText(""), **self._within),
+        ]
+
+    def add(self, text: str, logprobs: list[TokenLogprob]) -> Event:
+        """A piece of the text, and its tokens where they were asked for."""
+        self._texts.append(text)
+        self._logprobs += logprobs
+        return TextDelta(
+            sequence_number=self._number(), delta=text, logprobs=logprobs, **self._within
+        )
+
+    def end(self, status: ItemStatus) -> list[Event]:
+        """See ``Writer``."""
+        part = self._part()
+        return [
+            TextDone(
+                sequence_number=self._number(),
+                text=part.text,
+                logprobs=part.logprobs,
+                **self._within,
+            ),
+            PartDone(sequence_number=self._number(), part=part, **self._within),
+            ItemDone(sequence_number=self._number(), item=self.item(status), **self._place),
+        ]
+
+    def item(self, status: ItemStatus) -> Item:
+        """See ``Writer``."""
+        return MessageItem(id=self._id, role="assistant", status=status, content=[self._part()])
+
+    def _part(self) -> OutputText:
+        return OutputText("".join(self._texts), logprobs=self._logprobs)
+
+
+class CallWriter:
+    """A call of a function."""
+
+    def __init__(self, index: int, numbering: Numbering, call_id: str, name: str) -> None:
+        self._place = {"output_index": index}
+        self._number = numbering.next
+        self._id = new_item_id("fc")
+        self._within = {**self._place, "item_id": self._id}
+        self._call_id = call_id
+        self._name = name
+        self._arguments: list[str] = []
+
+    def begin(self) -> list[Event]:
+        """See ``Writer``."""
+        item = self.item("in_progress")
+        return [ItemAdded(sequence_number=self._number(), item=item, **self._place)]
+
+    def add(self, text: str) -> Event:
+        """A piece of the arguments."""
+        self._arguments.append(text)
+        return ArgumentsDelta(sequence_number=self._number(), delta=text, **self._within)
+
+    def end(self, status: ItemStatus) -> list[Event]:
+        """See ``Writer``."""
+        return [
+            ArgumentsDone(
+                sequence_number=self._number(),
+                name=self._name,
+                arguments="".join(self._arguments),
+                **self._within,
+            ),
+            ItemDone(sequence_number=self._number(), item=self.item(status), **self._place),
+        ]
+
+    def item(self, status: ItemStatus) -> Item:
+        """See ``Writer``."""
+        return CallItem(
+            id=self._id,
+            call_id=self._call_id,
+            name=self._name,
+            arguments="".join(self._arguments),
+            status=status,
+        )
+
+
+class ReasoningWriter:
+    """What the model thinks: as content, or as a summary where one was asked for.
+
+    A summary is the text itself: clients that asked for one look for it there.
+    """
+
+    def __init__(self, index: int, numbering: Numbering, *, summary: bool, sealed: bool) -> None:
+        self._place = {"output_index": index}
+        self._number = numbering.next
+        self._summary = summary
+        self._sealed = sealed
+        self._id = new_item_id("rs")
+        part = {"summary_index": 0} if summary else {"content_index": 0}
+        self._within = {**self._place, "item_id": self._id, **part}
+        self._texts: list[str] = []
+
+    def begin(self) -> list[Event]:
+        """See ``Writer``."""
+        empty = ReasoningItem(id=self._id, summary=[], status="in_progress")
+        events: list[Event] = [ItemAdded(sequence_number=self._number(), item=empty, **self._place)]
+        if self._summary:
+            part = SummaryText("")
+            events.append(
+                SummaryPartAdded(sequence_number=self._number(), part=part, **self._within)
+            )
+        else:
+            part = ReasoningText("")
+            events.append(PartAdded(sequence_number=self._number(), part=part, **self._within))
+        return events
+
+    def add(self, text: str) -> Event:
+        """A piece of the reasoning."""
+        self._texts.append(text)
+        kind = SummaryDelta if self._summary else ReasoningDelta
+        return kind(sequence_number=self._number(), delta=text, **self._within)
+
+    def end(self, status: ItemStatus) -> list[Event]:
+        """See ``Writer``."""
+        text = "".join(self._texts)
+        done = SummaryDone if self._summary else ReasoningDone
+        events: list[Event] = [done(sequence_number=self._number(), text=text, **self._within)]
+        number = self._number()
+        if self._summary:
+            part = SummaryText(text)
+            events.append(SummaryPartDone(sequence_number=number, part=part, **self._within))
+        else:
+            part = ReasoningText(text)
+            events.append(PartDone(sequence_number=number, part=part, **self._within))
+        item = self.item(status)
+        events.append(ItemDone(sequence_number=self._number(), item=item, **self._place))
+        return events
+
+    def item(self, status: ItemStatus) -> Item:
+        """See ``Writer``."""
+        text = "".join(self._texts)
+        return ReasoningItem(
+            id=self._id,
+            summary=[SummaryText(text)] if self._summary else [],
+            content=None if self._summary else [ReasoningText(text)],
+            encrypted_content=seal(text) if self._sealed else None,
+            status=status,
+        )

@@ -1,0 +1,291 @@
+"""Stored responses: their bodies, the items that went in and came out, and background events.
+
+A response belongs to a tenant, and for nobody else it exists. Bodies, items and events are JSON
+that the endpoint has written; what is looked for or changed has a column of its own. A response
+that has not ended is ``made_by`` a process: when that no longer lives, nobody will ever end it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from server.store.database import Database, Schema
+
+MAX_CHAIN = 1000  # responses that follow each other
+
+_SCHEMA = Schema(
+    "responses",
+    (
+        """
+        CREATE TABLE responses (
+            id TEXT PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            created_at INTEGER NOT NULL,
+            status TEXT NOT NULL,
+            background INTEGER NOT NULL,
+            previous_id TEXT,
+            made_by TEXT NOT NULL,
+            body BLOB NOT NULL
+        );
+        CREATE INDEX responses_by_previous ON responses (previous_id);
+        CREATE INDEX responses_by_age ON responses (created_at);
+        CREATE TABLE response_items (
+            response_id TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
+            is_output INTEGER NOT NULL,
+            position INTEGER NOT NULL,
+            id TEXT NOT NULL,
+            body BLOB NOT NULL,
+            PRIMARY KEY (response_id, is_output, position)
+        ) WITHOUT ROWID;
+        CREATE INDEX response_items_by_id ON response_items (id);
+        CREATE TABLE response_events (
+            response_id TEXT NOT NULL REFERENCES responses ON DELETE CASCADE,
+            number INTEGER NOT NULL,
+            event BLOB NOT NULL,
+            PRIMARY KEY (response_id, number)
+        ) WITHOUT ROWID;
+        """,
+    ),
+)
+_LIVE = "status IN ('queued', 'in_progress')"
+
+
+class StoredItem(NamedTuple):
+    """An item and its id."""
+
+    id: str
+    body: bytes
+
+
+class StoredEvent(NamedTuple):
+    """An event of a background response and its number."""
+
+    number: int
+    event: bytes
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """A response as it is kept."""
+
+    id: str
+    tenant: str
+    created_at: int  # Unix time, s
+    status: str
+    background: bool
+    previous_id: str | None
+    body: bytes  # without its output, and with the status it had when it was written
+    output: Sequence[StoredItem] = ()
+    lost: bool = field(default=False, compare=False)  # not ended, and its process is gone
+
+
+class Page(NamedTuple):
+    """A part of a list."""
+
+    items: list[StoredItem]
+    has_more: bool
+
+
+class ResponseStore:
+    """All stored responses. Every method raises StoreError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._tables = database.tables(_SCHEMA)
+
+    async def add(self, response: StoredResponse, given: Sequence[StoredItem]) -> None:
+        """Keep a response and the items that were ``given`` to it."""
+
+        def work(db: sqlite3.Connection) -> None:
+            r = response
+            db.execute(
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(r.id, r.tenant, r.created_at, r.status, r.background, r.previous_id),
+                    *(self._database.presence.name, r.body),
+                ),
+            )
+            _add_items(db, r.id, given, is_output=False)
+            _add_items(db, r.id, r.output, is_output=True)
+
+        await self._tables.write(work)
+
+    async def find(self, id: str, tenant: str) -> StoredResponse | None:
+        """A response of the tenant's."""
+
+        def work(db: sqlite3.Connection) -> StoredResponse | None:
+            row = db.execute(
+                "SELECT id, tenant, created_at, status, background, previous_id, made_by, body"
+                " FROM responses WHERE id = ? AND tenant = ?",
+                (id, tenant),
+            ).fetchone()
+            if row is None:
+                return None
+            *head, background, previous_id, made_by, body = row
+            ended = head[3] not in ("queued", "in_progress")
+            return StoredResponse(
+                *head,
+                background=bool(background),
+                previous_id=previous_id,
+                body=body,
+                output=_items(db, id, is_output=True),
+                lost=not ended and not self._database.presence.lives(made_by),
+            )
+
+        return await self._tables.read(work)
+
+    async def delete(self, id: str, tenant: str) -> bool:
+        """Forget a response. Whether there was one."""
+        statement = "DELETE FROM responses WHERE id = ? AND tenant = ?"
+        return await self._tables.write(lambda db: db.execute(statement, (id, tenant)).rowcount > 0)
+
+    async def purge(self, before: int) -> int:
+        """Forget those made before a Unix time, save what a younger one goes on from; how many."""
+
+        def work(db: sqlite3.Connection) -> int:
+            total = 0
+            while removed := db.execute(
+                f"DELETE FROM responses WHERE created_at < ? AND NOT {_LIVE} AND NOT EXISTS"
+                " (SELECT 1 FROM responses AS next WHERE next.previous_id = responses.id)",
+                (before,),
+            ).rowcount:
+                total += removed
+            return total
+
+        return await self._tables.write(work)
+
+    # ------------------------------------------------------------ conversations
+
+    async def chain(self, id: str, tenant: str) -> list[StoredResponse] | None:
+        """A response and those it goes on from, oldest first; bodies are left empty.
+
+        Returns None when one of them is not there (any more).
+        """
+
+        def work(db: sqlite3.Connection) -> list[StoredResponse] | None:
+            rows = db.execute(
+                "WITH RECURSIVE chain (id, depth) AS ("
+                "   SELECT ?, 0 UNION ALL"
+                "   SELECT r.previous_id, depth + 1 FROM responses AS r JOIN chain USING (id)"
+                "   WHERE r.previous_id IS NOT NULL AND depth < ?)"
+                " SELECT r.id, r.tenant, r.created_at, r.status, r.background, r.previous_id"
+                " FROM chain LEFT JOIN responses AS r ON r.id = chain.id AND r.tenant = ?"
+                " ORDER BY depth DESC",
+                (id, MAX_CHAIN, tenant),
+            ).fetchall()
+            if any(row[0] is None for row in rows):
+                return None
+            return [StoredResponse(*row, body=b"") for row in rows]
+
+        return await self._tables.read(work)
+
+    async def items(self, ids: Sequence[str]) -> list[bytes]:
+        """What went into and came out of responses, in the order of ``ids``."""
+
+        def work(db: sqlite3.Connection) -> list[bytes]:
+            bodies: list[bytes] = []
+            for id in ids:
+                rows = db.execute(
+                    "SELECT body FROM response_items WHERE response_id = ?"
+                    " ORDER BY is_output, position",
+                    (id,),
+                )
+                bodies += [body for (body,) in rows]
+            return bodies
+
+        return await self._tables.read(work)
+
+    async def find_item(self, id: str, tenant: str) -> bytes | None:
+        """The latest item of that id in any of the tenant's responses."""
+        statement = (
+            "SELECT i.body FROM response_items AS i JOIN responses AS r ON r.id = i.response_id"
+            " WHERE i.id = ? AND r.tenant = ? ORDER BY r.created_at DESC, r.rowid DESC LIMIT 1"
+        )
+        row = await self._tables.read(lambda db: db.execute(statement, (id, tenant)).fetchone())
+        return None if row is None else row[0]
+
+    async def given(
+        self, response_id: str, *, after: str | None, limit: int, ascending: bool
+    ) -> Page | None:
+        """A page of the items that were given to a response; None where ``after`` is not one."""
+
+        def work(db: sqlite3.Connection) -> Page | None:
+            items = _items(db, response_id, is_output=False)
+            if not ascending:
+                items.reverse()
+            start = 0
+            if after is not None:
+                places = [place for place, item in enumerate(items) if item.id == after]
+                if not places:
+                    return None
+                start = places[0] + 1
+            return Page(items[start : start + limit], len(items) > start + limit)
+
+        return await self._tables.read(work)
+
+    # ------------------------------------------------------------ in the background
+
+    async def progress(self, id: str, status: str, events: Sequence[StoredEvent]) -> bool:
+        """Keep how far a response is. False when it has been cancelled, ended or deleted."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            changed = db.execute(
+                f"UPDATE responses SET status = ? WHERE id = ? AND {_LIVE}", (status, id)
+            ).rowcount
+            if changed:
+                _add_events(db, id, events)
+            return bool(changed)
+
+        return await self._tables.write(work)
+
+    async def end(self, response: StoredResponse, events: Sequence[StoredEvent]) -> bool:
+        """Keep how a response ended. False when it had ended already, or is gone."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            changed = db.execute(
+                f"UPDATE responses SET status = ?, body = ? WHERE id = ? AND {_LIVE}",
+                (response.status, response.body, response.id),
+            ).rowcount
+            if changed:
+                _add_items(db, response.id, response.output, is_output=True)
+                _add_events(db, response.id, events)
+            return bool(changed)
+
+        return await self._tables.write(work)
+
+    async def events(self, id: str, after: int) -> list[StoredEvent]:
+        """The events of a background response with numbers above ``after``."""
+        statement = (
+            "SELECT number, event FROM response_events WHERE response_id = ? AND number > ?"
+            " ORDER BY number"
+        )
+        return await self._tables.read(
+            lambda db: [StoredEvent(*row) for row in db.execute(statement, (id, after))]
+        )
+
+
+def _add_items(
+    db: sqlite3.Connection, id: str, items: Sequence[StoredItem], *, is_output: bool
+) -> None:
+    db.executemany(
+        "INSERT INTO response_items VALUES (?, ?, ?, ?, ?)",
+        [(id, is_output, place, item.id, item.body) for place, item in enumerate(items)],
+    )
+
+
+def _add_events(db: sqlite3.Connection, id: str, events: Sequence[StoredEvent]) -> None:
+    db.executemany(
+        "INSERT OR IGNORE INTO response_events VALUES (?, ?, ?)", [(id, *event) for event in events]
+    )
+
+
+def _items(db: sqlite3.Connection, id: str, *, is_output: bool) -> list[StoredItem]:
+    rows = db.execute(
+        "SELECT id, body FROM response_items WHERE response_id = ? AND is_output = ?"
+        " ORDER BY position",
+        (id, is_output),
+    )
+    return [StoredItem(*row) for row in rows]

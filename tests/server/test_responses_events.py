@@ -1,0 +1,213 @@
+"""Whatever an answer is made of, its events add up to its response, in the promised order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import ApiError
+from server.openai.outputs import CompletionTokensDetails, PromptTokensDetails, Usage
+from server.openai.responses.assembly import Assembly
+from server.openai.responses.events import Numbering, to_sse
+from server.openai.responses.input_items import read_input
+from server.openai.responses.outputs import ReasoningConfig, Response
+from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallBegin
+
+USAGE = Usage(3, 4, 7, PromptTokensDetails(1), CompletionTokensDetails(2))
+
+
+def blank() -> Response:
+    return Response(
+        id="resp_1",
+        created_at=1,
+        status="in_progress",
+        background=False,
+        instructions=None,
+        max_output_tokens=None,
+        max_tool_calls=None,
+        model="m",
+        parallel_tool_calls=True,
+        previous_response_id=None,
+        prompt_cache_key=None,
+        reasoning=ReasoningConfig(),
+        safety_identifier=None,
+        store=True,
+        temperature=1.0,
+        text={"format": {"type": "text"}},
+        tool_choice="auto",
+        tools=[],
+        top_logprobs=0,
+        top_p=1.0,
+        truncation="disabled",
+        user=None,
+        metadata={},
+    )
+
+
+class Client:
+    """What a client makes of a stream by the promises of its events alone."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self.text = ""  # of what is open, by its deltas
+        self.response: dict[str, Any] = {}
+        self.kinds: list[str] = []
+        self.open = False
+
+    def read(self, data: bytes) -> None:
+        name, payload = data.removesuffix(b"\n\n").split(b"\n")
+        event = msgspec.json.decode(payload.removeprefix(b"data: "))
+        kind = event["type"]
+        assert name == b"event: " + kind.encode()
+        assert event["sequence_number"] == len(self.kinds)
+        self.kinds.append(kind)
+        getattr(self, "_" + kind.split(".", 1)[1].replace(".", "_"), self._piece)(event)
+
+    def _lifecycle(self, event: dict[str, Any]) -> None:
+        self.response = event["response"]
+
+    _created = _queued = _in_progress = _completed = _incomplete = _failed = _lifecycle
+
+    def _output_item_added(self, event: dict[str, Any]) -> None:
+        assert not self.open
+        assert event["output_index"] == len(self.items)
+        assert event["item"]["status"] == "in_progress"
+        self.open, self.text = True, ""
+        self.items.append(event["item"])
+
+    def _output_item_done(self, event: dict[str, Any]) -> None:
+        assert self.open
+        assert event["item"]["id"] == self.items[-1]["id"]
+        self.open = False
+        self.items[-1] = event["item"]
+
+    def _piece(self, event: dict[str, Any]) -> None:
+        """Everything between the beginning and the end of an item."""
+        assert self.open
+        assert event["item_id"] == self.items[-1]["id"]
+        assert event["output_index"] == len(self.items) - 1
+        if "delta" in event:
+            self.text += event["delta"]
+        whole = event.get("part", {}).get("text") or event.get("text") or event.get("arguments")
+        if whole is not None:
+            assert whole == self.text
+
+
+texts = st.text(min_size=1, max_size=8)
+runs = st.lists(
+    st.one_of(
+        st.tuples(st.just("text"), st.lists(texts, min_size=1, max_size=3)),
+        st.tuples(st.just("reasoning"), st.lists(texts, min_size=1, max_size=3)),
+        st.tuples(st.just("call"), st.lists(texts, min_size=1, max_size=3)),
+    ),
+    max_size=6,
+)
+
+
+def parts_of(script: list[tuple[str, list[str]]]) -> list[Part]:
+    parts: list[Part] = []
+    num_calls = 0
+    for kind, pieces in script:
+        if kind == "text":
+            parts += map(Text, pieces)
+        elif kind == "reasoning":
+            parts += map(Reasoning, pieces)
+        else:
+            parts.append(ToolCallBegin(num_calls, f"call_{num_calls}", "f"))
+            parts += [ToolCallArguments(num_calls, piece) for piece in pieces]
+            num_calls += 1
+    return parts
+
+
+@given(
+    runs,
+    st.sampled_from(["stop", "length", "failed", "cancelled"]),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+def test_events_add_up(script, ending, summaries, in_background, data) -> None:
+    assembly = Assembly(blank(), Numbering(), lambda: 5.0, summaries=summaries, sealed=summaries)
+    client = Client()
+    events = [*(assembly.queued() if in_background else []), *assembly.begin()]
+    parts = parts_of(script)
+    while parts:
+        count = data.draw(st.integers(1, len(parts)))
+        events += assembly.push(parts[:count], [])
+        parts = parts[count:]
+    if ending == "failed":
+        events += assembly.fail(ApiError(503, "gone"))
+    elif ending == "cancelled":
+        events += assembly.cancel()
+    else:
+        events += assembly.end(ending, USAGE)
+        events += assembly.finish()
+    for event in events:
+        client.read(to_sse(event))
+    start = ["response.created", *(["response.queued"] if in_background else [])]
+    assert client.kinds[: len(start) + 1] == [*start, "response.in_progress"]
+    assert client.response == msgspec.json.decode(msgspec.json.encode(assembly.response))
+    if ending in ("stop", "length"):
+        assert not client.open
+        assert client.items == client.response["output"]
+        expected = "response.completed" if ending == "stop" else "response.incomplete"
+        assert client.kinds[-1] == expected
+        # What came out can go in again.
+        assert len(read_input(client.items)) == len(client.items)
+    joined = "".join(part.text for part in parts_of(script) if not isinstance(part, ToolCallBegin))
+    if ending != "cancelled":
+        assert "".join(map(whole_text, client.response["output"])) == joined
+
+
+def whole_text(item: dict[str, Any]) -> str:
+    if item["type"] == "function_call":
+        return item["arguments"]
+    parts = item["content"] if item["type"] == "message" else item["content"] or item["summary"]
+    return "".join(part["text"] for part in parts)
+
+
+def test_the_order_of_a_message() -> None:
+    assembly = Assembly(blank(), Numbering(), lambda: 5.0)
+    events = [*assembly.begin(), *assembly.push([Text("a"), Text("b")], [])]
+    events += [*assembly.end("stop", USAGE), *assembly.finish()]
+    assert [event.__struct_config__.tag for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+def test_the_order_of_a_call() -> None:
+    assembly = Assembly(blank(), Numbering(), lambda: 5.0)
+    call = [ToolCallBegin(0, "call_1", "f"), ToolCallArguments(0, "{}")]
+    events = [*assembly.push(call, []), *assembly.end("stop", USAGE)]
+    assert [event.__struct_config__.tag for event in events] == [
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+    ]
+    (item,) = assembly.response.output
+    assert (item.call_id, item.name, item.arguments) == ("call_1", "f", "{}")  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(503, "server_error"), (429, "rate_limit_exceeded"), (400, "invalid_prompt")],
+)
+def test_a_failure_has_one_of_the_codes_of_the_specification(status: int, code: str) -> None:
+    assembly = Assembly(blank(), Numbering(), lambda: 5.0)
+    (event,) = assembly.fail(ApiError(status, "reason"))
+    assert event.response.error is not None  # type: ignore
+    assert (event.response.error.code, event.response.error.message) == (code, "reason")  # type: ignore
