@@ -88,7 +88,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of the next token: [rows, hidden_size] -> [rows, vocab_size] float32."""
-        logits = self._modules.head(hidden).float()
+        logits = self._modules.head.logits(hidden)
         if self.spec.logit_scale != 1.0:
             logits = logits.mul_(self.spec.logit_scale)
         cap = self.spec.logit_softcap

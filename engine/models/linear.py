@@ -29,6 +29,10 @@ class Head(Linear, Protocol):
         """Rows of the weight: ids [n] -> [n, inputs], in the model's dtype."""
         ...
 
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """The product in float32: [n, inputs] -> [n, outputs]; unrounded where that is free."""
+        ...
+
 
 class LinearMethod(Protocol):
     """How linear layers are held and computed; chosen once, at load."""
@@ -63,6 +67,10 @@ class DenseLinear:
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
         return functional.embedding(ids, self.weight)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Head``."""
+        return self(x).float()
 
 
 class DenseMethod:

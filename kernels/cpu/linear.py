@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
@@ -37,19 +38,38 @@ class _PanelLinear:
         self._padding = self._inputs - self._columns
         self._bias = None if bias is None else bias.float()
         self._dtype = weight.dtype
+        self._library, self._amx = _library()
+        self._product: Callable[..., None]
+        self._held: tuple[int | None, ...]  # addresses of the weight's parts, then of the bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[n, inputs] -> [n, outputs]."""
-        rows = x.to(torch.bfloat16)
-        if self._padding:
-            rows = functional.pad(rows, (0, self._padding))
-        rows = rows.contiguous()
-        y = torch.empty((rows.shape[0], self._outputs), dtype=torch.bfloat16)
-        self._compute(rows, y)
-        return y.to(x.dtype)
+        y = self._compute(x, torch.bfloat16)
+        return y if x.dtype is torch.bfloat16 else y.to(x.dtype)
 
-    def _compute(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        raise NotImplementedError
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, inputs] -> [n, outputs] in float32, the sums as they are."""
+        return self._compute(x, torch.float32)
+
+    def _compute(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if x.dtype is not torch.bfloat16:
+            x = x.to(torch.bfloat16)
+        if self._padding:
+            x = functional.pad(x, (0, self._padding))
+        x = x.contiguous()
+        num_rows = x.shape[0]
+        y = torch.empty((num_rows, self._outputs), dtype=dtype)
+        self._product(
+            x.data_ptr(),
+            num_rows,
+            self._inputs,
+            *self._held,
+            y.data_ptr(),
+            self._outputs,
+            dtype is torch.float32,
+            self._amx,
+        )
+        return y
 
 
 class PanelDense(_PanelLinear):
@@ -57,16 +77,16 @@ class PanelDense(_PanelLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias, 32)
-        library, self._amx = _library()
         outputs, columns = weight.shape
         weight = weight.to(torch.bfloat16).contiguous()
         self._packed = _arena.empty(
             (_round_up(outputs, _PANEL) // _PANEL, self._inputs // 2, _PANEL, 2), torch.bfloat16
         )
-        library.quire_dense_pack(
+        self._library.quire_dense_pack(
             weight.data_ptr(), outputs, columns, self._inputs, self._packed.data_ptr()
         )
-        self._product = library.quire_dense
+        self._product = self._library.quire_dense
+        self._held = _pointers(self._packed, self._bias)
 
     @property
     def num_bytes(self) -> int:
@@ -78,25 +98,12 @@ class PanelDense(_PanelLinear):
         found = self._packed[ids // _PANEL, :, ids % _PANEL]
         return found.view(len(ids), self._inputs)[:, : self._columns].to(self._dtype).contiguous()
 
-    def _compute(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self._product(
-            x.data_ptr(),
-            x.shape[0],
-            self._inputs,
-            self._packed.data_ptr(),
-            _pointer(self._bias),
-            y.data_ptr(),
-            self._outputs,
-            self._amx,
-        )
-
 
 class PanelInt8(_PanelLinear):
     """Weights rounded to int8, one scale an output; activations to eight bits, row by row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias, 64)
-        library, self._amx = _library()
         outputs, columns = weight.shape
         weight = weight.to(torch.bfloat16).contiguous()
         self._scales = torch.empty(outputs)
@@ -104,7 +111,7 @@ class PanelInt8(_PanelLinear):
         self._packed = _arena.empty(
             (_round_up(outputs, _PANEL) // _PANEL, self._inputs // 4, _PANEL, 4), torch.int8
         )
-        library.quire_int8_pack(
+        self._library.quire_int8_pack(
             weight.data_ptr(),
             outputs,
             columns,
@@ -113,7 +120,8 @@ class PanelInt8(_PanelLinear):
             self._scales.data_ptr(),
             self._totals.data_ptr(),
         )
-        self._product = library.quire_int8
+        self._product = self._library.quire_int8
+        self._held = _pointers(self._packed, self._scales, self._totals, self._bias)
 
     @property
     def num_bytes(self) -> int:
@@ -125,27 +133,12 @@ class PanelInt8(_PanelLinear):
         codes = self._packed[ids // _PANEL, :, ids % _PANEL].view(len(ids), self._inputs)
         return (codes[:, : self._columns] * self._scales[ids, None]).to(self._dtype)
 
-    def _compute(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self._product(
-            x.data_ptr(),
-            x.shape[0],
-            self._inputs,
-            self._packed.data_ptr(),
-            self._scales.data_ptr(),
-            self._totals.data_ptr(),
-            _pointer(self._bias),
-            y.data_ptr(),
-            self._outputs,
-            self._amx,
-        )
-
 
 class PanelInt4(_PanelLinear):
     """Weights rounded to sixteen levels in groups of 32 inputs; activations in bfloat16."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(weight, bias, INT4_GROUP)
-        library, self._amx = _library()
         outputs, columns = weight.shape
         weight = weight.to(torch.bfloat16).contiguous()
         panels = _round_up(outputs, _PANEL) // _PANEL
@@ -154,7 +147,7 @@ class PanelInt4(_PanelLinear):
             (panels, self._inputs // INT4_GROUP, _PANEL), dtype=torch.float16
         )
         self._packed = _arena.empty((panels, self._inputs // 8, _PANEL), torch.int32)
-        library.quire_int4_pack(
+        self._library.quire_int4_pack(
             weight.data_ptr(),
             outputs,
             columns,
@@ -164,27 +157,16 @@ class PanelInt4(_PanelLinear):
             self._scales.data_ptr(),
         )
         self._levels = torch.tensor(LEVELS * 2, dtype=torch.bfloat16)
-        self._product = library.quire_int4
+        self._product = self._library.quire_int4
+        packed, scales, levels, bias_at = _pointers(
+            self._packed, self._scales, self._levels, self._bias
+        )
+        self._held = packed, scales, levels, INT4_GROUP, bias_at
 
     @property
     def num_bytes(self) -> int:
         """What it takes in memory."""
         return _num_bytes(self._packed, self._scales, self._bias)
-
-    def _compute(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self._product(
-            x.data_ptr(),
-            x.shape[0],
-            self._inputs,
-            self._packed.data_ptr(),
-            self._scales.data_ptr(),
-            self._levels.data_ptr(),
-            INT4_GROUP,
-            _pointer(self._bias),
-            y.data_ptr(),
-            self._outputs,
-            self._amx,
-        )
 
 
 def is_available() -> bool:
@@ -207,7 +189,8 @@ def _library() -> tuple[ctypes.CDLL, bool]:
     if library is None:
         raise RuntimeError("the native CPU kernels are not available")
     size = (_POINTER, _COUNT, _COUNT)  # activations, rows, inputs
-    result = (_POINTER, _POINTER, _COUNT, _FLAG)  # bias, y, outputs, AMX
+    # Bias, y, outputs; whether y is float32, whether AMX may be used.
+    result = (_POINTER, _POINTER, _COUNT, _FLAG, _FLAG)
     pack = (_POINTER, _COUNT, _COUNT, _COUNT)  # weight, outputs, columns, inputs
     signatures = {
         "quire_dense": (*size, _POINTER, *result),
@@ -227,8 +210,8 @@ def _num_bytes(*tensors: torch.Tensor | None) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _pointers(*tensors: torch.Tensor | None) -> tuple[int | None, ...]:
+    return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 
 def _round_up(count: int, step: int) -> int:

@@ -80,6 +80,19 @@ def test_products_are_those_of_the_weights_that_are_held(rows, shape):
 
 @native
 @pytest.mark.usefixtures("layer_kind")
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_scores_of_tokens_are_the_sums_unrounded(rows):
+    x, weight, bias = _problem(rows, 97, 128, seed=rows)
+    for make in (linear.PanelDense, linear.PanelInt8, linear.PanelInt4):
+        layer = make(weight, bias)
+        scores = layer.logits(x)
+        assert scores.dtype == torch.float32
+        assert torch.equal(scores.bfloat16(), layer(x))
+    assert _error(linear.PanelDense(weight, bias).logits(x), x, weight, bias) < 1e-6
+
+
+@native
+@pytest.mark.usefixtures("layer_kind")
 def test_many_rows_and_no_rows():
     x, weight, _ = _problem(1500, 40, 2048, seed=0)  # more rows than a block holds
     for make in (linear.PanelDense, linear.PanelInt8, linear.PanelInt4):

@@ -5,12 +5,15 @@ using namespace quire;
 
 extern "C" {
 
-// y[rows][outputs] = x[rows][inputs] * weight^T + bias; inputs is a multiple of 32.
+// y[rows][outputs] = x[rows][inputs] * weight^T + bias, in float32 where `wide`, else in bfloat16;
+// inputs is a multiple of 32.
 void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed, const float* bias,
-                 bf16* y, int64_t outputs, bool amx) {
+                 void* y, int64_t outputs, bool wide, bool amx) {
   const DenseRows all(x, rows, inputs, amx);
-  for_panels(rows, outputs, all.max_part(), [&](int64_t begin, int64_t end, int64_t panel) {
-    all.multiply(begin, end, packed + panel * PANEL * inputs, bias, y, outputs, panel);
+  with_results(y, wide, [&](auto* y) {
+    for_panels(rows, outputs, all.max_part(), [&](int64_t begin, int64_t end, int64_t panel) {
+      all.multiply(begin, end, packed + panel * PANEL * inputs, bias, y, outputs, panel);
+    });
   });
 }
 

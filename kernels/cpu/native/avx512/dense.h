@@ -51,7 +51,8 @@ class DenseRows {
   }
 
   // y[begin to end][outputs] at a panel, whose weights begin at `weight`.
-  void multiply(int64_t begin, int64_t end, const bf16* weight, const float* bias, bf16* y,
+  template <class T>
+  void multiply(int64_t begin, int64_t end, const bf16* weight, const float* bias, T* y,
                 int64_t outputs, int64_t panel) const {
     const int64_t first = panel * PANEL;
     if (amx_) {

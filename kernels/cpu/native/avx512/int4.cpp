@@ -35,8 +35,8 @@ inline __m512 load_scales(const uint16_t* scales) {
 }
 
 // y[rows][outputs] at a panel, the codes unpacked in registers; 1 to IN_REGISTER rows.
-template <int ROWS>
-void few_rows(const bf16* x, const Weight& weight, int64_t panel, const float* bias, bf16* y,
+template <int ROWS, class T>
+void few_rows(const bf16* x, const Weight& weight, int64_t panel, const float* bias, T* y,
               int64_t outputs) {
   const __m512i levels = _mm512_loadu_si512(weight.levels);
   const uint32_t* codes = weight.codes + panel * PANEL * weight.inputs / WORD;
@@ -103,15 +103,9 @@ void unpack(const Weight& weight, int64_t panel, bf16* dense) {
   }
 }
 
-}  // namespace
-
-extern "C" {
-
-// y = x * weight^T + bias; inputs is a multiple of the group, which is 32 or a multiple of it.
-void quire_int4(const bf16* x, int64_t rows, int64_t inputs, const uint32_t* codes,
-                const uint16_t* scales, const bf16* levels, int64_t group, const float* bias,
-                bf16* y, int64_t outputs, bool amx) {
-  const Weight weight{codes, scales, levels, inputs, group};
+template <class T>
+void multiply(const bf16* x, int64_t rows, const Weight& weight, const float* bias, T* y,
+              int64_t outputs, bool amx) {
   if (rows <= IN_REGISTER) {
     for_panels(rows, outputs, IN_REGISTER, [&](int64_t, int64_t, int64_t panel) {
       with_rows<IN_REGISTER>(
@@ -119,12 +113,25 @@ void quire_int4(const bf16* x, int64_t rows, int64_t inputs, const uint32_t* cod
     });
     return;
   }
-  const DenseRows all(x, rows, inputs, amx);
-  const Scratch<bf16> panels(omp_get_max_threads() * PANEL * inputs);
+  const DenseRows all(x, rows, weight.inputs, amx);
+  const Scratch<bf16> panels(omp_get_max_threads() * PANEL * weight.inputs);
   for_panels(rows, outputs, all.max_part(), [&](int64_t begin, int64_t end, int64_t panel) {
-    bf16* dense = panels.get() + omp_get_thread_num() * PANEL * inputs;
+    bf16* dense = panels.get() + omp_get_thread_num() * PANEL * weight.inputs;
     unpack(weight, panel, dense);
     all.multiply(begin, end, dense, bias, y, outputs, panel);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+// y = x * weight^T + bias, as quire_dense; inputs is a multiple of the group, and that one of 32.
+void quire_int4(const bf16* x, int64_t rows, int64_t inputs, const uint32_t* codes,
+                const uint16_t* scales, const bf16* levels, int64_t group, const float* bias,
+                void* y, int64_t outputs, bool wide, bool amx) {
+  with_results(y, wide, [&](auto* y) {
+    multiply(x, rows, Weight{codes, scales, levels, inputs, group}, bias, y, outputs, amx);
   });
 }
 

@@ -21,8 +21,9 @@ inline __m512 widen(const bf16* x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
 
-// Rounds a row to codes, of which 64 lie together and the next 64 `stride` behind them; `inputs` is a
-// multiple of 64. A row that is not finite has such a step, so that its results are not finite either.
+// Rounds a row to codes, of which 64 lie together and the next 64 `stride` behind them; `inputs` is
+// a multiple of 64. A row that is not finite has such a step, so that its results are not finite
+// either.
 Row quantise(const bf16* x, int64_t inputs, uint8_t* codes, int64_t stride) {
   __m512 least = _mm512_setzero_ps(), most = least;  // zero has a code of its own
   __m512 taint = least;  // the sum of 0 * value, not a number where a value is not finite
@@ -84,7 +85,8 @@ class Outputs {
   }
 
   // y[count][outputs] at the panel, from sums[count][32] of rows that were rounded so.
-  void store(const int32_t* sums, const Row* rows, int64_t count, bf16* y) const {
+  template <class T>
+  void store(const int32_t* sums, const Row* rows, int64_t count, T* y) const {
     for (int64_t r = 0; r < count; ++r, y += outputs_) {
       const __m512i zero = _mm512_set1_epi32(rows[r].zero);
       const __m512 step = _mm512_set1_ps(rows[r].step);
@@ -108,33 +110,37 @@ class Outputs {
 
 extern "C" {
 
-// y = x * weight^T + bias; inputs is a multiple of 64. `totals` is the sum of each output's codes.
+// y = x * weight^T + bias, as quire_dense; inputs is a multiple of 64. `totals` is the sum of each
+// output's codes.
 void quire_int8(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packed,
-                const float* scales, const int32_t* totals, const float* bias, bf16* y,
-                int64_t outputs, bool amx) {
+                const float* scales, const int32_t* totals, const float* bias, void* y,
+                int64_t outputs, bool wide, bool amx) {
   const auto layout = amx ? BlockLayout::of(rows, inputs) : BlockLayout::as_given(inputs);
   const Scratch<uint8_t> codes((rows + 31) / 32 * 32 * inputs);
   const Scratch<Row> told(rows);
   parallel_rows(rows, 4, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
-      told.get()[r] = quantise(x + r * inputs, inputs, codes.get() + layout.offset(r, 0), layout.step);
+      told.get()[r] =
+          quantise(x + r * inputs, inputs, codes.get() + layout.offset(r, 0), layout.step);
   });
   const int64_t max_part = rows_in(amx ? CACHED_BLOCK_BYTES : CACHED_BYTES, inputs);
-  for_panels(rows, outputs, max_part, [&](int64_t begin, int64_t end, int64_t panel) {
-    const int8_t* weight = packed + panel * PANEL * inputs;
-    const Outputs to(scales, totals, bias, outputs, panel);
-    if (amx) {
-      const auto keep = [&](int64_t row, int64_t count, const void* sums) {
-        to.store(static_cast<const int32_t*>(sums), told.get() + row, count, y + row * outputs);
-      };
-      return for_block_sums<StepInt8>(codes.get(), layout, begin, end, weight, keep);
-    }
-    alignas(64) int32_t sums[VECTOR_ROWS * PANEL];
-    for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
-      with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
-        int8_tile<ROWS>(codes.get() + row * inputs, inputs, weight, sums);
+  with_results(y, wide, [&](auto* y) {
+    for_panels(rows, outputs, max_part, [&](int64_t begin, int64_t end, int64_t panel) {
+      const int8_t* weight = packed + panel * PANEL * inputs;
+      const Outputs to(scales, totals, bias, outputs, panel);
+      if (amx) {
+        const auto keep = [&](int64_t row, int64_t count, const void* sums) {
+          to.store(static_cast<const int32_t*>(sums), told.get() + row, count, y + row * outputs);
+        };
+        return for_block_sums<StepInt8>(codes.get(), layout, begin, end, weight, keep);
+      }
+      alignas(64) int32_t sums[VECTOR_ROWS * PANEL];
+      for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
+        with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
+          int8_tile<ROWS>(codes.get() + row * inputs, inputs, weight, sums);
+        });
+        to.store(sums, told.get() + row, count, y + row * outputs);
       });
-      to.store(sums, told.get() + row, count, y + row * outputs);
     });
   });
 }

@@ -114,12 +114,27 @@ inline __mmask16 lanes(int64_t outputs, int64_t first) {
   return static_cast<__mmask16>((1u << left) - 1);
 }
 
-// Rounds 16 sums to bfloat16 and writes those that are outputs, the bias (or null) added.
+// Writes those of 16 sums that are outputs, the bias (or null) added, as float32 or bfloat16.
+inline void store(__m512 sums, const float* bias, float* y, int64_t outputs, int64_t first) {
+  const __mmask16 mask = lanes(outputs, first);
+  if (bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, bias + first));
+  _mm512_mask_storeu_ps(y + first, mask, sums);
+}
+
 inline void store(__m512 sums, const float* bias, bf16* y, int64_t outputs, int64_t first) {
   const __mmask16 mask = lanes(outputs, first);
   if (bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, bias + first));
   const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sums));
   _mm256_mask_storeu_epi16(y + first, mask, rounded);
+}
+
+// Calls body(y) with results of their type: float32 where `wide`, else bfloat16.
+template <class Body>
+inline void with_results(void* y, bool wide, Body body) {
+  if (wide)
+    body(static_cast<float*>(y));
+  else
+    body(static_cast<bf16*>(y));
 }
 
 // Calls body<rows>() for a number of rows that is known when the program runs, 1 to MAX.
