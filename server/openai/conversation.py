@@ -14,25 +14,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from engine.errors import ContextLengthExceeded
 from engine.text.output import TextDelta
-from engine.types import SamplingParams
+from engine.types import Grammar, SamplingParams
 from server.access.caller import Caller
+from server.errors import bad_field
 from server.openai.answer_reader import AnswerReader
 from server.openai.endpoint import check_grammar, check_length, encode_chat, new_id
 from server.openai.generation import Choice, Generation
 from server.openai.inputs import ChatRequest
 from server.openai.prompts import cut_prompt
 from server.openai.sampling import chat_sampling
-from server.openai.tool_fields import ReasoningEffort
+from server.openai.thinking import Thinking, may_think, thinking_kwargs, thinking_of
 from server.openai.tool_use import ToolUse
 from server.settings import ReasoningFields
 from server.state import Model, ServerState
+from server.text.answer_grammar import AnswerRules
 from server.text.parts import Part
-
-_TAIL_TOKENS = 64  # longer than any mark of reasoning
+from server.text.tool_grammar import UnholdableSchema
 
 
 class Turn(NamedTuple):
@@ -55,6 +58,7 @@ class Conversation:
         prompt: list[int],
         sampling: SamplingParams,
         tools: ToolUse | None,
+        thinking: Thinking,
         id: str,
     ) -> None:
         self._state = state
@@ -65,7 +69,7 @@ class Conversation:
         self.sampling = sampling
         self.id = id
         self._tools = tools
-        self._is_thinking = _is_thinking(model, body, prompt)
+        self._is_thinking = thinking == "open"
         answers = model.answers
         marks = set() if tools is None else set(tools.dialect.markers)
         if answers.reasoning is not None:
@@ -98,14 +102,31 @@ class Conversation:
             model,
             body,
             tools=[] if tools is None else tools.for_template(),
-            template_kwargs=_thinking_kwargs(body.reasoning_effort),
+            template_kwargs=thinking_kwargs(body.reasoning_effort),
         )
         if body.add_special_tokens:
             whole = model.tokenizer.encode("") + whole
         prompt = cut_prompt(whole, body, body.output_limit or 1, model.info)
         sampling = chat_sampling(body, len(prompt), model)
         await check_grammar(state, body)
-        return cls(state, caller, model, body, prompt, sampling, tools, id or new_id("chatcmpl"))
+        thinking = thinking_of(model, body, prompt)
+        grammar = _rules(model, body, sampling.grammar, tools, thinking)
+        if grammar is not None and grammar is not sampling.grammar:
+            # The request's own grammar has been checked; here the tools' schemas are.
+            param = "response_format" if tools is None else tools.field
+            await state.grammars.check(grammar, param=param)
+            sampling = msgspec.structs.replace(sampling, grammar=grammar)
+        return cls(
+            state,
+            caller,
+            model,
+            body,
+            prompt,
+            sampling,
+            tools,
+            thinking,
+            id or new_id("chatcmpl"),
+        )
 
     @contextlib.contextmanager
     def generation(self) -> Iterator[Generation]:
@@ -160,22 +181,30 @@ class Conversation:
             yield [Turn(choice, readers[choice.index].read(delta), delta) for choice, delta in step]
 
 
-def _thinking_kwargs(effort: ReasoningEffort | None) -> dict[str, Any]:
-    """The template variables that ask for so much reasoning, under the names models know."""
-    if effort is None:
-        return {}
-    kwargs: dict[str, Any] = {"reasoning_effort": effort}
-    if effort != "minimal":
-        kwargs |= dict.fromkeys(("enable_thinking", "thinking"), effort != "none")
-    return kwargs
+def _rules(
+    model: Model,
+    body: ChatRequest,
+    content: Grammar | None,
+    tools: ToolUse | None,
+    thinking: Thinking,
+) -> Grammar | None:
+    """What the answer is held to; ``content`` is the request's own grammar.
 
-
-def _is_thinking(model: Model, body: ChatRequest, prompt: list[int]) -> bool:
-    """Whether the prompt leaves off within reasoning."""
-    marks = model.answers.reasoning
-    if marks is None:
-        return False
-    if body.continue_final_message:
-        return marks.is_open(body.messages[-1].content or "")
-    tail = model.tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
-    return marks.opens(tail)
+    Raises:
+        ApiError: 400, a tool's schema cannot be held.
+    """
+    answers = model.answers
+    rules = AnswerRules(
+        content=content,
+        dialect=None if tools is None else tools.dialect,
+        tools=[] if tools is None else tools.to_hold(),
+        is_required=tools is not None and tools.is_required,
+        is_parallel=tools is None or tools.is_parallel,
+        reasoning=answers.reasoning if may_think(model, body, thinking) else None,
+        is_thinking=thinking == "open",
+        special_ids=answers.special_ids,
+    )
+    try:
+        return rules.grammar()
+    except UnholdableSchema as error:
+        raise bad_field("tools" if tools is None else tools.field, str(error)) from None

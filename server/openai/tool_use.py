@@ -9,6 +9,7 @@ from server.errors import bad_field
 from server.openai.tool_fields import Function, ToolFields
 from server.text.answers import AnswerFormat
 from server.text.dialects import Dialect
+from server.text.tool_grammar import CallableTool
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class ToolUse:
     callable: tuple[Function, ...]  # those of them that may be called
     is_required: bool  # at least one call, and nothing else
     is_parallel: bool  # more than one call
+
+    field: str  # of the request, that has the tools
 
     @classmethod
     def of(cls, body: ToolFields, answers: AnswerFormat) -> Self | None:
@@ -39,6 +42,7 @@ class ToolUse:
             raise bad_field(field, problem + "can be told with --tool-call-parser")
         names = choice.names
         return cls(
+            field=field,
             dialect=answers.dialect,
             shown=tuple(functions),
             callable=tuple(f for f in functions if names is None or f.name in names),
@@ -56,3 +60,10 @@ class ToolUse:
     def for_template(self) -> list[dict[str, Any]]:
         """The tools as chat templates expect them."""
         return [function.for_template() for function in self.shown]
+
+    def to_hold(self) -> list[CallableTool]:
+        """The tools as a grammar needs them: a call that is forced satisfies its schema too."""
+        return [
+            CallableTool(function.name, function.parameters, self.is_required or function.strict)
+            for function in self.callable
+        ]

@@ -32,6 +32,7 @@ class AnswerFormat:
 
     dialect: Dialect | None  # None: no calls
     reasoning: ReasoningMarks | None  # None: no reasoning
+    reasons_unasked: bool  # the chat template shows the marks, and not only a switch
     takes_tools: bool  # the chat template shows tools to the model
     special_ids: dict[str, int]  # of the marks above that are special tokens
 
@@ -67,6 +68,7 @@ class AnswerFormat:
         return cls(
             dialect,
             marks,
+            marks is not None and marks.end in source,
             dialects.takes_tools(source),
             {text: id_ for text, id_ in ids.items() if id_ is not None},
         )

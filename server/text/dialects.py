@@ -46,6 +46,7 @@ class Dialect:
     tail: str = ""
     between: str = ""
     ends: str = ""
+    is_pythonic: bool = False  # the arguments are Python's instead of a JSON object
     id_chars: int = 24
     id_prefix: str = "call_"
 
@@ -140,6 +141,7 @@ DIALECTS = (
         tail=")",
         between=", ",
         ends="]",
+        is_pythonic=True,
     ),
     Dialect(
         name="llama3",

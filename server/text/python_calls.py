@@ -10,7 +10,6 @@ from server.text.source import Malformed, Read, Source, Unfinished
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _MAX_DEPTH = 50
-_WORDS = {"true": True, "false": False, "null": None}  # JSON's, which models mix in
 
 
 def read_calls(source: Source, calls: Calls) -> Read[None]:
@@ -79,10 +78,19 @@ def _read_value(source: Source) -> Read[str]:
 
 
 def _to_json(text: str) -> str:
-    """A Python literal as JSON. Raises Malformed."""
+    """A Python literal as JSON; one that is JSON already stays. Raises Malformed."""
     text = text.strip()
     try:
-        value = _WORDS[text] if text in _WORDS else ast.literal_eval(text)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return text
+    try:
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise Malformed from None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)

@@ -18,10 +18,6 @@ class ReasoningMarks:
         """Whether reasoning has begun in ``text`` and not ended."""
         return text.rfind(self.begin) > text.rfind(self.end)
 
-    def opens(self, prompt: str) -> bool:
-        """Whether ``prompt`` ends with the beginning of reasoning, as some templates' do."""
-        return prompt.rstrip().endswith(self.begin)
-
 
 MARKS = (
     ReasoningMarks("think", "<think>", "</think>"),

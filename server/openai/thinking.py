@@ -1,0 +1,51 @@
+"""Whether an answer reasons: what the request asks for, and where its prompt leaves off."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from server.openai.inputs import ChatRequest
+from server.openai.tool_fields import ReasoningEffort
+from server.state import Model
+
+_SWITCHES = ("enable_thinking", "thinking")  # the names that templates have for it
+_TAIL_TOKENS = 64  # longer than any mark of reasoning
+
+# The answer begins within reasoning; may begin with it, or not; has no reasoning.
+Thinking = Literal["open", "free", "over"]
+
+
+def thinking_kwargs(effort: ReasoningEffort | None) -> dict[str, Any]:
+    """The template variables that ask for so much reasoning."""
+    if effort is None:
+        return {}
+    kwargs: dict[str, Any] = {"reasoning_effort": effort}
+    if effort != "minimal":
+        kwargs |= dict.fromkeys(_SWITCHES, effort != "none")
+    return kwargs
+
+
+def thinking_of(model: Model, body: ChatRequest, prompt: list[int]) -> Thinking:
+    """Where ``prompt`` leaves off."""
+    marks = model.answers.reasoning
+    if marks is None:
+        return "over"
+    if body.continue_final_message:
+        return "open" if marks.is_open(body.messages[-1].content or "") else "over"
+    tail = model.tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False).rstrip()
+    if tail.endswith(marks.begin):
+        return "open"
+    return "over" if tail.endswith(marks.end) else "free"
+
+
+def may_think(model: Model, body: ChatRequest, thinking: Thinking) -> bool:
+    """Whether a grammar leaves room for reasoning before what it holds.
+
+    A model whose template merely can ask for reasoning reasons when it is asked to; one whose
+    template shows the marks of it does so by itself.
+    """
+    if thinking != "free":
+        return thinking == "open"
+    asked = {**thinking_kwargs(body.reasoning_effort), **(body.chat_template_kwargs or {})}
+    wants = [bool(asked[name]) for name in _SWITCHES if name in asked]
+    return any(wants) if wants else model.answers.reasons_unasked

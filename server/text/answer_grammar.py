@@ -1,0 +1,92 @@
+"""The grammar of a whole answer: reasoning first, then content or calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.types import Grammar
+from server.text.dialects import Dialect
+from server.text.lark import Lark
+from server.text.reasoning import ReasoningMarks
+from server.text.tool_grammar import CallableTool, calls_only, text_or_calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRules:
+    """What an answer must be."""
+
+    content: Grammar | None = None  # of the content; None: any text
+    dialect: Dialect | None = None  # how calls are written
+    tools: Sequence[CallableTool] = ()
+    is_required: bool = False  # calls and no content
+    is_parallel: bool = True  # more than one call
+    reasoning: ReasoningMarks | None = None  # may come first; None: it does not
+    is_thinking: bool = False  # the answer begins within reasoning
+    special_ids: Mapping[str, int]  # of the marks that are special tokens
+
+    def grammar(self) -> Grammar | None:
+        """The grammar of the answer; None where any text will do.
+
+        Raises:
+            UnholdableSchema: the arguments of a tool cannot be held to its schema.
+        """
+        holds_calls = self.is_required or not self.is_parallel
+        holds_calls = holds_calls or any(tool.is_held for tool in self.tools)
+        if self.content is None and not (self.tools and holds_calls):
+            return None
+        if not self.tools and self.reasoning is None:
+            return self.content
+        lark = Lark(self.special_ids)
+        return Grammar("lark", lark.text(f"{self._reasoned(lark)} {self._said(lark)}"))
+
+    def _reasoned(self, lark: Lark) -> str:
+        if self.reasoning is None:
+            return ""
+        blank = lark.rule(r"/\s{0,4}/", terminal=True)
+        thought = f"{lark.until(self.reasoning.end)} {blank}"
+        if self.is_thinking:
+            return thought
+        return f"({blank} {lark.literal(self.reasoning.begin)} {thought})?"
+
+    def _said(self, lark: Lark) -> str:
+        if not self.tools or self.dialect is None:
+            assert self.content is not None
+            return _embedded(lark, self.content)
+        if self.is_required:
+            return calls_only(lark, self.dialect, self.tools, is_parallel=self.is_parallel)
+        if self.content is not None:
+            calls = calls_only(lark, self.dialect, self.tools, is_parallel=self.is_parallel)
+            return f"({_embedded(lark, self.content)} | {calls})"
+        return text_or_calls(lark, self.dialect, self.tools, is_parallel=self.is_parallel)
+
+
+def _embedded(lark: Lark, grammar: Grammar) -> str:
+    """A grammar of any kind as a part of another."""
+    match grammar.kind:
+        case "json_object":
+            return lark.schema({"type": "object"})
+        case "json_schema":
+            schema = json.loads(grammar.text)
+            return lark.schema(schema if isinstance(schema, dict) else {})
+        case "regex":
+            return lark.rule(f"/{_slashed(grammar.text)}/", terminal=True)
+        case "choice":
+            choices = json.loads(grammar.text)
+            return lark.rule(" | ".join(lark.literal(choice) for choice in choices))
+        case "lark":
+            return lark.rule("%lark {\n" + grammar.text.strip() + "\n}")
+
+
+def _slashed(pattern: str) -> str:
+    """A regular expression as it stands between slashes: with none of its own, and on one line."""
+    escaped, out = False, []
+    for char in pattern:
+        if char == "/" and not escaped:
+            char = r"\/"
+        elif char == "\n":
+            char = "n" if escaped else r"\n"
+        out.append(char)
+        escaped = char == "\\" and not escaped
+    return "".join(out)

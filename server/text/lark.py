@@ -1,0 +1,67 @@
+"""Grammars as text, in the Lark dialect of llguidance; what answers are held to is put together.
+
+A fragment is an expression that can stand on the right side of a rule; larger ones get rules of
+their own. See https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+ANY_TEXT = r"/(.|\n)*/"
+
+# Blanks between the parts of a JSON text: at most one, or a line break and an indentation.
+_JSON_OPTIONS = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,24}"}
+
+
+class Lark:
+    """Rules that belong together, and the way their texts are written."""
+
+    def __init__(self, special_ids: Mapping[str, int]) -> None:
+        """Begin; ``special_ids`` are the special tokens that literals may hold, by spelling."""
+        self._special_ids = dict(special_ids)
+        spellings = sorted(self._special_ids, key=len, reverse=True)
+        self._special = re.compile("(" + "|".join(map(re.escape, spellings)) + ")")
+        self._rules: list[str] = []
+
+    def rule(self, expression: str, *, options: str = "", terminal: bool = False) -> str:
+        """The name of a new rule for ``expression``."""
+        name = f"r{len(self._rules)}"
+        name = name.upper() if terminal else name
+        self._rules.append(f"{name}{options}: {expression}")
+        return name
+
+    def literal(self, text: str) -> str:
+        """Exactly ``text``; a special token in it is matched by its id, for it has no text."""
+        pieces = self._special.split(text) if self._special_ids else [text]
+        return " ".join(
+            f"<[{self._special_ids[piece]}]>" if piece in self._special_ids else _quoted(piece)
+            for piece in pieces
+            if piece
+        )
+
+    def is_special(self, text: str) -> bool:
+        """Whether ``text`` is one special token."""
+        return text in self._special_ids
+
+    def schema(self, schema: Mapping[str, Any]) -> str:
+        """A JSON text that satisfies ``schema``."""
+        return self.rule("%json " + json.dumps({"x-guidance": _JSON_OPTIONS, **schema}))
+
+    def until(self, text: str) -> str:
+        """Any text up to the first ``text``, that included."""
+        any_text = self.rule(ANY_TEXT, terminal=True)
+        if self.is_special(text):
+            return f"{any_text} {self.literal(text)}"
+        return self.rule(f"{any_text} {self.literal(text)}", options="[lazy]")
+
+    def text(self, start: str) -> str:
+        """The grammar whose texts are those of the expression ``start``."""
+        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

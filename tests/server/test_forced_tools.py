@@ -1,0 +1,157 @@
+"""Calls that the grammar holds: required, named, strict, single, after reasoning, beside a schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.servers import MODEL, Server
+
+ORDER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "dish": {"enum": ["soup", "salad"]},
+        "count": {"type": "integer", "minimum": 1, "maximum": 9},
+        "notes": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2},
+    },
+    "required": ["dish", "count"],
+    "additionalProperties": False,
+}
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+SCHEMAS = {"order": ORDER, "get_weather": CITY}
+
+
+def tools(*, strict: bool = False) -> list[Any]:
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
+        for name, schema in SCHEMAS.items()
+    ]
+
+
+@pytest.fixture
+def client(base_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, text: str = "Tell me of Sweden.", **fields: Any) -> Any:
+    fields = {"temperature": 0, "tools": tools(), "max_tokens": 200, **fields}
+    messages: list[Any] = [{"role": "user", "content": text}]
+    return client.chat.completions.create(model=MODEL, messages=messages, **fields)
+
+
+def check_calls(choice: Any) -> list[str]:
+    """The names that are called; every argument satisfies its schema."""
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    for call in choice.message.tool_calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+    return [call.function.name for call in choice.message.tool_calls]
+
+
+@pytest.mark.parametrize("temperature", [0, 2])
+def test_required(client: openai.OpenAI, temperature: float) -> None:
+    answer = ask(client, tool_choice="required", temperature=temperature, n=4, seed=5)
+    for choice in answer.choices:
+        if choice.finish_reason != "length":
+            assert check_calls(choice)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("temperature", [0, 2])
+def test_named(client: openai.OpenAI, name: str, temperature: float) -> None:
+    choice = {"type": "function", "function": {"name": name}}
+    answer = ask(client, tool_choice=choice, temperature=temperature, n=3, seed=3)
+    for answered in answer.choices:
+        assert check_calls(answered) == [name]
+
+
+def test_named_on_a_stream(client: openai.OpenAI) -> None:
+    choice = {"type": "function", "function": {"name": "order"}}
+    whole = ask(client, tool_choice=choice).choices[0]
+    (call,) = whole.message.tool_calls
+    arguments, names, reason, num_pieces = "", [], None, 0
+    for chunk in ask(client, tool_choice=choice, stream=True):
+        reason = chunk.choices[0].finish_reason or reason
+        for delta in chunk.choices[0].delta.tool_calls or []:
+            names += [delta.function.name] if delta.function.name else []
+            arguments += delta.function.arguments
+            num_pieces += 1
+    assert (names, arguments) == (["order"], call.function.arguments)
+    assert reason == "tool_calls"
+    assert num_pieces > 3
+
+
+def test_allowed_tools_when_one_is_required(client: openai.OpenAI) -> None:
+    allowed = {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "required",
+            "tools": [{"type": "function", "function": {"name": "order"}}],
+        },
+    }
+    answer = ask(client, "What is the weather in Rome?", tool_choice=allowed)
+    assert set(check_calls(answer.choices[0])) == {"order"}
+
+
+def test_strict_tools_hold_calls_that_the_model_makes_by_itself(client: openai.OpenAI) -> None:
+    answer = ask(client, "What is the weather in Rome?", tools=tools(strict=True))
+    assert check_calls(answer.choices[0]) == ["get_weather"]
+    said = ask(client, "What is the capital of France?", tools=tools(strict=True)).choices[0]
+    assert said.finish_reason == "stop"
+    assert "Paris" in said.message.content
+
+
+def test_one_call_at_a_time(client: openai.OpenAI) -> None:
+    text = "What is the weather in Paris and in Rome?"
+    assert len(ask(client, text).choices[0].message.tool_calls) == 2
+    one = ask(client, text, parallel_tool_calls=False).choices[0]
+    assert one.finish_reason == "tool_calls"
+    assert len(one.message.tool_calls) == 1
+
+
+def test_a_required_call_after_reasoning(client: openai.OpenAI) -> None:
+    answer = ask(client, tool_choice="required", reasoning_effort="high", max_tokens=300)
+    assert check_calls(answer.choices[0])
+
+
+def test_content_of_a_schema_after_reasoning(server: Server) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
+    fields = {"response_format": schema, "reasoning_effort": "high", "max_tokens": 300}
+    answer = server.chat("What is the capital of France?", **fields).json()
+    message = answer["choices"][0]["message"]
+    jsonschema.validate(json.loads(message["content"]), CITY)
+    reasoned = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert bool(reasoned) == ("reasoning" in message)
+
+
+def test_a_schema_and_tools(client: openai.OpenAI) -> None:
+    """Content has the format, a call is a call."""
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
+    for text in ("What is the weather in Rome?", "What is the capital of France?"):
+        choice = ask(client, text, response_format=schema).choices[0]
+        if choice.message.tool_calls:
+            assert check_calls(choice)
+        else:
+            jsonschema.validate(json.loads(choice.message.content), CITY)
+
+
+def test_a_schema_that_cannot_be_held_is_refused(server: Server) -> None:
+    tool = {
+        "name": "f",
+        "parameters": {"type": "object", "unevaluatedProperties": {"type": "null"}},
+    }
+    fields = {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
+    error = server.chat(**fields).json()["error"]
+    assert error["param"] == "tools"
+    assert "unevaluatedProperties" in error["message"]
