@@ -1,4 +1,4 @@
-"""Calls that the grammar holds: required, named, strict, single, after reasoning, beside a schema."""
+"""Calls that the grammar holds: required, named, strict, single, after reasoning."""
 
 from __future__ import annotations
 
