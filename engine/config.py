@@ -10,7 +10,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy", "stub"]
 Quantization = Literal["int8", "int4"]
-Policy = Literal["fcfs", "priority", "sjf"]
+Policy = Literal["fcfs", "priority", "sjf", "fair"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 

@@ -188,11 +188,12 @@ class Settings(BaseSettings):
         "512 on a CPU, where all who run wait longer for a step.",
         ge=1,
     )
-    scheduling_policy: Policy = setting(
-        "fcfs",
+    scheduling_policy: Policy | None = setting(
+        None,
         _SCHEDULER,
-        "Order of the queue: fcfs (first come first served), priority (lower values first) or "
-        "sjf (shortest job first).",
+        "Order of the queue: fcfs (first come first served), priority (lower values first), sjf "
+        "(shortest job first) or fair (by what each key's owner has been given, over its weight). "
+        "When left out: fair with a key file, else fcfs.",
     )
     max_batch_requests: int = setting(
         32,
@@ -395,7 +396,7 @@ class Settings(BaseSettings):
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,
-                policy=self.scheduling_policy,
+                policy=self.scheduling_policy or ("fair" if self.api_key_file else "fcfs"),
                 overlap=self.overlap,
                 batching_window_ms=self.batching_window_ms,
                 batching_window_prompts=self.batching_window_prompts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.config import SchedulerConfig
+from engine.scheduler.policy import Shortage
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, StepBuilder, added_row
@@ -25,24 +26,41 @@ class Planner:
     def plan(self, admit: bool, now_s: float) -> StepBuilder:
         """The next step; with ``admit`` false, nobody joins."""
         step = StepBuilder(self._config.step_tokens)
-        running, behind = self._by_urgency()
-        self._plan_running(step, running)
+        first, *behind = self._by_urgency()
+        self._plan_running(step, first)
+        for running in behind:
+            if admit and not step.num_preempted:
+                self._plan_waiting(step, now_s, before=running[0])
+            # Whoever waits may have taken the place of one of them.
+            self._plan_running(step, [seq for seq in running if seq.status is Status.RUNNING])
         # Who was preempted a moment ago must not find its place taken, nor take it back at once.
         if admit and not step.num_preempted:
-            self._plan_waiting(step, now_s, background=not behind)
-        if behind:
-            self._plan_running(step, behind)
-            if admit and not step.num_preempted:
-                self._plan_waiting(step, now_s, background=True)
+            self._plan_waiting(step, now_s)
+        self._state.policy.charge(step.seqs, step.rows)
         return step
 
-    def _by_urgency(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Who runs, and apart from them who runs in the background."""
-        running = list(self._state.running.values())
-        if not self._state.num_background:
-            return running, []
-        behind = [seq for seq in running if seq.request.background]
-        return [seq for seq in running if not seq.request.background], behind
+    def _by_urgency(self) -> list[list[Sequence]]:
+        """Who runs, in groups: between two of them there is a turn for those who wait."""
+        state = self._state
+        first = list(state.running.values())
+        background: list[Sequence] = []
+        if state.num_background:
+            background = [seq for seq in first if seq.request.background]
+            first = [seq for seq in first if not seq.request.background]
+        late: list[Sequence] = []
+        head = state.waiting.head()
+        if head is not None and not head.request.background:
+            late = state.policy.behind(first, head)
+        if late:
+            ids = {seq.id for seq in late}
+            first = [seq for seq in first if seq.id not in ids]
+        return [first, *([seq] for seq in late), *([background] if background else [])]
+
+    def _precedes(self, head: Sequence, seq: Sequence) -> bool:
+        """Whether ``head``, which waits, gets tokens of the step before ``seq``, which runs."""
+        if head.request.background or seq.request.background:
+            return not head.request.background
+        return bool(self._state.policy.behind([seq], head))
 
     # ------------------------------------------------------------ who runs
 
@@ -90,7 +108,7 @@ class Planner:
     def _preempt_last(self, step: StepBuilder) -> None:
         """Take its blocks from the running sequence that the policy puts last."""
         if step.victims is None:
-            step.victims = sorted(self._state.running.values(), key=self._state.key)
+            step.victims = sorted(self._state.running.values(), key=self._state.policy.rank)
         victim = step.victims.pop()
         step.withdraw(victim)
         step.num_preempted += 1
@@ -98,35 +116,51 @@ class Planner:
 
     # ------------------------------------------------------------ who joins
 
-    def _plan_waiting(self, step: StepBuilder, now_s: float, *, background: bool) -> None:
-        """Admit whom there is room for, down to those in the ``background`` or short of them."""
+    def _plan_waiting(
+        self, step: StepBuilder, now_s: float, *, before: Sequence | None = None
+    ) -> None:
+        """Admit whom there is room for; with ``before``, down to the first who comes after it."""
         state, max_seqs = self._state, self._config.max_num_seqs
         while step.budget:
             seq = state.waiting.head()
-            if seq is None or (seq.request.background and not background):
+            if seq is None or (before is not None and not self._precedes(seq, before)):
                 return
-            placed = len(state.running) < max_seqs and self._admit(step, seq, now_s)
-            if not placed and not self._displace(step, seq):
+            short: Shortage | None
+            if len(state.running) < max_seqs:
+                short = self._admit(step, seq, now_s)
+            else:
+                short = Shortage(max_seqs, 1, _one_place)
+            if short is not None and not self._displace(step, seq, short):
                 return
 
-    def _displace(self, step: StepBuilder, seq: Sequence) -> bool:
-        """Preempt a sequence in the background for ``seq``; false where that is not done."""
+    def _displace(self, step: StepBuilder, seq: Sequence, short: Shortage) -> bool:
+        """Preempt a running sequence for ``seq``; false where that is not done."""
         state = self._state
-        if seq.request.background or seq.num_pending or not state.num_background:
+        if seq.num_pending or seq.request.background:
             return False
-        behind = [other for other in state.running.values() if other.request.background]
+        added = {row.request.id for row in step.added}
+        running = (other for other in state.running.values() if other.id not in added)
+        if state.num_background:
+            background = (other for other in running if other.request.background)
+            victim = max(background, key=state.policy.rank, default=None)
+        else:
+            victim = state.policy.victim(seq, running, state.waiting, short)
+        if victim is None:
+            return False
+        step.withdraw(victim)
         step.num_preempted += 1
-        state.preempt(max(behind, key=state.key))  # whose row of this step is not planned yet
+        state.preempt(victim)
         return True
 
-    def _admit(self, step: StepBuilder, seq: Sequence, now_s: float) -> bool:
+    def _admit(self, step: StepBuilder, seq: Sequence, now_s: float) -> Shortage | None:
         """Start ``seq`` if there are blocks for all of its tokens, and some to spare."""
-        if seq.num_pending:
-            return False  # preempted while a step chose its next token, which is still to come
         state, pool = self._state, self._state.pool
+        short = Shortage(pool.num_blocks, pool.blocks_for(len(seq.token_ids)), _num_blocks)
+        if seq.num_pending:
+            return short  # preempted while a step chose its next token, which is still to come
         blocked, num_free = self._blocked
         if seq is blocked and pool.num_free <= num_free and state.running:
-            return False  # nothing was freed since: no need to look its prefix up again
+            return short  # nothing was freed since: no need to look its prefix up again
         leader = self._usable_leader(step, seq)
         looks_up = leader is None and not seq.owes_prompt_logprobs
         shared = pool.match(seq.chain, seq.token_ids) if looks_up else []
@@ -137,7 +171,7 @@ class Planner:
         # preempted as soon as one of them reaches its next block, and its tokens computed in vain.
         if needed + len(state.running) > pool.num_free:
             self._blocked = (seq, pool.num_free)
-            return False
+            return short
 
         if leader is None:
             pool.share(seq.table, shared)
@@ -159,7 +193,7 @@ class Planner:
         end = min(len(seq.token_ids), seq.num_computed + step.budget)
         self._extend(seq, end)
         self._plan_row(step, seq, seq.table.block_ids, end)
-        return True
+        return None
 
     def _usable_leader(self, step: StepBuilder, seq: Sequence) -> Sequence | None:
         """The leader, if earlier steps have computed its prompt and it still holds it."""
@@ -196,3 +230,11 @@ class Planner:
         self._state.num_wasted -= end - start
         if start < seq.num_prompt - 1:
             step.computing_prompts.add(seq.id)
+
+
+def _one_place(seq: Sequence) -> int:
+    return 1
+
+
+def _num_blocks(seq: Sequence) -> int:
+    return len(seq.table.block_ids)

@@ -1,50 +1,111 @@
-"""Scheduling policies: a policy is a sort key, and nothing else.
+"""Scheduling policies: who comes first, and who makes room.
 
-The waiting sequence with the smallest key is admitted first; when blocks run out, the running
-sequence with the greatest key is preempted. Keys are unique and do not change while a sequence
-waits. The sequence with the smallest key is therefore never displaced by those behind it, which
-is what makes every policy live: it always comes to its end.
+The head of the queue is admitted first. When blocks run out, the running sequence of the greatest
+rank is preempted. Work in the background (``Request.background``) comes after all other work,
+whatever the policy, and makes room for it at once.
 
-Work in the background (``Request.background``) comes after all other work, whatever the policy.
+Most policies are a sort key and nothing else: keys are unique and do not change while a sequence
+waits, so the sequence with the smallest is never displaced by those behind it, and always comes to
+its end. The fair policy (``fair.py``) orders tenants by what they have been given, which changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as List
+from typing import NamedTuple, Protocol
 
-from engine.config import Policy
+from engine.config import Policy as PolicyName
 from engine.scheduler.sequence import Sequence
+from engine.scheduler.waiting import SortKey, Waiting, WaitingQueue
+from engine.types import ScheduledRow
 
-SortKey = Callable[[Sequence], tuple[int, ...]]
+
+class Shortage(NamedTuple):
+    """Why there is no room for the head of the queue: too few places, or too few blocks."""
+
+    total: int  # there are
+    needed: int  # by the head
+    held: Callable[[Sequence], int]  # by one that runs
 
 
-def first_come_first_served(seq: Sequence) -> tuple[int, ...]:
+class Policy(Protocol):
+    """A policy of one scheduler."""
+
+    def rank(self, seq: Sequence) -> tuple[float, ...]:
+        """Who runs is preempted by falling rank, when there are too few blocks."""
+        ...
+
+    def new_queue(self) -> Waiting:
+        """The queue of those who wait."""
+        ...
+
+    def charge(self, seqs: List[Sequence], rows: List[ScheduledRow]) -> None:
+        """A step serves ``seqs`` with ``rows``."""
+        ...
+
+    def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
+        """Who of ``running``, all as urgent as ``head``, gets tokens of a step after ``head``."""
+        ...
+
+    def victim(
+        self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage
+    ) -> Sequence | None:
+        """Who of ``running``, as urgent as ``head``, makes room for it; None if it must wait."""
+        ...
+
+
+class KeyPolicy:
+    """A policy that is a sort key, with all work in the background behind all other."""
+
+    def __init__(self, among_equals: SortKey) -> None:
+        self._among_equals = among_equals
+
+    def rank(self, seq: Sequence) -> tuple[float, ...]:
+        """The key."""
+        return (seq.request.background, *self._among_equals(seq))
+
+    def new_queue(self) -> Waiting:
+        """By the key."""
+        return WaitingQueue(self.rank)
+
+    def charge(self, seqs: List[Sequence], rows: List[ScheduledRow]) -> None:
+        """Nothing: what was given does not matter."""
+
+    def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
+        """Nobody: who runs comes first."""
+        return []
+
+    def victim(
+        self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage
+    ) -> Sequence | None:
+        """Nobody: who runs stays."""
+        return None
+
+
+def first_come_first_served(seq: Sequence) -> tuple[float, ...]:
     """By arrival."""
     return (seq.order,)
 
 
-def priority(seq: Sequence) -> tuple[int, ...]:
+def priority(seq: Sequence) -> tuple[float, ...]:
     """By the request's priority, lower first, then by arrival."""
     return (seq.request.priority, seq.order)
 
 
-def shortest_job_first(seq: Sequence) -> tuple[int, ...]:
+def shortest_job_first(seq: Sequence) -> tuple[float, ...]:
     """By the tokens that are at most still to be computed, then by arrival."""
     return (seq.max_num_tokens - seq.num_computed, seq.order)
 
 
-POLICIES: dict[Policy, SortKey] = {
-    "fcfs": first_come_first_served,
-    "priority": priority,
-    "sjf": shortest_job_first,
-}
+def make_policy(name: PolicyName) -> Policy:
+    """The policy of that name, for one scheduler."""
+    from engine.scheduler.fair import FairPolicy
 
-
-def sort_key(policy: Policy) -> SortKey:
-    """The key of ``policy``, with all work in the background behind all other."""
-    among_equals = POLICIES[policy]
-
-    def key(seq: Sequence) -> tuple[int, ...]:
-        return (seq.request.background, *among_equals(seq))
-
-    return key
+    makers: dict[PolicyName, Callable[[], Policy]] = {
+        "fcfs": lambda: KeyPolicy(first_come_first_served),
+        "priority": lambda: KeyPolicy(priority),
+        "sjf": lambda: KeyPolicy(shortest_job_first),
+        "fair": FairPolicy,
+    }
+    return makers[name]()

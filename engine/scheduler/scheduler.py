@@ -23,7 +23,7 @@ from engine.config import SchedulerConfig
 from engine.errors import Failure, InvalidParameter
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.scheduler.planner import Planner
-from engine.scheduler.policy import sort_key
+from engine.scheduler.policy import make_policy
 from engine.scheduler.results import ResultTaker
 from engine.scheduler.sequence import leader_of, sequence_of
 from engine.scheduler.state import SchedulerState
@@ -62,7 +62,7 @@ class Scheduler:
         self._max_len = min(max_model_len, pool.num_blocks * pool.block_size)
         self._eos = frozenset(eos_token_ids)
         self._num_added = 0
-        self._state = SchedulerState(pool, sort_key(config.policy))
+        self._state = SchedulerState(pool, make_policy(config.policy))
         self._planner = Planner(config, self._state)
         self._results = ResultTaker(self._state)
         self._planned: deque[Planned] = deque()  # of the plans whose results are not there yet

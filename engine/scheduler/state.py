@@ -16,22 +16,21 @@ from engine.errors import DeadlineExceeded, Failure
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.scheduler.deadlines import Deadlines
 from engine.scheduler.output import OutputBuilder
-from engine.scheduler.policy import SortKey
+from engine.scheduler.policy import Policy
 from engine.scheduler.sequence import Sequence, Status
-from engine.scheduler.waiting import WaitingQueue
 from engine.types import EngineStats
 
 
 class SchedulerState:
     """Written by the Scheduler's parts alone."""
 
-    def __init__(self, pool: BlockPool, key: SortKey) -> None:
+    def __init__(self, pool: BlockPool, policy: Policy) -> None:
         self.pool = pool
-        self.key = key
+        self.policy = policy
         self.sequences: dict[str, Sequence] = {}  # all that have not finished
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.num_background = 0  # of those running
-        self.waiting = WaitingQueue(key)
+        self.waiting = policy.new_queue()
         self.deadlines = Deadlines()
         self.num_waiting_tokens = 0
         self.removed: list[str] = []  # rows the runner is to forget with the next plan
@@ -59,7 +58,7 @@ class SchedulerState:
 
     def start(self, seq: Sequence) -> None:
         """``seq`` leaves the queue, of which it was the head."""
-        self.waiting.pop()
+        self.waiting.pop(seq)
         self.num_waiting_tokens -= len(seq.token_ids)
         seq.status = Status.RUNNING
         seq.known_to_runner = True
@@ -88,7 +87,7 @@ class SchedulerState:
             if seq.leader is not None and seq in seq.leader.forks:
                 seq.leader.forks.remove(seq)
             else:
-                self.waiting.discard()
+                self.waiting.discard(seq)
         seq.status = Status.FINISHED
         self.deadlines.discard(seq)
         if seq.forks:

@@ -53,7 +53,7 @@ class Life:
             cache=CacheConfig(block_size=size, enable_prefix_caching=rng.random() < 0.85),
             max_num_seqs=rng.randint(1, 8),
             max_num_batched_tokens=rng.choice((1, 3, 8, 64)),
-            policy=rng.choice(("fcfs", "fcfs", "priority", "sjf")),
+            policy=rng.choice(("fcfs", "priority", "sjf", "fair", "fair")),
             overlap=seed % 2 == 1,
         )
         self.limit = min(self.max_len, num_blocks * size)
@@ -102,6 +102,7 @@ class Life:
             bad_token_ids=rng.choice(((), (), (), ((1, 2), (3, 3, 4), (5,)))),
         )
         salt, priority = rng.choice(("", "", "other")), rng.randrange(3)
+        tenant = rng.choice(("", "t", "u"))
         deadline_s = self.now_s + rng.randrange(60) if rng.random() < 0.1 else None
         background = self.has_background and rng.random() < 0.5
         leader = f"r{self.num_made}"
@@ -112,6 +113,8 @@ class Life:
                 sampling=_with_seed(sampling, index, rng),
                 fork_of=leader if index else None,
                 priority=priority,
+                tenant=tenant,
+                weight={"t": 0.5, "u": 3.0}.get(tenant, 1.0),
                 background=background,
                 cache_salt=salt,
                 deadline_s=deadline_s,
@@ -214,8 +217,10 @@ class Life:
         assert scheduler.num_running <= config.max_num_seqs
         newcomers = [row for row in plan.added if row.request.id not in plan.removed]
         assert self.admits or not newcomers, "admitted while the window was open"
-        # In the background the newcomer comes last; others may take the place of one there.
-        displacing = [row for row in newcomers if row.request.background or not self.has_background]
+        # In the background the newcomer comes last; others may take the place of one there, or of
+        # a tenant that has more than its share.
+        may_displace = self.has_background or config.policy == "fair"
+        displacing = [row for row in newcomers if row.request.background or not may_displace]
         assert not (displacing and plan.num_preempted), "took the place of one just preempted"
         self.seen["steps"] += 1
         self.seen["preemptions"] += plan.num_preempted

@@ -77,7 +77,7 @@ def test_a_policy_chooses_whom_to_preempt(policy: str, victim: str) -> None:
 
 # ---------------------------------------------------------------- the background
 
-POLICIES = ("fcfs", "priority", "sjf")
+POLICIES = ("fcfs", "priority", "sjf", "fair")
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,0 +1,138 @@
+"""The fair policy: what each tenant is given, whatever the others send."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from engine.scheduler import Scheduler
+from engine.types import StepPlan
+from tests.engine.scheduler.test_scheduler import count_lines, make, request, run
+
+
+def fair(**limits: int) -> Scheduler:
+    return make(limits.pop("num_blocks", 400), policy="fair", max_len=400, **limits)
+
+
+def send(
+    scheduler: Scheduler, tenant: str, count: int, weight: float = 1.0, **fields: int
+) -> list[str]:
+    """Add so many requests of a tenant; their ids, which begin with it."""
+    num_prompt, max_tokens = fields.get("num_prompt", 8), fields.get("max_tokens", 20)
+    ids = []
+    for _ in range(count):
+        number = scheduler._num_added
+        ids.append(f"{tenant}{number}")
+        # No two prompts begin alike: what is computed is not hidden by the prefix cache.
+        prompt = (1000 + number, *range(1, num_prompt))
+        scheduler.add(
+            request(ids[-1], max_tokens=max_tokens, prompt=prompt, tenant=tenant, weight=weight)
+        )
+    return ids
+
+
+def served(plan: StepPlan, tokens: Counter[str]) -> None:
+    """Add the service of a step by tenant, the id's first letter: an output token costs two."""
+    for row in plan.rows:
+        is_decode = len(row.token_ids) == 1 and row.samples
+        tokens[row.id[0]] += 2 if is_decode else len(row.token_ids) + 2 * row.samples
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0), (2.0, 0.5)])
+@pytest.mark.parametrize("lengths", [((8, 20), (8, 20)), ((4, 40), (60, 2))])
+def test_who_always_has_work_is_served_by_weight(
+    weights: tuple[float, float], lengths: tuple[tuple[int, int], tuple[int, int]]
+) -> None:
+    scheduler = fair(max_num_seqs=8, max_num_batched_tokens=32)
+    tokens: Counter[str] = Counter()
+    for step in range(600):
+        for tenant, weight, (num_prompt, max_tokens) in zip("ab", weights, lengths, strict=True):
+            waiting = sum(1 for id in scheduler._state.sequences if id[0] == tenant)
+            fields = {"num_prompt": num_prompt, "max_tokens": max_tokens}
+            send(scheduler, tenant, max(0, 12 - waiting), weight, **fields)
+        plan, _ = run(scheduler)
+        if step >= 100:
+            served(plan, tokens)
+    ratio = tokens["a"] / tokens["b"]
+    assert ratio == pytest.approx(weights[0] / weights[1], rel=0.15), tokens
+
+
+def test_one_alone_is_given_everything() -> None:
+    scheduler = fair(max_num_seqs=8)
+    send(scheduler, "a", 20)
+    run(scheduler)
+    assert scheduler.num_running == 8
+
+
+def first_token(scheduler: Scheduler, id: str, limit: int = 50) -> int:
+    """Steps until ``id`` has its first token."""
+    for step in range(1, limit):
+        _, output = run(scheduler)
+        if id in output.ids and output.token_ids[output.ids.index(id)]:
+            return step
+    raise AssertionError(f"{id} was not served")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_num_seqs": 4}, {"num_blocks": 24}, {"max_num_batched_tokens": 40}],
+    ids=["places", "blocks", "tokens"],
+)
+def test_a_full_machine_makes_room_for_who_has_less(limits: dict[str, int]) -> None:
+    scheduler = fair(**limits)
+    send(scheduler, "a", 40, num_prompt=12, max_tokens=60)
+    for _ in range(12):
+        run(scheduler)
+    (id,) = send(scheduler, "b", 1, max_tokens=3)
+    assert first_token(scheduler, id) == 1
+    # And the one that made room comes to its end, as do all.
+    while scheduler.has_work:
+        run(scheduler)
+
+
+def test_a_long_prompt_does_not_hold_up_a_short_one_of_another() -> None:
+    scheduler = fair(max_num_batched_tokens=16)
+    (long,) = send(scheduler, "a", 1, num_prompt=300, max_tokens=2)
+    run(scheduler)
+    (short,) = send(scheduler, "b", 1, num_prompt=8, max_tokens=2)
+    assert first_token(scheduler, short) == 1
+    assert first_token(scheduler, long) > 10
+
+
+def test_who_holds_no_more_than_its_share_is_left_alone() -> None:
+    scheduler = fair(max_num_seqs=4)
+    send(scheduler, "a", 2, max_tokens=50)
+    send(scheduler, "b", 20, max_tokens=50)
+    for _ in range(20):
+        plan, _ = run(scheduler)
+        assert not plan.num_preempted
+        assert {row.id[0] for row in plan.rows} == {"a", "b"}
+
+
+def test_a_pause_saves_nothing_up() -> None:
+    scheduler = fair(max_num_seqs=2, max_num_batched_tokens=16)
+    tokens: Counter[str] = Counter()
+    for step in range(400):
+        live = Counter(id[0] for id in scheduler._state.sequences)
+        send(scheduler, "a", max(0, 6 - live["a"]))
+        if step >= 200:  # after a long time without any service
+            send(scheduler, "b", max(0, 6 - live["b"]))
+            served(run(scheduler)[0], tokens)
+        else:
+            run(scheduler)
+    assert tokens["a"] / tokens["b"] == pytest.approx(1.0, rel=0.15)
+
+
+def test_tenants_that_wait_cost_nothing_a_step() -> None:
+    def crowd(num_tenants: int) -> Scheduler:
+        scheduler = make(600, max_num_seqs=4, policy="fair")
+        for index in range(num_tenants):
+            id = f"{index}-"
+            scheduler.add(request(id, 8, 100, prompt=(index % 97, *range(7)), tenant=id))
+        for _ in range(10):
+            run(scheduler)
+        return scheduler
+
+    few, many = crowd(20), crowd(5_000)
+    assert count_lines(lambda: run(many)) <= count_lines(lambda: run(few)) * 1.2
