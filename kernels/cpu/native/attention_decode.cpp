@@ -1,4 +1,10 @@
 // Attention of single queries. The group of heads that share a KV head shares each read of it.
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include <type_traits>
+
 #include "attention.h"
 
 namespace quire {
@@ -19,26 +25,56 @@ inline void fetch(const T* const* rows, int64_t count, int64_t dim) {
     for (int64_t d = 0; d < dim; d += LINE) __builtin_prefetch(rows[i] + d, 0, 2);
 }
 
-// scores[g][i] = query g . key i; what lies behind the last key is 0.
-template <int GROUP, class T>
-void score(const float* query, const TileRows<T>& rows, int64_t dim, float (*scores)[TILE]) {
-  const int64_t stride = padded(dim);
-  for (int64_t base = 0; base < rows.count; base += LANES) {
-    Floats partial[GROUP][LANES];
-    for (int64_t i = 0; i < LANES; ++i) {
-      Floats sums[GROUP] = {};
-      if (base + i < rows.count) {
-        const T* key = rows.keys[base + i];
-        for (int64_t d = 0; d < dim; d += LANES) {
-          const Floats part = load(key + d, dim - d);
-          for (int g = 0; g < GROUP; ++g) sums[g] += load(query + g * stride + d) * part;
-        }
-      }
-      for (int g = 0; g < GROUP; ++g) partial[g][i] = sums[g];
+// One of the vectors that add up to query . key: of every 32 values by pairs where the processor
+// multiplies those, else of every 16 in float32.
+#ifdef __AVX512BF16__
+inline bool has_pairs(int64_t dim) { return dim % 32 == 0; }
+
+template <int GROUP>
+inline void multiply_pairs(const bfloat16* query, const bfloat16* key, int64_t dim,
+                           Floats (&sums)[GROUP]) {
+  for (int64_t d = 0; d < dim; d += 32) {
+    const auto part = reinterpret_cast<__m512bh>(_mm512_loadu_si512(key + d));
+    for (int g = 0; g < GROUP; ++g) {
+      const auto pairs = reinterpret_cast<__m512bh>(_mm512_loadu_si512(query + g * dim + d));
+      sums[g] = (Floats)_mm512_dpbf16_ps((__m512)sums[g], pairs, part);
     }
-#pragma GCC unroll 1
-    for (int g = 0; g < GROUP; ++g) store(scores[g] + base, sum_each(partial[g]));
   }
+}
+#else
+inline bool has_pairs(int64_t) { return false; }
+
+template <int GROUP>
+inline void multiply_pairs(const bfloat16*, const bfloat16*, int64_t, Floats (&)[GROUP]) {}
+#endif
+
+template <int GROUP, class T>
+inline void multiply_each(const T* query, const T* key, int64_t dim, Floats (&sums)[GROUP]) {
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Floats part = load(key + d, dim - d);
+    for (int g = 0; g < GROUP; ++g) sums[g] += load(query + g * dim + d, dim - d) * part;
+  }
+}
+
+// scores[g][i] = query g . key i * scale; what lies behind the last key is 0.
+template <int GROUP, class T>
+void score(const T* query, const TileRows<T>& rows, int64_t dim, float scale,
+           float (*scores)[TILE]) {
+  const auto all = [&](auto multiply) {
+    for (int64_t base = 0; base < rows.count; base += LANES) {
+      Floats partial[GROUP][LANES];
+      for (int64_t i = 0; i < LANES; ++i) {
+        Floats sums[GROUP] = {};
+        if (base + i < rows.count) multiply(query, rows.keys[base + i], dim, sums);
+        for (int g = 0; g < GROUP; ++g) partial[g][i] = sums[g];
+      }
+#pragma GCC unroll 1
+      for (int g = 0; g < GROUP; ++g) store(scores[g] + base, sum_each(partial[g]) * scale);
+    }
+  };
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (has_pairs(dim)) return all(multiply_pairs<GROUP>);
+  all(multiply_each<GROUP, T>);
 }
 
 // VECTORS vectors of every head's sums: sums[g] = sums[g] * kept[g] + weights[g] . values.
@@ -89,14 +125,9 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   // With few heads several vectors at a time, so that no sum waits for itself.
   constexpr int VECTORS = GROUP <= 4 ? 4 : 2;
   const int64_t dim = batch.head_dim, stride = padded(dim);
-  float* query = scratch<Batch>(2 * GROUP * stride);
-  float* sums = query + GROUP * stride;
-  const T* from = tensors.query + (batch.query_start[row] * batch.heads + head) * dim;
-  for (int g = 0; g < GROUP; ++g)
-    for (int64_t d = 0; d < dim; d += LANES) {
-      store(query + g * stride + d, load(from + g * dim + d, dim - d) * layer.scale);
-      store(sums + g * stride + d, Floats{});
-    }
+  float* sums = scratch<Batch>(GROUP * stride);
+  const T* query = tensors.query + (batch.query_start[row] * batch.heads + head) * dim;
+  for (int64_t d = 0; d < GROUP * stride; d += LANES) store(sums + d, Floats{});
   float tops[GROUP], totals[GROUP] = {}, kept[GROUP], scores[GROUP][TILE];
   std::fill(tops, tops + GROUP, -INFINITE);
   for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
@@ -107,12 +138,14 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
       const TileRows<T> next(batch, tensors, row, kv_head, last, std::min(end, last + TILE));
       fetch(next.keys, next.count, dim);
     }
-    score<GROUP>(query, rows, dim, scores);
+    score<GROUP>(query, rows, dim, layer.scale, scores);
     for (int g = 0; g < GROUP; ++g)
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
     int64_t d = 0;
     for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES)
       add_values<GROUP, VECTORS>(scores, kept, rows, dim, d, sums);
+    for (; d + 2 * LANES <= dim; d += 2 * LANES)
+      add_values<GROUP, 2>(scores, kept, rows, dim, d, sums);
     for (; d < dim; d += LANES) add_values<GROUP, 1>(scores, kept, rows, dim, d, sums);
   }
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
