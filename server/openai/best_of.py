@@ -35,13 +35,18 @@ class Whole:
         return sum(told) / len(told) if told else 0.0
 
 
-def best_of(wholes: Sequence[Whole], n: int) -> list[Whole]:
-    """The ``n`` likeliest choices of each prompt by mean log-probability, the likeliest first."""
+def answered(wholes: Sequence[Whole], n: int, *, by_likelihood: bool = False) -> list[Whole]:
+    """The ``n`` choices of each prompt that the answer holds; there may be more.
+
+    They are the first, or with ``by_likelihood`` those of the highest mean log-probability, the
+    likeliest first.
+    """
     by_prompt: dict[int, list[Whole]] = {}
     for whole in wholes:
         by_prompt.setdefault(whole.choice.prompt_index, []).append(whole)
     chosen: list[Whole] = []
     for group in by_prompt.values():
-        group.sort(key=lambda whole: whole.mean_logprob, reverse=True)
+        if by_likelihood:
+            group.sort(key=lambda whole: whole.mean_logprob, reverse=True)
         chosen += group[:n]
     return chosen

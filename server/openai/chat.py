@@ -13,7 +13,7 @@ from starlette.responses import Response
 from engine.text.output import TextDelta, TokenLogprob
 from server.access.caller import Caller
 from server.openai.answer_reader import AnswerReader
-from server.openai.best_of import Whole
+from server.openai.best_of import Whole, answered
 from server.openai.chat_parts import ChatParts
 from server.openai.conversation import Conversation
 from server.openai.endpoint import respond
@@ -101,7 +101,7 @@ class ChatCall:
                     stop_reason=whole.choice.stop_reason,
                     token_ids=whole.token_ids if self._body.return_token_ids else UNSET,
                 )
-                for whole in wholes
+                for whole in answered(wholes, self._body.n or 1)
             ],
             usage=generation.usage,
             prompt_logprobs=prompt_logprobs(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from engine.text.output import TokenLogprob, prompt_entries
 from server.access.caller import Caller
-from server.openai.best_of import Whole, best_of
+from server.openai.best_of import Whole, answered
 from server.openai.endpoint import check_grammar, new_id, respond
 from server.openai.generation import Choice, Generation, Job, Step
 from server.openai.inputs import CompletionRequest
@@ -98,6 +98,7 @@ class CompletionCall:
             cache_salt=self._body.cache_salt or "",
             caller=self._caller,
             continuation=True,
+            beams=self._body.beams,
         )
 
     async def complete(self) -> Completion:
@@ -107,8 +108,7 @@ class CompletionCall:
             async for step in generation.steps():
                 for choice, delta in step:
                     wholes[choice.index].add(delta)
-        if self._body.chooses_best:
-            wholes = best_of(wholes, self._body.n or 1)
+        wholes = answered(wholes, self._body.n or 1, by_likelihood=self._body.chooses_best)
         return Completion(
             **self._head,
             choices=[self._whole_choice(index, whole) for index, whole in enumerate(wholes)],

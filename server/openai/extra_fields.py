@@ -5,17 +5,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 
+from engine.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, BeamParams, EarlyStopping
 from server.openai.deadline import MAX_DEADLINE_MS
+
+# Nothing is sampled in a beam search: what shapes the distribution or watches the text as it
+# comes has no place there.
+_NOT_WITH_BEAMS = (
+    *("stream", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "stop", "min_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words"),
+    *("tools", "functions", "response_format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
+_OFF = {"repetition_penalty": 1, "response_format": {"type": "text"}}
+_IDLE_WITH_BEAMS = ("temperature", "top_p", "top_k", "min_p", "seed")
+_IDLE_WITHOUT_BEAMS = ("beam_width", "length_penalty", "early_stopping")
 
 
 def _check_kept(value: int) -> int:
     if value == 0 or not -1 <= value < 2**31:
         raise ValueError("must be a number of tokens, or -1 for as many as leave room")
     return value
+
+
+def _read_early(value: Any) -> EarlyStopping | None:
+    if value is not None and not isinstance(value, bool) and value != "never":
+        raise ValueError('must be true, false or "never"')
+    return value
+
+
+# Not a union of pydantic's: its errors would name the member of the union, not the field.
+Early = Annotated[
+    EarlyStopping | None,
+    PlainValidator(_read_early),
+    WithJsonSchema({"enum": [True, False, "never", None]}),
+]
 
 
 class ExtraFields(BaseModel):
@@ -26,3 +60,45 @@ class ExtraFields(BaseModel):
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+
+    use_beam_search: bool | None = None
+    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAM_WIDTH)] | None = None
+    length_penalty: (
+        Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] | None
+    ) = None
+    early_stopping: Early = None
+
+    @model_validator(mode="after")
+    def _check_beams(self) -> Self:
+        if not self.use_beam_search:
+            return self
+        for field in _NOT_WITH_BEAMS:
+            value = getattr(self, field, None)
+            if value and value != _OFF.get(field, 0):
+                raise ValueError(f"{field}: is not available with 'use_beam_search'")
+        if getattr(self, "max_tokens", None) == 0:
+            raise ValueError("max_tokens: must be at least 1 with 'use_beam_search'")
+        if self.beam_width is not None and (getattr(self, "n", None) or 1) > self.beam_width:
+            raise ValueError("n: must be at most 'beam_width'")
+        return self
+
+    @property
+    def beams(self) -> BeamParams | None:
+        """How to search, where beam search is asked for; as wide as ``n``, if it does not say.
+
+        Raises:
+            InvalidParameter: ``n`` is no width.
+        """
+        if not self.use_beam_search:
+            return None
+        width = self.beam_width or getattr(self, "n", None) or 1
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        return BeamParams(
+            width=width, length_penalty=penalty, early_stopping=self.early_stopping or False
+        )
+
+    def idle_fields(self) -> list[str]:
+        """Names of the fields that ask for something, without effect beside the others."""
+        names = _IDLE_WITH_BEAMS if self.use_beam_search else _IDLE_WITHOUT_BEAMS
+        given = {name: getattr(self, name, None) for name in names}
+        return [name for name, value in given.items() if value is not None]

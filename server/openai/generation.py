@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from engine.beam_search import BeamParams
+from engine.beam_streams import submit_beams
 from engine.client import RequestStream
 from engine.errors import DeadlineExceeded, EngineDead, EngineError, OutOfMemory, RequestError
 from engine.requests import fan_out
@@ -79,6 +81,8 @@ class Generation:
         continuation: the outputs' text goes on after the prompt's, as in completions.
         caller: whose share of the machine, and of the prefix cache, this is, and until when.
         shown_special_ids: special tokens that the outputs' text shows in any case.
+        beams: search for the likeliest texts, instead of sampling any; ``n`` is its width, and the
+            choices of a prompt come as wholes, the likeliest first.
 
     Entering raises ApiError (429 beyond the caller's limits, 503 when the queue is full), and
     EngineDead.
@@ -96,6 +100,7 @@ class Generation:
         continuation: bool = False,
         caller: Caller = ANYONE,
         shown_special_ids: frozenset[int] = frozenset(),
+        beams: BeamParams | None = None,
     ) -> None:
         self._state = state
         self._model = model
@@ -107,6 +112,7 @@ class Generation:
         self._caller = caller
         self._continuation = continuation
         self._shown_special_ids = shown_special_ids
+        self._beams = beams
         self._cached_tokens = 0
         self._charge: Charge | None = None
         self._late = False
@@ -128,7 +134,7 @@ class Generation:
         self._charge = charge
         try:
             choices = self._make_choices()
-            streams = state.engine.submit([choice.request for choice in choices])
+            streams = self._submit(choices)
         except BaseException:
             self._release(count)
             charge.settle(Used())
@@ -173,6 +179,21 @@ class Generation:
                 metrics.aborted(choice.request.id, phase)
         if self._charge is not None:
             self._charge.settle(self._used())
+
+    def _submit(self, choices: Sequence[Choice]) -> list[RequestStream]:
+        engine = self._state.engine
+        if self._beams is None:
+            return engine.submit([choice.request for choice in choices])
+        streams: list[RequestStream] = []
+        try:
+            for group in range(len(self._jobs)):
+                requests = [choice.request for choice in choices if choice.prompt_index == group]
+                streams += submit_beams(engine, requests, self._beams)
+        except BaseException:
+            for stream in streams:
+                stream.abort()
+            raise
+        return streams
 
     def _used(self) -> Used:
         usage = self.usage

@@ -246,7 +246,8 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
     def ignored(self) -> list[str]:
         """As above, those of ``stream_options`` included."""
         options = None if self.stream_options is None else self.stream_options.model_extra
-        return super().ignored() + ignored_params(options, prefix="stream_options.")
+        named = ignored_params(options, prefix="stream_options.")
+        return super().ignored() + named + self.idle_fields()
 
     @property
     def include_usage(self) -> bool:
@@ -316,6 +317,8 @@ class CompletionRequest(GenerationRequest):
             raise ValueError("best_of: above 'n' is not available on a stream")
         if self.suffix and self.echo:
             raise ValueError("echo: is not available with 'suffix'")
+        if self.use_beam_search and self.echo and self.logprobs is not None:
+            raise ValueError("logprobs: of the prompt are not available with 'use_beam_search'")
         return self
 
     @property

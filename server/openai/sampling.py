@@ -94,6 +94,8 @@ def _make(
     for field in ("logprobs", "prompt_logprobs"):
         if not 0 <= values.get(field, 0) <= MAX_LOGPROBS:
             raise bad_field(field, f"must be between 0 and {MAX_LOGPROBS}")
+    if (beams := body.beams) is not None:
+        values["n"] = beams.width
     stop_ids = body.stop_token_ids or []
     check_token_ids(stop_ids, vocab_size, "stop_token_ids")
     allowed_ids = body.allowed_token_ids

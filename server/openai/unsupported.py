@@ -50,7 +50,6 @@ _REFUSED: dict[str, Callable[[Any], bool]] = {
     "prompt_embeds": lambda value: value is not None,
     "documents": _given,
     "logits_processors": _given,
-    "use_beam_search": _given,
     "mm_processor_kwargs": _given,
     "kv_transfer_params": _given,
     "chat_template": lambda value: value is not None,

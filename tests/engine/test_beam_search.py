@@ -109,12 +109,12 @@ def until_end(tokens: list[int], ends: list[int]) -> Iterator[int]:
 def test_the_logprobs_are_those_of_the_tokens(driver: Driver) -> None:
     beams = BeamParams(width=3, length_penalty=0.0)
     for result in search(driver, beams, max_tokens=6, ignore_eos=True, logprobs=2):
-        scores = [completion.score for completion in result.outputs]
+        scores = [completion.score or 0.0 for completion in result.outputs]
         assert scores == sorted(scores, reverse=True)
         for completion in result.outputs:
-            told = completion.logprobs
+            told = completion.logprobs or ()
             assert [entry.token_id for entry in told] == list(completion.token_ids)
-            assert sum(entry.logprob for entry in told) == pytest.approx(completion.score)
+            assert sum(entry.logprob or 0.0 for entry in told) == pytest.approx(completion.score)
             assert all(len(entry.top) == 2 for entry in told)
             assert all(entry.rank != 1 or entry.logprob == entry.top[0].logprob for entry in told)
 
@@ -154,7 +154,7 @@ async def test_through_a_client_it_finds_the_same(driver: Driver, twin: tuple[Pa
             stream.abort()
         assert (await waiting).finish_reason == "abort"
         idle = asyncio.Event()
-        client.on_output(lambda output: output.stats.blocks.held or idle.set())
+        client.on_output(lambda output: None if output.stats.blocks.held else idle.set())
         for stream in client.submit(fan_out("last", [5], SamplingParams(max_tokens=1))):
             await stream.next()
         await idle.wait()

@@ -163,6 +163,49 @@ def test_the_best_of_several(server: Server) -> None:
     assert [choice["logprobs"] for choice in silent] == [None]
 
 
+# ---------------------------------------------------------------- beam search
+
+
+def test_beam_search(server: Server) -> None:
+    fields = {"max_tokens": 8, "logprobs": 1, "ignore_eos": True, "return_token_ids": True}
+    fields["skip_special_tokens"] = False
+    beams = {"use_beam_search": True, "beam_width": 4, "length_penalty": 0.0, "n": 3}
+    answer = server.complete([TEXT, "Once"], **fields, **beams)
+    assert answer.headers["x-quire-ignored-params"] == "temperature"
+    choices = answer.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(6))
+    assert answer.json()["usage"]["completion_tokens"] == 2 * 4 * 8  # all that were found
+    for prompt, group in ((TEXT, choices[:3]), ("Once", choices[3:])):
+        totals = [math.fsum(choice["logprobs"]["token_logprobs"]) for choice in group]
+        assert totals == sorted(totals, reverse=True)
+        assert len({tuple(choice["token_ids"]) for choice in group}) == 3
+        (greedy,) = server.complete(prompt, **fields).json()["choices"]
+        # In bfloat16 a chunk and single tokens round differently.
+        assert totals[0] >= math.fsum(greedy["logprobs"]["token_logprobs"]) - 0.1
+        for choice in group:
+            assert choice["finish_reason"] == "length"
+            assert choice["text"] == detokenize(server, choice["token_ids"])
+    server.wait_idle()
+
+
+def test_beam_search_in_a_chat(server: Server) -> None:
+    answer = server.chat(use_beam_search=True, n=2, max_tokens=40, early_stopping=True).json()
+    first, second = answer["choices"]
+    assert (first["index"], second["index"]) == (0, 1)
+    assert "Paris" in first["message"]["content"]
+    assert first["message"]["content"] != second["message"]["content"]
+    assert answer["usage"]["completion_tokens"] > 2
+    idle = server.chat(beam_width=3, length_penalty=2.0, max_tokens=1)
+    assert idle.headers["x-quire-ignored-params"] == "beam_width,length_penalty"
+
+
+def test_a_beam_search_that_is_late_ends(server: Server) -> None:
+    endless = {"max_tokens": 1500, "ignore_eos": True, "deadline_ms": 300}
+    answer = server.complete("One", use_beam_search=True, n=4, **endless)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    server.wait_idle()
+
+
 # ---------------------------------------------------------------- usage
 
 
