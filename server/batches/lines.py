@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +25,7 @@ class Line(msgspec.Struct, frozen=True):
 
     number: int  # in the file, 1 and on
     custom_id: str
+    url: str
     body: dict[str, Any]
 
 
@@ -57,29 +59,37 @@ async def read_raw_lines(path: Path, max_bytes: int) -> AsyncGenerator[list[tupl
 
 
 async def read_lines(
-    path: Path, endpoint: str, max_bytes: int, skip: Collection[int] = ()
+    path: Path, endpoints: Collection[str], max_bytes: int, skip: Collection[int] = ()
 ) -> AsyncGenerator[Line]:
     """The requests of an input that has been judged, without the lines ``skip``. Raises OSError."""
     async with contextlib.aclosing(read_raw_lines(path, max_bytes)) as chunks:
         async for chunk in chunks:
             for number, text in chunk:
                 if number not in skip:
-                    yield parse_line(number, text, endpoint, max_bytes)
+                    yield parse_line(number, text, endpoints, max_bytes)
 
 
 class Judge:
     """Finds what is wrong with an input, line by line.
 
     Args:
-        endpoint: the only URL of its requests.
+        endpoints: the URLs that its requests may have.
         has_model: whether a model is served under a name.
         max_bytes: the longest line.
+        max_lines: the most lines; None is no limit.
     """
 
-    def __init__(self, endpoint: str, has_model: Callable[[str], bool], max_bytes: int) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self,
+        endpoints: Collection[str],
+        has_model: Callable[[str], bool],
+        max_bytes: int,
+        max_lines: int | None = MAX_LINES,
+    ) -> None:
+        self._endpoints = endpoints
         self._has_model = has_model
         self._max_bytes = max_bytes
+        self._max_lines = math.inf if max_lines is None else max_lines
         self._ids: set[str] = set()
         self.num_lines = 0
         self.model: str | None = None  # of the first line
@@ -90,10 +100,10 @@ class Judge:
         async with contextlib.aclosing(read_raw_lines(path, self._max_bytes)) as chunks:
             async for chunk in chunks:
                 await asyncio.to_thread(self._look, chunk)
-                if len(self.errors) >= MAX_ERRORS or self.num_lines > MAX_LINES:
+                if len(self.errors) >= MAX_ERRORS or self.num_lines > self._max_lines:
                     break
-        if self.num_lines > MAX_LINES:
-            message = f"A batch holds at most {MAX_LINES} requests."
+        if self.num_lines > self._max_lines:
+            message = f"A batch holds at most {self._max_lines} requests."
             self.errors = [BatchError(code="too_many_requests", message=message)]
         elif not self.num_lines:
             self.errors = [BatchError(code="empty_file", message="The input file is empty.")]
@@ -102,7 +112,7 @@ class Judge:
         for number, text in chunk:
             self.num_lines += 1
             try:
-                self._judge(parse_line(number, text, self._endpoint, self._max_bytes))
+                self._judge(parse_line(number, text, self._endpoints, self._max_bytes))
             except _Fault as fault:
                 if len(self.errors) < MAX_ERRORS:
                     self.errors.append(
@@ -129,8 +139,8 @@ class Judge:
             self.model = model
 
 
-def parse_line(number: int, text: bytes, endpoint: str, max_bytes: int) -> Line:
-    """The request in one line. Raises the fault of a line that holds none for ``endpoint``."""
+def parse_line(number: int, text: bytes, endpoints: Collection[str], max_bytes: int) -> Line:
+    """The request in one line. Raises the fault of a line that holds none for ``endpoints``."""
     if len(text) > max_bytes:
         raise _Fault("line_too_long", f"The line is longer than {max_bytes} bytes.")
     try:
@@ -143,13 +153,14 @@ def parse_line(number: int, text: bytes, endpoint: str, max_bytes: int) -> Line:
         raise _Fault("missing_required_parameter", message, "custom_id")
     if fields.get("method") != "POST":
         raise _Fault("invalid_method", "'method' must be 'POST'.", "method")
-    if fields.get("url") != endpoint:
-        message = f"'url' must be the batch's endpoint, '{endpoint}'."
+    url = fields.get("url")
+    if not isinstance(url, str) or url not in endpoints:
+        message = f"'url' must be {' or '.join(endpoints)}."
         raise _Fault("invalid_url", message, "url")
     body = fields.get("body")
     if not isinstance(body, dict):
         raise _Fault("missing_required_parameter", "'body' must be an object.", "body")
-    return Line(number, custom_id, body)
+    return Line(number, custom_id, url, body)
 
 
 def _numbered(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:

@@ -48,7 +48,7 @@ async def write_outputs(
         if len(finished) < batch.num_lines:
             reason = _NOT_RUN[batch.cancelling_at is not None]
             path = bench.files.path(file)
-            async for line in read_lines(path, batch.endpoint, bench.max_line_bytes, finished):
+            async for line in read_lines(path, [batch.endpoint], bench.max_line_bytes, finished):
                 await outputs[1].write([not_run(line, *reason)])
         good, bad = [await output.keep() for output in outputs]
         return good, bad

@@ -66,7 +66,7 @@ class BatchRun:
 
     async def _validate(self, file: StoredFile) -> None:
         bench, batch = self._bench, self.batch
-        judge = Judge(batch.endpoint, bench.has_model, bench.max_line_bytes)
+        judge = Judge([batch.endpoint], bench.has_model, bench.max_line_bytes)
         await judge.read(bench.files.path(file))
         if judge.errors:
             await self._fail(judge.errors)
@@ -128,7 +128,7 @@ class BatchRun:
         try:
             finished = await bench.batches.finished_lines(batch.id)
             lines = read_lines(
-                bench.files.path(file), batch.endpoint, bench.max_line_bytes, finished
+                bench.files.path(file), [batch.endpoint], bench.max_line_bytes, finished
             )
             async with contextlib.aclosing(lines):
                 async for line in lines:

@@ -18,6 +18,7 @@ Usage: quire COMMAND [options]        (quire COMMAND --help tells the options)
   quire serve MODEL       Serve a model: a directory in Hugging Face format, or org/name
   quire chat              Talk to a running server
   quire complete PROMPT   Let a running server continue a text
+  quire run-batch IN -o OUT   Answer a file of requests without a server
   quire bench             Measure a running server: throughput, latencies, a report
   quire keys COMMAND      Make, list and revoke the keys of a key file
   quire version           Tell the version
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from server.cli.talk import chat_main as run
             case "complete":
                 from server.cli.talk import complete_main as run
+            case "run-batch":
+                from server.cli.run_batch import main as run
             case "bench":
                 from loadtest.cli import main as run
             case "keys":

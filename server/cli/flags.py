@@ -44,12 +44,17 @@ def build_parser() -> argparse.ArgumentParser:
         help="directory in Hugging Face format, a name on the Hub (org/name), or a YAML file of "
         "settings",
     )
+    add_settings(parser)
+    return parser
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """A flag for each setting, by their groups; the results are named as the fields are."""
     groups: dict[str, Any] = {}
     for row in settings_table():
         if row.group not in groups:
             groups[row.group] = parser.add_argument_group(row.group)
         groups[row.group].add_argument(row.flag, dest=row.field, **_argument(row))
-    return parser
 
 
 def parse_settings(argv: Sequence[str]) -> Settings:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
                 stack.enter_context(sock)
             _check_access(settings)
             _make_profile_directory(settings)
-            settings = _with_model_directory(settings)
+            settings = with_model_directory(settings)
             logs.configure(settings.log_level, settings.log_format)
             announcer = Announcer(settings, sockets[0], started_s)
             if settings.api_workers > 1:
@@ -205,7 +205,7 @@ def _make_profile_directory(settings: Settings) -> None:
         raise InvalidSettings(f"--profile: cannot write to {settings.profile}: {reason}") from None
 
 
-def _with_model_directory(settings: Settings) -> Settings:
+def with_model_directory(settings: Settings) -> Settings:
     """``settings`` with the model's directory in place of its name, its public name kept."""
     if settings.model is None:
         return settings

@@ -1,0 +1,154 @@
+"""``quire run-batch``: answer a file of requests into a file, without a server.
+
+The lines are those of /v1/batches and are answered by the same calls; the engine runs in this
+process. What ends is written at once, so that a run that is interrupted is gone on with by
+``--resume``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine import logs
+from engine.errors import EngineError, ModelLoadError
+from server.cli.flags import add_settings
+from server.cli.serve import with_model_directory
+from server.settings import InvalidSettings, Settings
+
+if TYPE_CHECKING:
+    from engine.client import EngineClient
+    from server.store.batches import LineResult
+
+_DESCRIPTION = """\
+Answer a file of requests, one JSON object a line, as the input of a batch has them:
+
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+
+Each result is a line of OUTPUT, in the order in which they end; a request that fails has a line
+that says why. Exit status: 0 when all were answered, 1 when one failed or the input is at fault.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a file. Returns the exit status."""
+    source, output, resume, overwrite, given = _parse(argv)
+    try:
+        settings = with_model_directory(Settings.load(given))
+        logs.configure(settings.log_level, settings.log_format)
+        if output.exists() and output.stat().st_size and not (resume or overwrite):
+            return _say(f"{output} is there; --resume goes on with it, --overwrite begins anew")
+        return asyncio.run(_run(settings, source, output, resume))
+    except OSError as error:
+        return _say(f"{error.filename or output}: {error.strerror or error}")
+    except (InvalidSettings, ModelLoadError, EngineError) as error:
+        return _say(" ".join(str(error).split()))
+
+
+async def _run(settings: Settings, source: Path, output: Path, resume: bool) -> int:
+    from server.batches.offline import answer_file, judge, keep_answers
+
+    found = await judge(source, settings)
+    for error in found.errors:
+        place = "" if error.line is None else f"line {error.line}: "
+        _say(f"{source}: {place}{error.message}")
+    if found.errors:
+        return 1
+    done = keep_answers(output, none=not resume)
+    display = _Display(found.num_lines, len(done))
+    try:
+        engine = _engine(settings)
+        await answer_file(settings, engine, source, output, done, display.told)
+    finally:
+        display.close()
+    if display.num_failed:
+        _say(f"{display.num_failed} of {found.num_lines} requests failed; see {output}")
+    return 1 if display.num_failed else 0
+
+
+def _engine(settings: Settings) -> EngineClient:
+    """An engine in this process, whose loading is shown."""
+    from engine.client import LoadProgress
+    from engine.inline import InlineClient
+    from engine.types import EngineInfo
+    from server.cli.progress import LoadDisplay
+
+    class Shown(InlineClient):
+        async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
+            display = LoadDisplay()
+            try:
+                return await super().start(on_progress or display)
+            finally:
+                display.clear()
+
+    return Shown(settings.engine_config())
+
+
+class _Display:
+    """A bar of lines, with the rate of output tokens."""
+
+    def __init__(self, num_lines: int, num_done: int) -> None:
+        from tqdm import tqdm
+
+        self.num_failed = 0
+        self._num_tokens = 0
+        self._bar = tqdm(total=num_lines, initial=num_done, unit="request", file=sys.stderr)
+
+    def told(self, result: LineResult) -> None:
+        """Count a result."""
+        self.num_failed += not result.ok
+        self._num_tokens += result.output_tokens
+        elapsed_s = self._bar.format_dict["elapsed"] or 1.0
+        rate = f"{self._num_tokens / elapsed_s:,.0f} tokens/s"
+        failed = f", {self.num_failed} failed" if self.num_failed else ""
+        self._bar.set_postfix_str(rate + failed, refresh=False)
+        self._bar.update()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self._bar.close()
+
+
+def _parse(argv: Sequence[str]) -> tuple[Path, Path, bool, bool, dict[str, Any]]:
+    """Input, output, whether to resume or overwrite, and the settings. Exits with 2 if wrong."""
+    parser = argparse.ArgumentParser(
+        prog="quire run-batch",
+        usage="quire run-batch INPUT -o OUTPUT [--model MODEL] [options]",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("positional", metavar="INPUT", nargs="?", help="the file of requests")
+    parser.add_argument("-i", "--input-file", metavar="INPUT", help="the same")
+    parser.add_argument(
+        "-o", "--output-file", metavar="OUTPUT", required=True, help="the file of results"
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--resume",
+        action="store_true",
+        default=False,
+        help="keep the answers that OUTPUT holds, and run the requests that have none",
+    )
+    choice.add_argument(
+        "--overwrite", action="store_true", default=False, help="begin anew if OUTPUT is there"
+    )
+    add_settings(parser)
+    given = vars(parser.parse_args(argv))
+    inputs = [given.pop(name, None) for name in ("positional", "input_file")]
+    source = inputs[0] or inputs[1]
+    if source is None or None not in inputs:
+        parser.error("give one INPUT")
+    output = Path(given.pop("output_file"))
+    return Path(source), output, given.pop("resume"), given.pop("overwrite"), given
+
+
+def _say(text: str) -> int:
+    """Tell a person what is wrong, in one line; returns the exit status of a failure."""
+    print(f"quire run-batch: {text}", file=sys.stderr)
+    return 1
