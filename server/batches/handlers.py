@@ -12,11 +12,13 @@ from server.errors import bad_field
 from server.openai.chat import ChatCall
 from server.openai.completions import CompletionCall
 from server.openai.endpoint import Call, read_fields
-from server.openai.inputs import ChatRequest, CompletionRequest, GenerationRequest
+from server.openai.inputs import ChatRequest, CompletionRequest, Shape
+from server.openai.responses.call import ResponseCall
+from server.openai.responses.inputs import ResponsesRequest
 from server.state import ServerState
 
 Handler = Callable[[ServerState, Caller, dict[str, Any]], Awaitable[Any]]
-_ShapeT = TypeVar("_ShapeT", bound=GenerationRequest)
+_ShapeT = TypeVar("_ShapeT", bound=Shape)
 
 
 async def _complete(
@@ -28,8 +30,9 @@ async def _complete(
 ) -> Any:
     """The whole answer of an endpoint that generates."""
     body, _ = read_fields(state.settings, shape, fields)
-    if body.stream:
-        raise bad_field("stream", "is not available in a batch")
+    for field in ("stream", "background"):
+        if getattr(body, field, None):
+            raise bad_field(field, "is not available in a batch")
     return await (await prepare(state, caller, body)).complete()
 
 
@@ -37,5 +40,6 @@ HANDLERS: MappingProxyType[str, Handler] = MappingProxyType(
     {
         "/v1/chat/completions": partial(_complete, ChatRequest, ChatCall.prepare),
         "/v1/completions": partial(_complete, CompletionRequest, CompletionCall.prepare),
+        "/v1/responses": partial(_complete, ResponsesRequest, ResponseCall.prepare),
     }
 )

@@ -118,6 +118,25 @@ def test_completions_and_a_life_of_the_output(client: openai.OpenAI) -> None:
     assert output.expires_at == output.created_at + 3600
 
 
+def test_responses_are_made_and_stored(client: openai.OpenAI) -> None:
+    body = {"model": MODEL, "input": "Hello"}
+    bodies = [body, {**body, "background": True}]
+    url = "/v1/responses"
+    lines = [
+        {"custom_id": f"{n}", "method": "POST", "url": url, "body": body}
+        for n, body in enumerate(bodies)
+    ]
+    batch = end_of(client, start(client, lines, url))
+    (answer,) = lines_of(client, batch.output_file_id)
+    made = answer["response"]["body"]
+    kept = client.responses.retrieve(made["id"])
+    assert kept.output_text == made["output"][0]["content"][0]["text"]
+    assert batch.usage is not None
+    assert batch.usage.output_tokens == made["usage"]["output_tokens"] > 0
+    (error,) = lines_of(client, batch.error_file_id)
+    assert error["response"]["body"]["error"]["param"] == "background"
+
+
 def test_an_input_is_judged_line_by_line(client: openai.OpenAI) -> None:
     good = chat_line("same")
     lines = [
