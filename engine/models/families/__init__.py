@@ -7,33 +7,54 @@ error: a key that is ignored today is a wrong answer tomorrow.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 from engine.models.families import gemma, gpt, llama, moe
 from engine.models.spec import DecoderSpec
 
-_FAMILIES: dict[str, Callable[[ConfigReader], DecoderSpec]] = {
-    "cohere": llama.cohere,
-    "cohere2": llama.cohere2,
-    "gemma": gemma.gemma,
-    "gemma2": gemma.gemma2,
-    "gemma3_text": gemma.gemma3,
-    "gpt2": gpt.gpt2,
-    "gpt_neox": gpt.gpt_neox,
-    "granite": llama.granite,
-    "llama": llama.llama,
-    "mistral": llama.mistral,
-    "mixtral": moe.mixtral,
-    "olmo2": llama.olmo2,
-    "phi3": llama.phi3,
-    "qwen2": llama.qwen2,
-    "qwen2_moe": moe.qwen2_moe,
-    "qwen3": llama.qwen3,
-    "qwen3_moe": moe.qwen3_moe,
-    "smollm3": llama.smollm3,
-    "stablelm": llama.stablelm,
+
+class Family(NamedTuple):
+    """What a Hugging Face model_type is read by, and what is known by it."""
+
+    read: Callable[[ConfigReader], DecoderSpec]
+    models: str
+    differs: str  # from Llama
+
+
+FAMILIES: dict[str, Family] = {
+    "cohere": Family(
+        llama.cohere, "Command R", "layer norms, attention and MLP side by side, interleaved rope"
+    ),
+    "cohere2": Family(
+        llama.cohere2, "Command R7B, Command A", "the same; windows, full layers without rope"
+    ),
+    "gemma": Family(gemma.gemma, "Gemma 1", "scaled embeddings, GELU"),
+    "gemma2": Family(
+        gemma.gemma2, "Gemma 2", "norms on both sides, windows, scores and logits capped"
+    ),
+    "gemma3_text": Family(
+        gemma.gemma3, "Gemma 3, text", "norms on both sides, windows with a rope of their own"
+    ),
+    "gpt2": Family(gpt.gpt2, "GPT-2", "learned positions, layer norms, no gate"),
+    "gpt_neox": Family(
+        gpt.gpt_neox, "GPT-NeoX, Pythia", "layer norms, rope on a part of the head, no gate"
+    ),
+    "granite": Family(llama.granite, "Granite 3, dense", "four multipliers"),
+    "llama": Family(llama.llama, "Llama 2 and 3.x, SmolLM 1 and 2, Yi, many more", ""),
+    "mistral": Family(llama.mistral, "Mistral, Ministral", "windows in some"),
+    "mixtral": Family(moe.mixtral, "Mixtral", "experts"),
+    "olmo2": Family(llama.olmo2, "OLMo 2", "norms behind attention and MLP, wide QK norms"),
+    "phi3": Family(llama.phi3, "Phi-3, Phi-3.5, Phi-4", "windows, LongRoPE, partial rope in some"),
+    "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
+    "qwen2_moe": Family(
+        moe.qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared one"
+    ),
+    "qwen3": Family(llama.qwen3, "Qwen3, dense", "QK norms"),
+    "qwen3_moe": Family(moe.qwen3_moe, "Qwen3-30B-A3B, Qwen3-235B-A22B", "QK norms, experts"),
+    "smollm3": Family(llama.smollm3, "SmolLM3", "every fourth layer without rope"),
+    "stablelm": Family(llama.stablelm, "StableLM", "layer norms, rope on a part of the head"),
 }
 
 
@@ -48,12 +69,12 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec:
     reader.refuse("auto_map", "asks for code from the model's directory, which is never run")
     reader.refuse("quantization_config", "is set: quantised checkpoints are not supported yet")
     model_type = reader.text("model_type", "")
-    family = _FAMILIES.get(model_type)
+    family = FAMILIES.get(model_type)
     if family is None:
-        known = ", ".join(sorted(_FAMILIES))
+        known = ", ".join(sorted(FAMILIES))
         raise ModelLoadError(
             f"config.json: architecture {model_type[:80]!r} is not supported (known: {known})"
         )
-    spec = family(reader)
+    spec = family.read(reader)
     reader.finish()
     return spec

@@ -90,9 +90,9 @@ def _read_section(
     if kind == "default":
         section.finish()
         return RopeSpec(theta, None, num_dims, interleaved)
-    read = _SCALINGS.get(kind)
+    read = SCALINGS.get(kind)
     if read is None:
-        known = ", ".join(("default", *sorted(_SCALINGS)))
+        known = ", ".join(("default", *sorted(SCALINGS)))
         raise section.error("rope_type", f"is {kind[:80]!r}; known: {known}")
     scaling = read(section, trained, original)
     section.finish()
@@ -182,7 +182,7 @@ def _longrope(section: ConfigReader, trained: int, original: int) -> LongRopeSca
     )
 
 
-_SCALINGS: dict[str, Callable[[ConfigReader, int, int], RopeScaling]] = {
+SCALINGS: dict[str, Callable[[ConfigReader, int, int], RopeScaling]] = {
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,

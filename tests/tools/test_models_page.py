@@ -1,0 +1,19 @@
+"""docs/models.md tells what the code reads."""
+
+from __future__ import annotations
+
+from engine.models.families import FAMILIES
+from tests import tiny_models
+from tools.models import PAGE, models_page
+
+
+def test_the_page_is_made_from_the_code() -> None:
+    assert PAGE.read_text("utf-8") == models_page(), "run python -m tools.models"
+
+
+def test_every_family_has_a_twin() -> None:
+    """What the page says of all families is shown for each of them in tests/engine/models."""
+    import transformers
+
+    twins = {getattr(transformers, name).model_type for name, _ in tiny_models.KINDS.values()}
+    assert twins == set(FAMILIES)

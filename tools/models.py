@@ -1,0 +1,64 @@
+"""The page of what models are served, from the code that reads them: ``python -m tools.models``.
+
+Writes ``docs/models.md``; a test holds the page to it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from engine.models.families import FAMILIES
+from engine.models.families.rope import SCALINGS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
+
+_PAGE = """\
+<!-- made by python -m tools.models -->
+# Models
+
+A model is a directory in Hugging Face format: `config.json`, safetensors (one file or shards) and
+a tokenizer. Its `model_type` decides who reads the config. A `model_type` that is not below is
+refused with this list, and so is, by name, any key of a config that its reader does not
+understand: a key that is ignored is a wrong answer. Code from a model's directory is never run.
+
+| `model_type` | Models | What differs from Llama |
+|---|---|---|
+{families}
+
+Each family is held against Hugging Face's own code on a tiny random model: logits to 1e-4 in
+float32, and greedy text under any chunking, batch and preemption. No weights of a published model
+have been tried, as none could be downloaded where this was made.
+
+Rotary embeddings: {ropes};
+on a part of the head, with a base of their own in windowed layers, or by neighbouring dimensions,
+where the family has it so.
+
+Mixtures of experts: on a GPU one grouped product of Triton for all experts of a layer, on a CPU
+each chosen expert as a linear layer of its own, quantised as the others are. They are not
+batch-invariant: `--batch-invariant` refuses them.
+
+Numbers: float32, bfloat16 and float16; `--quantization int8|int4` rounds the weights of any
+family while they load, on a CPU. What the checkpoint was saved in does not matter. Quantised
+checkpoints are refused so far, by name.
+"""
+
+
+def models_page() -> str:
+    """The whole page."""
+    families = "\n".join(
+        f"| `{name}` | {family.models} | {family.differs or 'the pattern of all others'} |"
+        for name, family in sorted(FAMILIES.items())
+    )
+    kinds = ", ".join(f"`{kind}`" for kind in ("default", *SCALINGS))
+    return _PAGE.format(families=families, ropes=kinds)
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(models_page(), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
