@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.errors import bad_field
 
@@ -38,23 +38,36 @@ def _given(value: Any) -> bool:
     return bool(value)
 
 
+def _is_there(value: Any) -> bool:
+    return value is not None
+
+
 def _modalities(value: Any) -> bool:
     return value not in (None, [], ["text"])
 
 
+class Refusal(NamedTuple):
+    """A field that is refused when it asks for something, and why."""
+
+    asks: Callable[[Any], bool]
+    reason: str
+
+
+_NO_AUDIO = "is not available: the models served here write text"
+_NO_EMBEDDINGS = "is not available: prompts are text or token ids"
+
 # In the order in which they are looked at.
-_REFUSED: dict[str, Callable[[Any], bool]] = {
-    "audio": _given,
-    "modalities": _modalities,
-    "web_search_options": lambda value: value is not None,
-    "prompt_embeds": lambda value: value is not None,
-    "documents": _given,
-    "logits_processors": _given,
-    "mm_processor_kwargs": _given,
-    "kv_transfer_params": _given,
-    "chat_template": lambda value: value is not None,
+_REFUSED: dict[str, Refusal] = {
+    "audio": Refusal(_given, _NO_AUDIO),
+    "modalities": Refusal(_modalities, _NO_AUDIO),
+    "web_search_options": Refusal(_is_there, "is not available: this server searches nothing"),
+    "prompt_embeds": Refusal(_is_there, _NO_EMBEDDINGS),
+    "mm_processor_kwargs": Refusal(_given, _NO_EMBEDDINGS),
+    "documents": Refusal(_given, "is not available: put them into the messages"),
+    "logits_processors": Refusal(_given, "is not taken: it names code to be run in the server"),
+    "kv_transfer_params": Refusal(_given, "is not available: the cache belongs to one engine"),
+    "chat_template": Refusal(_is_there, "is not taken from requests; the server has its own"),
 }
-_OFF_BY_CHOICE = {"chat_template": "is not taken from requests; the server has its own"}
 
 # Known to OpenAI's API, without effect here; the values that ask for nothing are not reported.
 _INERT: dict[str, tuple[Any, ...]] = {
@@ -66,11 +79,16 @@ _INERT: dict[str, tuple[Any, ...]] = {
 }
 
 
+def known_names() -> frozenset[str]:
+    """The fields that are refused or reported by name, for the documentation to tell."""
+    return frozenset(_REFUSED) | frozenset(_INERT)
+
+
 def refuse_unsupported(body: Mapping[str, Any]) -> None:
     """Raise ApiError (400) when ``body`` asks for a feature this server does not have."""
-    for field, asks in _REFUSED.items():
-        if field in body and asks(body[field]):
-            raise bad_field(field, _OFF_BY_CHOICE.get(field, "is not supported yet"))
+    for field, refusal in _REFUSED.items():
+        if field in body and refusal.asks(body[field]):
+            raise bad_field(field, refusal.reason)
     kwargs = body.get("chat_template_kwargs")
     if isinstance(kwargs, dict):
         for name in kwargs:

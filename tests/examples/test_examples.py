@@ -18,6 +18,7 @@ SAYS = {
     "offline_chat.py": "> And of Italy?\n",
     "offline_logprobs.py": "likeliest",
     "offline_choices.py": "the same again: True",
+    "offline_beams.py": "Paris",
     "offline_prefix_sharing.py": "hold a reusable prefix",
     "offline_stops.py": "frequency penalty 1.5: ",
     "openai_chat.py": "stop, ",
