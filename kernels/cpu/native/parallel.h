@@ -71,11 +71,11 @@ class alignas(64) Run {
   std::atomic<uint64_t> span_{0};
 };
 
-// Calls body(item) for items that lie one after the other in memory: each thread walks along a run
-// of its own, and who is done takes items from the ends of the others' runs. Cores are not equally
-// quick, least of all those that are shared with somebody else.
-template <class Body>
-inline void parallel_runs(int64_t count, Body body) {
+// Calls a body, made by each thread for itself, with items that lie one after the other in memory:
+// each thread walks along a run of its own, and who is done takes items from the ends of the others'
+// runs. Cores are not equally quick, least of all those that are shared with somebody else.
+template <class Make>
+inline void parallel_runs(int64_t count, Make make) {
   constexpr int64_t MOST = 64;  // runs; threads beyond these help
   Run runs[MOST];
   const int64_t threads = std::min<int64_t>(omp_get_max_threads(), count);
@@ -84,6 +84,7 @@ inline void parallel_runs(int64_t count, Body body) {
     runs[i].set(count * i / num_runs, count * (i + 1) / num_runs);
   auto run = [&] {
     const int64_t self = omp_get_thread_num() % num_runs;
+    auto body = make();
     for (int64_t item; (item = runs[self].take_first()) >= 0;) body(item);
     for (int64_t i = 1; i < num_runs; ++i)
       for (int64_t item; (item = runs[(self + i) % num_runs].take_last()) >= 0;) body(item);

@@ -46,27 +46,47 @@ struct BlockLayout {
   }
 };
 
-// Holds the matrix unit for blocks of activations by one panel.
+// The matrix unit in the hands of one thread, for blocks of activations by panels.
 //
 // Registers: 0-3 hold the sums (upper left, upper right, lower left, lower right), 4-5 rows of
 // activations, 6-7 the halves of the panel. `Step` multiplies two tiles into one.
 template <class Step>
 class BlockProducts {
  public:
-  BlockProducts(const BlockLayout& layout, const void* weight)
-      : layout_(layout), panel_(static_cast<const char*>(weight)) {}
-  QUIRE_AMX ~BlockProducts() { _tile_release(); }
+  explicit BlockProducts(const BlockLayout& layout) : layout_(layout) {}
+  ~BlockProducts() {
+    if (configured_) release();
+  }
   BlockProducts(const BlockProducts&) = delete;
   BlockProducts& operator=(const BlockProducts&) = delete;
 
-  // sums[32][32] = a block of `rows` * panel. Meanwhile `num_lines` a step of what lies at `ahead`
-  // are fetched into the second-level cache, or, where it is null, the panel's own next lines into
-  // the first-level one: with few rows the weights' way from memory is all that takes time, and the
+  // Calls body(row, count, sums) with sums[32][32] for each block of rows[begin to end] * a panel.
+  // `blocks` are all rows.
+  template <class Body>
+  void multiply(const void* blocks, int64_t begin, int64_t end, const void* weight, Body body) {
+    const char* x = static_cast<const char*>(blocks);
+    const char* panel = static_cast<const char*>(weight);
+    // The next panel follows this one. All blocks together fetch it, each its share.
+    const int64_t count = (end - begin + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int64_t steps = layout_.row_bytes / STEP_BYTES;
+    const int64_t lines = (PANEL_STEP_BYTES / 64 + count - 1) / count;
+    const char* next = panel + steps * PANEL_STEP_BYTES;
+    for (int64_t row = begin; row < end; row += BLOCK_ROWS) {
+      const int64_t rows = std::min(BLOCK_ROWS, end - row);
+      if (rows != configured_) configure(rows);
+      multiply_block(x + layout_.offset(row, 0), rows, panel, count == 1 ? nullptr : next, lines);
+      next += steps * lines * 64;
+      body(row, rows, sums_);
+    }
+  }
+
+ private:
+  // Sums of a block of `rows` by a panel. Meanwhile `num_lines` a step of what lies at `ahead` are
+  // fetched into the second-level cache, or, where it is null, the panel's own next lines into the
+  // first-level one: with few rows the weights' way from memory is all that takes time, and the
   // processor alone fetches ahead of vector loads better than of tile loads.
-  QUIRE_AMX void multiply(const void* block, int64_t rows, const char* ahead, int64_t num_lines,
-                          void* sums) {
-    configure(rows);
-    const char *x = static_cast<const char*>(block), *panel = panel_;
+  QUIRE_AMX void multiply_block(const char* x, int64_t rows, const char* panel, const char* ahead,
+                                int64_t num_lines) {
     const char* below = x + 16 * layout_.row;
     // GCC's tile intrinsics do not say what memory they read: let nothing be held back from it.
     __asm__ volatile("" ::: "memory");
@@ -93,7 +113,7 @@ class BlockProducts {
       }
       panel += PANEL_STEP_BYTES, x += layout_.step, below += layout_.step;
     }
-    char* out = static_cast<char*>(sums);
+    char* out = reinterpret_cast<char*>(sums_);
     _tile_stored(0, out, 128);
     _tile_stored(1, out + 64, 128);
     if (rows > 16) {
@@ -103,9 +123,7 @@ class BlockProducts {
     __asm__ volatile("" ::: "memory");
   }
 
- private:
   QUIRE_AMX void configure(int64_t rows) {
-    if (rows == configured_) return;
     configured_ = rows;
     const int64_t upper = std::min<int64_t>(rows, 16), lower = std::max<int64_t>(rows - upper, 1);
     TileConfig config;
@@ -119,32 +137,12 @@ class BlockProducts {
     _tile_loadconfig(&config);
   }
 
-  const BlockLayout layout_;
-  const char* const panel_;
-  int64_t configured_ = 0;
-};
+  QUIRE_AMX static void release() { _tile_release(); }
 
-// Calls body(row, count, sums) with sums[32][32] for each block of rows[begin to end] * a panel.
-// `blocks` are all rows, laid out so.
-template <class Step, class Body>
-void for_block_sums(const void* blocks, const BlockLayout& layout, int64_t begin, int64_t end,
-                    const void* weight, Body body) {
-  alignas(64) int32_t sums[BLOCK_ROWS * PANEL];  // or as many floats
-  const int64_t count = (end - begin + BLOCK_ROWS - 1) / BLOCK_ROWS;
-  // The next panel follows this one. All blocks together fetch it, each its share.
-  const int64_t steps = layout.row_bytes / STEP_BYTES;
-  const int64_t lines = (PANEL_STEP_BYTES / 64 + count - 1) / count;
-  const char* next = static_cast<const char*>(weight) + steps * PANEL_STEP_BYTES;
-  BlockProducts<Step> products(layout, weight);
-  for (int64_t row = begin; row < end; row += BLOCK_ROWS) {
-    const int64_t rows = std::min(BLOCK_ROWS, end - row);
-    const char* ahead = count == 1 ? nullptr : next;
-    products.multiply(static_cast<const char*>(blocks) + layout.offset(row, 0), rows, ahead, lines,
-                      sums);
-    next += steps * lines * 64;
-    body(row, rows, sums);
-  }
-}
+  const BlockLayout layout_;
+  int64_t configured_ = 0;                          // rows; 0: the unit is not held
+  alignas(64) int32_t sums_[BLOCK_ROWS * PANEL];  // or as many floats
+};
 
 struct StepBf16 {
   QUIRE_AMX static void upper() {

@@ -11,8 +11,11 @@ void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed
                  void* y, int64_t outputs, bool wide, bool amx) {
   const DenseRows all(x, rows, inputs, amx);
   with_results(y, wide, [&](auto* y) {
-    for_panels(rows, outputs, all.max_part(), [&](int64_t begin, int64_t end, int64_t panel) {
-      all.multiply(begin, end, packed + panel * PANEL * inputs, bias, y, outputs, panel);
+    for_panels(rows, outputs, all.max_part(), [&] {
+      return [&, products = DenseProducts(all)](int64_t begin, int64_t end, int64_t panel) mutable {
+        const bf16* weight = packed + panel * PANEL * inputs;
+        products.multiply(begin, end, weight, bias, y, outputs, panel);
+      };
     });
   });
 }

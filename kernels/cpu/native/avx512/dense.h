@@ -23,51 +23,62 @@ inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, __m512 
 }
 
 // The rows of a product, as AMX or vectors read them.
-class DenseRows {
- public:
+struct DenseRows {
   // x[rows][inputs], which outlives this.
   DenseRows(const bf16* x, int64_t rows, int64_t inputs, bool amx)
-      : x_(x),
-        inputs_(inputs),
-        layout_(amx ? BlockLayout::of(rows, inputs * 2) : BlockLayout::as_given(inputs * 2)),
-        blocks_(is_laid_out(rows, amx) ? (rows + 31) / 32 * 32 * inputs : 0),
-        amx_(amx) {
-    if (!is_laid_out(rows, amx)) return;
-    char* blocks = reinterpret_cast<char*>(blocks_.get());
+      : inputs(inputs),
+        amx(amx),
+        layout(amx ? BlockLayout::of(rows, inputs * 2) : BlockLayout::as_given(inputs * 2)),
+        laid_out(is_laid_out(rows) ? (rows + 31) / 32 * 32 * inputs : 0),
+        data(is_laid_out(rows) ? laid_out.get() : x) {
+    if (!is_laid_out(rows)) return;
+    char* blocks = reinterpret_cast<char*>(laid_out.get());
     parallel_rows(rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const char* from = reinterpret_cast<const char*>(x + r * inputs);
-        char* to = blocks + layout_.offset(r, 0);
-        for (int64_t byte = 0; byte < inputs * 2; byte += STEP_BYTES, to += layout_.step)
+        char* to = blocks + layout.offset(r, 0);
+        for (int64_t byte = 0; byte < inputs * 2; byte += STEP_BYTES, to += layout.step)
           _mm512_store_si512(to, _mm512_loadu_si512(from + byte));
       }
     });
-    x_ = blocks_.get();
   }
 
   // How many are multiplied before the next panel.
-  int64_t max_part() const {
-    return rows_in(amx_ ? CACHED_BLOCK_BYTES : CACHED_BYTES, inputs_ * 2);
-  }
+  int64_t max_part() const { return rows_in(amx ? CACHED_BLOCK_BYTES : CACHED_BYTES, inputs * 2); }
+
+  const int64_t inputs;
+  const bool amx;
+  const BlockLayout layout;
+  const Scratch<bf16> laid_out;
+  const bf16* const data;  // these, or as given
+
+ private:
+  bool is_laid_out(int64_t rows) const { return amx && rows > BLOCK_ROWS; }
+};
+
+// One thread's products of them by panels.
+class DenseProducts {
+ public:
+  explicit DenseProducts(const DenseRows& rows) : rows_(rows), blocks_(rows.layout) {}
 
   // y[begin to end][outputs] at a panel, whose weights begin at `weight`.
   template <class T>
   void multiply(int64_t begin, int64_t end, const bf16* weight, const float* bias, T* y,
-                int64_t outputs, int64_t panel) const {
-    const int64_t first = panel * PANEL;
-    if (amx_) {
+                int64_t outputs, int64_t panel) {
+    const int64_t first = panel * PANEL, inputs = rows_.inputs;
+    if (rows_.amx) {
       const auto keep = [&](int64_t row, int64_t count, const void* sums) {
         const float* sum = static_cast<const float*>(sums);
         for (int64_t r = row; r < row + count; ++r)
           for (int64_t half = 0; half < PANEL; half += 16, sum += 16)
             store(_mm512_load_ps(sum), bias, y + r * outputs, outputs, first + half);
       };
-      return for_block_sums<StepBf16>(x_, layout_, begin, end, weight, keep);
+      return blocks_.multiply(rows_.data, begin, end, weight, keep);
     }
     for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
       with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
         __m512 sums[ROWS][2];
-        dense_tile<ROWS>(x_ + row * inputs_, inputs_, weight, sums);
+        dense_tile<ROWS>(rows_.data + row * inputs, inputs, weight, sums);
         for (int r = 0; r < ROWS; ++r)
           for (int half = 0; half < 2; ++half)
             store(sums[r][half], bias, y + (row + r) * outputs, outputs, first + 16 * half);
@@ -76,13 +87,8 @@ class DenseRows {
   }
 
  private:
-  static bool is_laid_out(int64_t rows, bool amx) { return amx && rows > BLOCK_ROWS; }
-
-  const bf16* x_;
-  const int64_t inputs_;
-  const BlockLayout layout_;
-  const Scratch<bf16> blocks_;
-  const bool amx_;
+  const DenseRows& rows_;
+  BlockProducts<StepBf16> blocks_;
 };
 
 }  // namespace quire

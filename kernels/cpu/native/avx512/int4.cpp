@@ -107,18 +107,21 @@ template <class T>
 void multiply(const bf16* x, int64_t rows, const Weight& weight, const float* bias, T* y,
               int64_t outputs, bool amx) {
   if (rows <= IN_REGISTER) {
-    for_panels(rows, outputs, IN_REGISTER, [&](int64_t, int64_t, int64_t panel) {
-      with_rows<IN_REGISTER>(
-          rows, [&]<int ROWS>() { few_rows<ROWS>(x, weight, panel, bias, y, outputs); });
+    for_panels(rows, outputs, IN_REGISTER, [&] {
+      return [&](int64_t, int64_t, int64_t panel) {
+        with_rows<IN_REGISTER>(
+            rows, [&]<int ROWS>() { few_rows<ROWS>(x, weight, panel, bias, y, outputs); });
+      };
     });
     return;
   }
   const DenseRows all(x, rows, weight.inputs, amx);
-  const Scratch<bf16> panels(omp_get_max_threads() * PANEL * weight.inputs);
-  for_panels(rows, outputs, all.max_part(), [&](int64_t begin, int64_t end, int64_t panel) {
-    bf16* dense = panels.get() + omp_get_thread_num() * PANEL * weight.inputs;
-    unpack(weight, panel, dense);
-    all.multiply(begin, end, dense, bias, y, outputs, panel);
+  for_panels(rows, outputs, all.max_part(), [&] {
+    return [&, products = DenseProducts(all), dense = Scratch<bf16>(PANEL * weight.inputs)](
+               int64_t begin, int64_t end, int64_t panel) mutable {
+      unpack(weight, panel, dense.get());
+      products.multiply(begin, end, dense.get(), bias, y, outputs, panel);
+    };
   });
 }
 

@@ -125,22 +125,25 @@ void quire_int8(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packe
   });
   const int64_t max_part = rows_in(amx ? CACHED_BLOCK_BYTES : CACHED_BYTES, inputs);
   with_results(y, wide, [&](auto* y) {
-    for_panels(rows, outputs, max_part, [&](int64_t begin, int64_t end, int64_t panel) {
-      const int8_t* weight = packed + panel * PANEL * inputs;
-      const Outputs to(scales, totals, bias, outputs, panel);
-      if (amx) {
-        const auto keep = [&](int64_t row, int64_t count, const void* sums) {
-          to.store(static_cast<const int32_t*>(sums), told.get() + row, count, y + row * outputs);
-        };
-        return for_block_sums<StepInt8>(codes.get(), layout, begin, end, weight, keep);
-      }
-      alignas(64) int32_t sums[VECTOR_ROWS * PANEL];
-      for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
-        with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
-          int8_tile<ROWS>(codes.get() + row * inputs, inputs, weight, sums);
+    for_panels(rows, outputs, max_part, [&] {
+      return [&, products = BlockProducts<StepInt8>(layout)](int64_t begin, int64_t end,
+                                                             int64_t panel) mutable {
+        const int8_t* weight = packed + panel * PANEL * inputs;
+        const Outputs to(scales, totals, bias, outputs, panel);
+        if (amx) {
+          const auto keep = [&](int64_t row, int64_t count, const int32_t* sums) {
+            to.store(sums, told.get() + row, count, y + row * outputs);
+          };
+          return products.multiply(codes.get(), begin, end, weight, keep);
+        }
+        alignas(64) int32_t sums[VECTOR_ROWS * PANEL];
+        for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
+          with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
+            int8_tile<ROWS>(codes.get() + row * inputs, inputs, weight, sums);
+          });
+          to.store(sums, told.get() + row, count, y + row * outputs);
         });
-        to.store(sums, told.get() + row, count, y + row * outputs);
-      });
+      };
     });
   });
 }

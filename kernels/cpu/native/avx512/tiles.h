@@ -36,18 +36,20 @@ inline float to_float(bf16 value) {
 
 bool has_amx();  // the processor has AMX, and the kernel lets this process use it
 
-// Calls body(begin, end, panel) for parts of the rows by panels. The rows of a part, at most
-// `max_rows`, stay in the cache, so that a panel is read from memory once for many rows, and the
-// rows once for many panels.
-template <class Body>
-void for_panels(int64_t rows, int64_t outputs, int64_t max_rows, Body body) {
+// Calls body(begin, end, panel), made by each thread for itself, for parts of the rows by panels. The
+// rows of a part, at most `max_rows`, stay in the cache, so that a panel is read from memory once for
+// many rows, and the rows once for many panels.
+template <class Make>
+void for_panels(int64_t rows, int64_t outputs, int64_t max_rows, Make make) {
   if (rows == 0) return;
   const int64_t panels = (outputs + PANEL - 1) / PANEL;
   const int64_t num_parts = (rows + max_rows - 1) / max_rows;
   const int64_t part = ((rows + num_parts - 1) / num_parts + 31) / 32 * 32;
-  parallel_runs(num_parts * panels, [&](int64_t item) {
-    const int64_t begin = item / panels * part;
-    body(begin, std::min(rows, begin + part), item % panels);
+  parallel_runs(num_parts * panels, [&] {
+    return [=, body = make()](int64_t item) mutable {
+      const int64_t begin = item / panels * part;
+      body(begin, std::min(rows, begin + part), item % panels);
+    };
   });
 }
 
