@@ -1,0 +1,112 @@
+"""schemathesis over our own document: what it says a client may send, and what it may not.
+
+Every operation of /openapi.json is called with values that fit its description and with values
+that do not. No answer may be a 5xx, and none may have a status, a media type or a shape that the
+document does not tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+
+from engine.config import EngineConfig
+from engine.process import SubprocessClient
+from server.app import create_app
+from server.settings import Settings
+from tests.servers import MODEL, Server, running_server
+
+KEY = "sk-fuzz"
+FLAGS = (
+    *("--load-format", "stub", "--max-model-len", "64", "--max-queued-requests", "4096"),
+    *("--body-timeout-s", "2", "--disable-log-requests"),
+)
+
+
+def document() -> dict[str, Any]:
+    app = create_app(Settings(api_keys=[KEY]), SubprocessClient(EngineConfig(model="none")))
+    return app.openapi()
+
+
+SCHEMA = schemathesis.openapi.from_dict(document())
+OPERATIONS = {
+    operation.label: operation
+    for operation in (result.ok() for result in SCHEMA.get_all_operations())
+}
+MODES = {mode.value: mode for mode in schemathesis.GenerationMode}
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("fuzzed")
+    flags = (*FLAGS, "--data-dir", str(home))
+    with running_server(home / "log", *flags, key=KEY) as server:
+        yield server
+
+
+def check(server: Server, label: str, mode: str, max_examples: int) -> None:
+    """Call one operation with so many generated requests."""
+
+    @settings(
+        max_examples=max_examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=OPERATIONS[label].as_strategy(MODES[mode]))
+    def run(case: Any) -> None:
+        if mode == "positive":
+            _lead_on(case)
+        case.call_and_validate(
+            base_url=server.url,
+            headers={"authorization": f"Bearer {KEY}"},
+            excluded_checks=_excluded(label),
+        )
+
+    # Where nothing can be wrong with a request, there is nothing to be called with.
+    with contextlib.suppress(Unsatisfiable):
+        run()
+
+
+def _lead_on(case: Any) -> None:
+    """Take out what would end nearly every request at the door."""
+    for name in [name for name in case.headers if name.lower() == "x-quire-deadline-ms"]:
+        del case.headers[name]
+    if isinstance(case.body, dict):
+        case.body.pop("deadline_ms", None)
+        if "model" in case.body:
+            case.body["model"] = MODEL
+
+
+def _excluded(label: str) -> list[Any]:
+    # What fits the shapes may still be refused, for a model's vocabulary or by rules over several
+    # fields; other methods and missing keys have tests of their own; a query may have more names
+    # than are looked at.
+    names = ["positive_data_acceptance", "unsupported_method", "ignored_auth"]
+    if label.startswith(("GET ", "DELETE ")):
+        names.append("negative_data_rejection")
+    checks = schemathesis.checks.CHECKS
+    return [check for name in names for check in checks.get_by_names([name])]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_no_answer_is_undescribed(fuzzed: Server, label: str, mode: str) -> None:
+    check(fuzzed, label, mode, max_examples=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_no_answer_is_undescribed_however_long_one_tries(
+    fuzzed: Server, label: str, mode: str
+) -> None:
+    check(fuzzed, label, mode, max_examples=300)
