@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.pooling import PoolingKind
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy", "stub"]
@@ -23,6 +25,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # CPU takes a second for the thousands of tokens that fill a GPU.
     max_num_batched_tokens: int | None = None
     policy: Policy = "fcfs"
+    whole_prompts: bool = False  # no chunks: a prompt joins a step that has room for all of it
     overlap: bool | None = None  # plan and launch a step while the one before runs; None: on a GPU
     # Batching window: hold new prompts back until one of these is reached. 0 ms: off.
     batching_window_ms: float = 0.0
@@ -65,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str = "auto"
     batch_invariant: bool = False  # a sequence's logits have the same bits in any batch
     enforce_eager: bool = False  # no CUDA graphs
+    pooling_type: PoolingKind | None = None  # of embeddings; None: what the model was made for
     num_threads: int | None = None  # CPU threads of the tensor library; None: one a core
     seed: int = 0  # of dummy weights
     stub_step_ms: float = 0.0  # milliseconds that a step takes under load_format "stub"

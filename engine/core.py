@@ -23,6 +23,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from engine.client import LoadProgress
 from engine.config import EngineConfig, SchedulerConfig
 from engine.errors import EngineDead, Failure, InvalidParameter, RequestError
@@ -84,9 +86,9 @@ class EngineCore:
         self._pool = BlockPool(
             info.memory.num_blocks,
             info.memory.block_size,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
+            enable_prefix_caching=config.cache.enable_prefix_caching and not info.whole_prompts,
         )
-        limits = config.scheduler.on(info.device)
+        limits = _limits(config, info)
         self._scheduler = Scheduler(
             limits,
             self._pool,
@@ -152,8 +154,10 @@ class EngineCore:
         Raises:
             ContextLengthExceeded: it can never fit the context or the KV cache.
             InvalidParameter: it names tokens that the model does not have, its prompt is empty,
-                its id is in use, or its grammar is known not to work.
+                its id is in use, its grammar is known not to work, or the model is of another
+                kind.
         """
+        _check_kind(request, self._info)
         self._check_tokens(request)
         if request.sampling.grammar is None:
             self._scheduler.add(request)
@@ -298,6 +302,30 @@ class EngineCore:
                 raise InvalidParameter(
                     f"'{param}' has token ids outside the vocabulary of {size} tokens", param=param
                 )
+
+
+def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
+    """The scheduler's limits on this device, for this model."""
+    limits = config.scheduler.on(info.device)
+    if not info.whole_prompts:
+        return limits
+    tokens = max(limits.step_tokens, info.max_model_len)
+    return msgspec.structs.replace(limits, max_num_batched_tokens=tokens, whole_prompts=True)
+
+
+def _check_kind(request: Request, info: EngineInfo) -> None:
+    """A model that does not generate gives vectors only; one that does may give both."""
+    pooling, can = request.pooling, info.pooling
+    if pooling is None:
+        if not info.generates:
+            raise InvalidParameter("this model does not generate text", param="model")
+    elif can is None:
+        raise InvalidParameter("this model makes no embeddings", param="model")
+    elif pooling.scores and not can.num_labels:
+        raise InvalidParameter("this model has no head that scores", param="model")
+    elif pooling.dimensions is not None and pooling.dimensions > can.size:
+        problem = f"'dimensions' must be at most {can.size}, the size of this model's embeddings"
+        raise InvalidParameter(problem, param="dimensions")
 
 
 def _overlaps(config: EngineConfig, info: EngineInfo) -> bool:

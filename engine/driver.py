@@ -31,6 +31,7 @@ class Choice:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.embedding: bytes | None = None
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -46,6 +47,7 @@ class Choice:
     def push(self, output: RequestOutput) -> None:
         """Take one step's share."""
         self.prompt_logprobs += output.prompt_logprobs
+        self.embedding = output.embedding
         if output.num_cached_tokens is not None:
             self.num_cached_tokens = output.num_cached_tokens
         delta = self._decoder.push(output)
@@ -199,6 +201,7 @@ def _share(output: EngineOutput, index: int) -> RequestOutput:
         token_ids=output.token_ids[index],
         logprobs=output.logprobs.get(request_id),
         prompt_logprobs=output.prompt_logprobs.get(request_id, ()),
+        embedding=output.embeddings.get(request_id),
         num_cached_tokens=output.num_cached_tokens.get(request_id),
         finish_reason=output.finish_reasons[index],
         stop_token_id=output.stop_token_ids.get(request_id),

@@ -58,16 +58,19 @@ def _merge(results: Sequence[StepResult], errors: dict[str, Failure]) -> StepRes
     token_ids: list[tuple[int, ...]] = []
     logprobs: list[tuple[TokenLogprobs, ...] | None] = []
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    pooled: dict[str, bytes] = {}
     for result in results:
         ids += result.ids
         token_ids += result.token_ids
         logprobs += result.logprobs or (None,) * len(result.ids)
         prompt_logprobs |= result.prompt_logprobs
+        pooled |= result.pooled
         errors |= result.errors
     return StepResult(
         ids=tuple(ids),
         token_ids=tuple(token_ids),
         logprobs=tuple(logprobs),
         prompt_logprobs=prompt_logprobs,
+        pooled=pooled,
         errors=errors,
     )

@@ -42,6 +42,7 @@ class Stream:
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._num_prompt_logprobs = 0  # received
         self._num_repeated = 0  # of those to come, received before the engine died
+        self._embedding: bytes | None = None
         self._num_cached: int | None = None
         self._cached_taken = False
         self._first_token_s: float | None = None
@@ -98,6 +99,7 @@ class Stream:
             token_ids=token_ids,
             logprobs=tuple(logprobs) if logprobs else None,
             prompt_logprobs=tuple(prompt_logprobs),
+            embedding=self._embedding,
             num_cached_tokens=num_cached,
             finish_reason=self._finish_reason,
             stop_token_id=self._stop_token_id,
@@ -126,6 +128,10 @@ class Stream:
         self._num_repeated -= repeated
         self._prompt_logprobs += logprobs[repeated:]
         self._num_prompt_logprobs += len(logprobs) - repeated
+
+    def set_embedding(self, embedding: bytes) -> None:
+        """The vector, whose request ends with the same output."""
+        self._embedding = embedding
 
     def set_num_cached(self, num_cached: int) -> None:
         """How much of the prompt was cached: the first word on it counts."""
@@ -192,6 +198,7 @@ class StreamTable:
         # The sparse columns first: the last word on a request closes its stream.
         self._each(output.logprobs, Stream.add_logprobs)
         self._each(output.prompt_logprobs, Stream.add_prompt_logprobs)
+        self._each(output.embeddings, Stream.set_embedding)
         self._each(output.num_cached_tokens, Stream.set_num_cached)
         self._each(output.stop_token_ids, Stream.set_stop_token)
         self._each(output.timings, Stream.set_timings)

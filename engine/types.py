@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from engine.errors import Failure, InvalidParameter
+from engine.pooling import PoolingInfo, PoolingParams
 
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar
@@ -132,7 +133,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    pooling: PoolingParams | None = None  # a vector is asked for, and no token
     resumed_token_ids: tuple[int, ...] = ()  # output already delivered before an engine restart
     fork_of: str | None = None  # a sibling with the same prompt, whose computed blocks are shared
     priority: int = 0  # lower runs first, under the priority policy
@@ -226,6 +228,8 @@ class StepResult(msgspec.Struct, frozen=True):
     # For rows that asked: the prompt positions computed by this step, in order. The logprobs of
     # position p are those of the prompt's token p given what precedes it, so they start at 1.
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    # For rows with ``pooling``: what this step's tokens add to their vector, little-endian float32.
+    pooled: dict[str, bytes] = {}
     errors: dict[str, Failure] = {}  # rows that failed; the others are whole
 
 
@@ -288,6 +292,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: bytes | None = None  # little-endian float32; with the last output
     num_cached_tokens: int | None = None  # told once, with the first output
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop or eos token that ended it; also in token_ids
@@ -303,6 +308,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     # Sparse: only the requests that have something to tell.
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+    embeddings: dict[str, bytes] = {}  # little-endian float32
     num_cached_tokens: dict[str, int] = {}
     stop_token_ids: dict[str, int] = {}
     timings: dict[str, RequestTimings] = {}
@@ -324,6 +330,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """The plan in one line, for people."""
         mib = 2**20
+        if not self.kv_cache_bytes:
+            return (
+                f"memory: weights {self.weights_bytes / mib:.0f} MiB, no KV cache, free "
+                f"{self.free_bytes / mib:.0f} MiB, longest input {self.max_model_len:,} tokens"
+            )
         return (
             f"memory: weights {self.weights_bytes / mib:.0f} MiB, "
             f"KV cache {self.kv_cache_bytes / mib:.0f} MiB = "
@@ -348,6 +359,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     fingerprint: str  # short hash of build, weights and config, for system_fingerprint
     load_s: float
+    generates: bool = True  # False: it has no head that scores tokens
+    pooling: PoolingInfo | None = None  # None: it makes no vectors
+    whole_prompts: bool = False  # a prompt is computed in one step, and nothing of it is cached
 
 
 def _check(condition: bool, param: str, problem: str) -> None:

@@ -31,6 +31,7 @@ from server.metrics import Metrics
 from server.openai import batches, chat, completions, files, models, schema, tokens
 from server.openai.responses import routes as responses
 from server.openai.responses.background import BackgroundResponses
+from server.pooling import embeddings, scoring
 from server.settings import Settings
 from server.state import ServerState
 
@@ -83,7 +84,7 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
     app.state.server = state
     app.state.responses = BackgroundResponses(state)
     rooms = (
-        *(chat, completions, responses, files, batches),
+        *(chat, completions, embeddings, scoring, responses, files, batches),
         *(models, tokens, system, profile, usage_route),
     )
     for room in rooms:

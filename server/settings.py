@@ -37,6 +37,7 @@ from engine.config import (
     SchedulerConfig,
 )
 from engine.paths import default_model_dir
+from engine.pooling import PoolingKind
 from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from server.setting import Setting, setting, table_of
 from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
@@ -131,6 +132,12 @@ class Settings(BaseSettings):
         "its prompt is cut; slower.",
     )
     enforce_eager: bool = setting(False, _MODEL, "Do not capture CUDA graphs.")
+    pooling_type: PoolingKind | None = setting(
+        None,
+        _MODEL,
+        "Which hidden states make an embedding: last (token), mean, cls (the first token) or max. "
+        "What the model was made for when left out.",
+    )
     num_threads: int | None = setting(
         None, _MODEL, "CPU threads of the engine; one for each core when left out.", ge=1
     )
@@ -390,6 +397,7 @@ class Settings(BaseSettings):
             attention_backend=self.attention_backend,
             batch_invariant=self.batch_invariant,
             enforce_eager=self.enforce_eager,
+            pooling_type=self.pooling_type,
             num_threads=self.num_threads,
             seed=self.seed,
             stub_step_ms=self.stub_step_ms,

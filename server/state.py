@@ -52,6 +52,12 @@ class Model:
         """The name that answers carry."""
         return self.names[0]
 
+    def check_generates(self) -> None:
+        """Raise ApiError (400) where the model makes vectors only."""
+        if not self.info.generates:
+            message = "This model does not generate text; see /v1/embeddings and /v1/score."
+            raise ApiError(400, message, param="model")
+
     def check_name(self, name: str) -> None:
         """Raise ApiError (404) unless ``name`` is one under which the model is served."""
         if name not in self.names:

@@ -6,27 +6,26 @@ import hashlib
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 from engine.models.families import read_spec
+from engine.models.json_file import parse_object, read_bytes
 from engine.models.safetensors import Header, read_header
+from engine.models.sentence import SentenceConfig, read_sentence_config
 from engine.models.spec import DecoderSpec
 
-_MAX_JSON_BYTES = 64 * 2**20
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What config.json and generation_config.json say."""
+    """What config.json, generation_config.json and sentence-transformers' files say."""
 
     directory: Path
     spec: DecoderSpec
+    sentence: SentenceConfig
     raw: bytes  # config.json as it stands
 
 
@@ -42,12 +41,13 @@ def read_config(model: str) -> ModelConfig:
     path = directory / "config.json"
     if not path.is_file():
         raise ModelLoadError(f"{path}: missing; a model directory in Hugging Face format has one")
-    raw = _read_bytes(path)
+    raw = read_bytes(path)
     try:
-        spec = read_spec(_parse_object(path, raw))
+        spec = read_spec(parse_object(path, raw))
     except ModelLoadError as error:
         raise ModelLoadError(_in_directory(directory, str(error))) from None
-    return ModelConfig(directory, _with_generation_eos(directory, spec), raw)
+    sentence = read_sentence_config(directory)
+    return ModelConfig(directory, _with_generation_eos(directory, spec), sentence, raw)
 
 
 def read_headers(directory: Path) -> list[Header]:
@@ -85,7 +85,7 @@ def fingerprint(config: ModelConfig, headers: list[Header], *extra: str) -> str:
 
 def _indexed_files(index: Path) -> list[str]:
     """The shards an index names, each once, in order."""
-    mapping = _parse_object(index, _read_bytes(index)).get("weight_map")
+    mapping = parse_object(index, read_bytes(index)).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise ModelLoadError(f"{index}: has no 'weight_map'")
     names = list(dict.fromkeys(mapping.values()))
@@ -99,7 +99,7 @@ def _indexed_files(index: Path) -> list[str]:
 
 def _check_index(index: Path, headers: list[Header]) -> None:
     """Every tensor is in the file that the index says."""
-    mapping = _parse_object(index, _read_bytes(index))["weight_map"]
+    mapping = parse_object(index, read_bytes(index))["weight_map"]
     held = {header.path.name: header.entries for header in headers}
     for tensor, name in mapping.items():
         if tensor not in held[name]:
@@ -111,28 +111,9 @@ def _with_generation_eos(directory: Path, spec: DecoderSpec) -> DecoderSpec:
     path = directory / "generation_config.json"
     if not path.is_file():
         return spec
-    reader = ConfigReader(_parse_object(path, _read_bytes(path)), str(path))
+    reader = ConfigReader(parse_object(path, read_bytes(path)), str(path))
     both = dict.fromkeys((*spec.eos_token_ids, *reader.token_ids("eos_token_id")))
     return replace(spec, eos_token_ids=tuple(both))
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ModelLoadError(f"{path}: too large to be what it is named")
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _parse_object(path: Path, raw: bytes) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ModelLoadError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: not a JSON object")
-    return value
 
 
 def _in_directory(directory: Path, message: str) -> str:

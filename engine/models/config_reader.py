@@ -89,6 +89,20 @@ class ConfigReader:
             raise self.error(key, f"must be a string, not {value!r:.80}")
         return value
 
+    def texts(self, key: str) -> list[str]:
+        """A list of strings; empty where absent."""
+        value = self._take(key, [])
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise self.error(key, "must be a list of strings")
+        return value
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """An object, taken as it is; empty where absent."""
+        value = self._take(key, {})
+        if not isinstance(value, dict):
+            raise self.error(key, "must be an object")
+        return value
+
     def listed(self, key: str, length: int) -> list[Any] | None:
         """A list with an entry for each layer (more are cut off), or None where absent."""
         value = self._take(key, ())

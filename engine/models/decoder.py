@@ -87,8 +87,13 @@ class Decoder:
         return self._walk(x, state, caches, wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores of the next token: [rows, hidden_size] -> [rows, vocab_size] float32."""
+        """What the head says, in float32: [rows, hidden_size] -> [rows, vocab_size], the scores of
+        the next token, or [rows, num_labels] where the head is a classifier's.
+        """
+        assert self._modules.head is not None, "a model without a head was asked for scores"
         logits = self._modules.head.logits(hidden)
+        if not self.spec.generates:
+            return logits
         if self.spec.logit_scale != 1.0:
             logits = logits.mul_(self.spec.logit_scale)
         cap = self.spec.logit_softcap

@@ -12,7 +12,14 @@ from engine.client import LoadProgress
 from engine.errors import ModelLoadError
 from engine.models.safetensors import Header, TensorEntry, read_into
 from engine.models.spec import DecoderSpec
-from engine.models.weights import Parameter, Target, is_redundant, parameters, targets
+from engine.models.weights import (
+    Parameter,
+    Target,
+    base_prefix,
+    is_redundant,
+    parameters,
+    targets,
+)
 from kernels.cpu.memory import own_pages
 
 _DUMMY_STD = 0.02
@@ -171,9 +178,10 @@ def _assign(
     places = targets(spec, wanted)
     for header in headers:
         for entry in sorted(header.entries.values(), key=lambda entry: entry.begin):
-            target = places.pop(entry.name, None)
+            bare, full = entry.name, base_prefix(spec) + entry.name
+            target = places.pop(bare, None) or places.pop(full, None)
             if target is None:
-                if is_redundant(spec, entry.name):
+                if is_redundant(spec, bare) or is_redundant(spec, full):
                     continue
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name[:80]}' has no place in a "

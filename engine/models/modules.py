@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from engine.models.linear import Head, Linear, LinearMethod
+from engine.models.linear import DenseLinear, Head, Linear, LinearMethod
 from engine.models.loader import Weights
 from engine.models.norms import NormWeights
 from engine.models.rope import rotary_order
@@ -80,7 +80,7 @@ class Modules:
     positions: torch.Tensor | None  # [max_position_embeddings, hidden_size], where learned
     layers: tuple[Layer, ...]
     norm: NormWeights
-    head: Head
+    head: Head | None  # scores tokens, or texts; None: the hidden states are all there is
     num_bytes: int
 
 
@@ -102,6 +102,11 @@ def make_modules(
     num_bytes = norm.num_bytes + sum(_layer_bytes(layer) for layer in layers)
     num_bytes += 0 if positions is None else positions.nbytes
     embedding = weights["embedding"]
+    if not spec.generates:
+        embed = partial(functional.embedding, weight=embedding)
+        score = DenseLinear(weights["score"], None) if spec.num_labels else None
+        num_bytes += embedding.nbytes + (0 if score is None else score.num_bytes)
+        return Modules(embed, positions, layers, norm, score, num_bytes)
     if spec.tie_word_embeddings:
         head = method.make_head(embedding)
         return Modules(head.rows, positions, layers, norm, head, num_bytes + head.num_bytes)

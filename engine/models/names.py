@@ -40,6 +40,7 @@ _MODEL = (
     Rule("model.norm.weight", "norm"),
     Rule("model.norm.bias", "norm.bias"),
     Rule("lm_head.weight", "head"),
+    Rule("score.weight", "score"),
 )
 _ATTENTION = (
     Rule(_LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
@@ -95,6 +96,7 @@ _GPT_NEOX = (
     Rule("gpt_neox.final_layer_norm.weight", "norm"),
     Rule("gpt_neox.final_layer_norm.bias", "norm.bias"),
     Rule("embed_out.weight", "head"),
+    Rule("score.weight", "score"),
     Rule(_NEOX_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
     Rule(_NEOX_LAYER + "input_layernorm.bias", "{i}.attention_norm.bias"),
     Rule(_NEOX_LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
@@ -115,6 +117,7 @@ _GPT2 = (
     Rule("transformer.ln_f.weight", "norm"),
     Rule("transformer.ln_f.bias", "norm.bias"),
     Rule("lm_head.weight", "head"),
+    Rule("score.weight", "score"),
     Rule("transformer.h.{i}.ln_1.weight", "{i}.attention_norm"),
     Rule("transformer.h.{i}.ln_1.bias", "{i}.attention_norm.bias"),
     Rule("transformer.h.{i}.attn.c_attn.weight", "{i}.qkv.weight", None, Transposed()),

@@ -156,6 +156,9 @@ class DecoderSpec:
     residual_scale: float = 1.0  # of what attention and MLP add to the residual stream
     logit_scale: float = 1.0
     logit_softcap: float | None = None  # c * tanh(x / c)
+    generates: bool = True  # False: it has no head that scores tokens
+    num_labels: int = 0  # of the classification head in its place; 0: there is none
+    score_sigmoid: bool = True  # a score is the sigmoid of what that head says
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str | None = None  # as config.json tells it
 

@@ -63,7 +63,9 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
     found = {"embedding": Parameter((spec.vocab_size,), (hidden,)), **_norm(spec, "norm", hidden)}
     if spec.rope is None:
         found["positions"] = Parameter((spec.max_position_embeddings,), (hidden,))
-    if not spec.tie_word_embeddings:
+    if spec.num_labels:
+        found["score"] = Parameter((spec.num_labels,), (hidden,))
+    if spec.generates and not spec.tie_word_embeddings:
         found["head"] = Parameter((spec.vocab_size,), (hidden,))
     for i in range(spec.num_layers):
         mlp = _experts(spec, spec.moe) if spec.layers[i].experts and spec.moe else _mlp(spec)
@@ -95,6 +97,12 @@ def is_redundant(spec: DecoderSpec, name: str) -> bool:
     """Whether a tensor without a place may be passed over: computed here, or a tied copy."""
     tied_copy = spec.tie_word_embeddings and name == "lm_head.weight"
     return tied_copy or _COMPUTED.fullmatch(name) is not None
+
+
+def base_prefix(spec: DecoderSpec) -> str:
+    """What names begin with in a whole model, and lack where it was exported without its head."""
+    embedding = next(rule for rule in rules_of(spec.architecture) if rule.parameter == "embedding")
+    return embedding.pattern.partition(".")[0] + "."
 
 
 def _attention(spec: DecoderSpec) -> dict[str, Parameter]:

@@ -23,6 +23,7 @@ from engine.models.loader import (
 from engine.models.modules import make_modules
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
+from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.graphs import CudaCapture, DecodeGraphs
@@ -61,7 +62,7 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         config.cache,
         config.scheduler,
         block_size=block_size,
-        max_model_len=config.max_model_len,
+        max_model_len=config.max_model_len or _longest_made_for(model),
         dtype=dtype,
         device=device,
         weights_bytes=modules.num_bytes,
@@ -77,7 +78,8 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         device=device,
     )
     graphs = None
-    if device.type == "cuda" and kernels.attention.is_capturable and not config.enforce_eager:
+    captures = spec.generates and kernels.attention.is_capturable and not config.enforce_eager
+    if device.type == "cuda" and captures:
         graphs = DecodeGraphs(
             decoder,
             cache,
@@ -89,6 +91,14 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         )
     logger.info(memory.describe())
     return ModelRunner(info, decoder, cache, kernels, attention, rows, graphs)
+
+
+def _longest_made_for(model: ModelConfig) -> int | None:
+    """The input that a model of embeddings was trained for, where that is told and shorter."""
+    longest = model.sentence.max_tokens
+    if model.spec.generates or longest is None:
+        return None
+    return min(longest, model.spec.longest_context)
 
 
 def _load(
@@ -131,6 +141,7 @@ def _info(
     spec, dtype = model.spec, dtype_name(attention.dtype)
     source = f"dummy {config.seed}" if config.load_format == "dummy" else "checkpoint"
     rounding = config.quantization or "unquantised"
+    kind = config.pooling_type or model.sentence.kind or "last"
     return EngineInfo(
         model=config.model,
         architecture=spec.architecture,
@@ -142,6 +153,14 @@ def _info(
         max_model_len=memory.max_model_len,
         eos_token_ids=spec.eos_token_ids,
         memory=memory,
-        fingerprint=fingerprint(model, headers, dtype, rounding, source, backend),
+        fingerprint=fingerprint(model, headers, dtype, rounding, source, backend, kind),
         load_s=time.monotonic() - started_s,
+        generates=spec.generates,
+        pooling=PoolingInfo(
+            kind=kind,
+            size=spec.hidden_size,
+            normalize=model.sentence.normalize,
+            num_labels=spec.num_labels,
+            sigmoid=spec.score_sigmoid,
+        ),
     )

@@ -21,6 +21,7 @@ from engine.profiler import Spans
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.inputs import DeviceBatch, HostBatch, build, geometry, host_batch, send
 from engine.runner.outcome import JudgedRow, Outcome, SampledRows
+from engine.runner.pooling import PooledRow, pool_rows
 from engine.runner.protocol import Computed, Launched
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler
@@ -41,6 +42,13 @@ class _Inputs(NamedTuple):
     sent: DeviceBatch
     step: StepInputs
     state: StepState
+
+
+class _Told(NamedTuple):
+    """What a step tells of prompts."""
+
+    judged: list[JudgedRow]
+    pooled: list[PooledRow]
 
 
 class ModelRunner:
@@ -108,13 +116,13 @@ class ModelRunner:
             batch = host_batch(plan.rows, self._rows)
             graph = self._load_graph(batch, plan)
             inputs = self._send(batch, plan) if graph is None else None
-        judged: list[JudgedRow] = []
+        told = _Told([], [])
         if graph is not None:
             sampled = self._replay(graph, batch)
         else:
             assert inputs is not None
-            sampled, judged = self._compute(plan.rows, batch, inputs)
-        return Outcome(plan.rows, batch.sampling_rows, sampled, judged, self._downloads)
+            sampled, told = self._compute(plan.rows, batch, inputs)
+        return Outcome(plan.rows, batch.sampling_rows, sampled, *told, self._downloads)
 
     def _update_rows(self, plan: StepPlan) -> None:
         for row_id in plan.removed:
@@ -164,32 +172,46 @@ class ModelRunner:
 
     def _compute(
         self, rows: tuple[ScheduledRow, ...], batch: HostBatch, inputs: _Inputs
-    ) -> tuple[SampledRows | None, list[JudgedRow]]:
+    ) -> tuple[SampledRows | None, _Told]:
         """From the inputs to the tokens."""
         sent = inputs.sent
         with self._spans("forward"):
-            hidden, judged = self._forward(rows, batch, inputs)
+            hidden, told = self._forward(rows, batch, inputs)
             if not batch.sampling_rows.size:
-                return None, judged
+                return None, told
             logits = self._model.logits(hidden)
         with self._spans("sample"):
             slots = sent.rows.slots.index_select(0, sent.sampling_rows)
             positions = inputs.step.seq_lens.index_select(0, sent.sampling_rows).long()
-            return self._sampler.sample(logits, batch, slots, positions), judged
+            return self._sampler.sample(logits, batch, slots, positions), told
 
     def _forward(
         self, rows: tuple[ScheduledRow, ...], batch: HostBatch, inputs: _Inputs
-    ) -> tuple[torch.Tensor, list[JudgedRow]]:
-        """Hidden states of the sampling rows' last tokens, [S, hidden_size]; judged prompts."""
-        judges = self._judges(batch)  # for which the hidden states of all tokens are wanted
-        trims = not judges and not batch.is_decode
+    ) -> tuple[torch.Tensor, _Told]:
+        """Hidden states of the sampling rows' last tokens, [S, hidden_size]; told of prompts."""
+        judges, pools = self._judges(batch), self._pools(batch)
+        wants_all = judges or pools  # the hidden states of all tokens
+        trims = not wants_all and not batch.is_decode
         wanted = _last_tokens(inputs.sent) if trims else None
         step, layers = inputs.step, self._cache.layers
         hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
-        if not judges:
-            return hidden, []
-        judged = self._judge(rows, batch, hidden)
-        return hidden.index_select(0, _last_tokens(inputs.sent)), judged
+        if not wants_all:
+            return hidden, _Told([], [])
+        judged = self._judge(rows, batch, hidden) if judges else []
+        pooled = self._pool(rows, batch, hidden) if pools else []
+        return hidden.index_select(0, _last_tokens(inputs.sent)), _Told(judged, pooled)
+
+    def _pools(self, batch: HostBatch) -> bool:
+        """Whether a row adds to a vector."""
+        pooled = self._rows.pooled
+        return bool(pooled) and not pooled.isdisjoint(batch.slots.tolist())
+
+    def _pool(
+        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, hidden: torch.Tensor
+    ) -> list[PooledRow]:
+        requests = [self._rows.requests[slot] for slot in batch.slots.tolist()]
+        bounds = batch.query_start.tolist()
+        return list(pool_rows(rows, requests, bounds, hidden, self._model.logits))
 
     def _judges(self, batch: HostBatch) -> bool:
         """Whether a row tells of prompt tokens with this step."""

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from engine.errors import Failure
+from engine.runner.pooling import PooledRow
 from engine.runner.transfer import Downloads
 from engine.sampling.logprobs import LogprobColumns, entries
 from engine.types import ScheduledRow, StepResult, TokenLogprobs
 from kernels.sampling import Sampled
 
-_NOT_FINITE = Failure(
+NOT_FINITE = Failure(
     kind="RequestFailed", message="the model's scores for this request are not finite"
 )
 
@@ -48,6 +49,7 @@ class Outcome:
         sampling_rows: [S] those that choose a token.
         sampled: what they chose; None when there are none.
         judged: rows that tell of their prompt.
+        pooled: rows that add to a vector.
         downloads: of the device.
     """
 
@@ -57,11 +59,13 @@ class Outcome:
         sampling_rows: np.ndarray,
         sampled: SampledRows | None,
         judged: list[JudgedRow],
+        pooled: list[PooledRow],
         downloads: Downloads,
     ) -> None:
         self._ids = [rows[row].id for row in sampling_rows.tolist()]
         self._sampled = sampled
         self._judged = judged
+        self._pooled = pooled
         tensors: list[torch.Tensor] = []
         if sampled is not None:
             tensors += sampled.sampled
@@ -69,6 +73,7 @@ class Outcome:
         for row in judged:
             for columns in row.columns:
                 tensors += columns
+        tensors += [row.part for row in pooled]
         self._fetched = downloads.fetch(tensors)
 
     def result(self) -> StepResult:
@@ -83,7 +88,7 @@ class Outcome:
             is_finite = next(tensors)[:count]
             if not is_finite.all():
                 bad = (~is_finite).nonzero().flatten().tolist()
-                errors = {self._ids[index]: _NOT_FINITE for index in bad}
+                errors = {self._ids[index]: NOT_FINITE for index in bad}
             for index, failure in self._sampled.failures.items():
                 errors[self._ids[index]] = failure
             if self._sampled.columns is not None:
@@ -97,15 +102,29 @@ class Outcome:
             if all(math.isfinite(entry.logprob) for entry in judged):
                 prompt_logprobs[row.id] = tuple(judged)
             else:
-                errors[row.id] = _NOT_FINITE
+                errors[row.id] = NOT_FINITE
+        pooled: dict[str, bytes] = {}
+        for row in self._pooled:
+            tell_pooled(row.id, next(tensors), pooled, errors)
         good = [i for i, row_id in enumerate(self._ids) if row_id not in errors]
         return StepResult(
             ids=tuple(self._ids[i] for i in good),
             token_ids=tuple((token_ids[i],) for i in good),
             logprobs=tuple(logprobs[i] for i in good),
             prompt_logprobs={k: v for k, v in prompt_logprobs.items() if k not in errors},
+            pooled=pooled,
             errors=errors,
         )
+
+
+def tell_pooled(
+    row_id: str, part: torch.Tensor, pooled: dict[str, bytes], errors: dict[str, Failure]
+) -> None:
+    """Note a row's part of a vector, which is on the host, or that it is not finite."""
+    if part.isfinite().all():
+        pooled[row_id] = part.numpy().astype("<f4", copy=False).tobytes()
+    else:
+        errors[row_id] = NOT_FINITE
 
 
 def _next_columns(tensors: Iterator[torch.Tensor]) -> LogprobColumns:

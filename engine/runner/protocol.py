@@ -25,6 +25,11 @@ order, no limit. It neither reorders nor drops rows.
 ``prompt_logprobs`` yields those of the prompt tokens at positions ``s + 1 .. min(e, P - 1)``,
 where ``P`` is the prompt's length: each is judged by the logits of the position before it.
 
+**Pooling.** A row of a request with ``pooling`` never samples. It yields what its tokens add to
+the request's vector: for ``mean`` the sum of their hidden states, for ``max`` the greatest values,
+for ``cls`` the state of position 0 and for ``last`` (and ``scores``) that of the prompt's last
+position, where the row holds it. Nothing of this is kept by the runner.
+
 **Overlap.** ``launch`` may return before the step is computed; steps are computed in the order in
 which they were launched, each as if the ones before it were done. So the next step can be planned
 and launched while this one runs. A row may then turn out to be one too many, since the result that

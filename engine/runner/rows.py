@@ -55,6 +55,7 @@ class RowTable:
         self.sampling = SamplingState(lines, vocab_size, eos_token_ids, device)
         self.requests: dict[int, Request] = {}  # by slot
         self.judged: set[int] = set()  # slots that ask for their prompt's log-probabilities
+        self.pooled: set[int] = set()  # slots that ask for a vector
         self._is_mirrored = device.type != "cpu"
         self._num_blocks = [0] * max_num_rows
         self._slots: dict[str, int] = {}
@@ -72,6 +73,7 @@ class RowTable:
             return
         self.sampling.clear(slot)
         self.judged.discard(slot)
+        self.pooled.discard(slot)
         del self.requests[slot]
         self._free.append(slot)
 
@@ -88,6 +90,8 @@ class RowTable:
         self.sampling.set(slot, added)
         if request.sampling.prompt_logprobs is not None:
             self.judged.add(slot)
+        if request.pooling is not None:
+            self.pooled.add(slot)
 
     def slots(self, row_ids: Iterable[str]) -> list[int]:
         """Where rows live. Raises KeyError for one that was never added."""

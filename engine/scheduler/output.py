@@ -17,6 +17,7 @@ class OutputBuilder:
     """The columns of an :class:`EngineOutput` in the making."""
 
     __slots__ = (
+        "embeddings",
         "errors",
         "finish_reasons",
         "ids",
@@ -34,6 +35,7 @@ class OutputBuilder:
         self.finish_reasons: list[FinishReason | None] = []
         self.logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        self.embeddings: dict[str, bytes] = {}
         self.num_cached_tokens: dict[str, int] = {}
         self.stop_token_ids: dict[str, int] = {}
         self.timings: dict[str, RequestTimings] = {}
@@ -77,6 +79,7 @@ class OutputBuilder:
             finish_reasons=tuple(self.finish_reasons),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            embeddings=self.embeddings,
             num_cached_tokens=self.num_cached_tokens,
             stop_token_ids=self.stop_token_ids,
             timings=self.timings,

@@ -136,7 +136,8 @@ class Planner:
     def _displace(self, step: StepBuilder, seq: Sequence, short: Shortage) -> bool:
         """Preempt a running sequence for ``seq``; false where that is not done."""
         state = self._state
-        if seq.num_pending or seq.request.background:
+        # Where prompts are computed whole, who runs has ended with this step.
+        if seq.num_pending or seq.request.background or self._config.whole_prompts:
             return False
         added = {row.request.id for row in step.added}
         running = (other for other in state.running.values() if other.id not in added)
@@ -156,13 +157,15 @@ class Planner:
         """Start ``seq`` if there are blocks for all of its tokens, and some to spare."""
         state, pool = self._state, self._state.pool
         short = Shortage(pool.num_blocks, pool.blocks_for(len(seq.token_ids)), _num_blocks)
-        if seq.num_pending:
-            return short  # preempted while a step chose its next token, which is still to come
+        # Preempted while a step chose its next token, which is still to come; or not to be cut, and
+        # longer than what the step has left.
+        if seq.num_pending or (self._config.whole_prompts and len(seq.token_ids) > step.budget):
+            return short
         blocked, num_free = self._blocked
         if seq is blocked and pool.num_free <= num_free and state.running:
             return short  # nothing was freed since: no need to look its prefix up again
-        leader = self._usable_leader(step, seq)
-        looks_up = leader is None and not seq.owes_prompt_logprobs
+        leader = self._usable_leader(seq)
+        looks_up = leader is None and not seq.owes_prompt
         shared = pool.match(seq.chain, seq.token_ids) if looks_up else []
         if leader is not None:
             shared = leader.table.block_ids[: (seq.num_prompt - 1) // pool.block_size]
@@ -175,8 +178,8 @@ class Planner:
 
         if leader is None:
             pool.share(seq.table, shared)
-            seq.num_computed = seq.table.capacity
-        else:
+            seq.num_computed = seq.num_landed = seq.table.capacity
+        else:  # the copy is yet to be made: nothing has landed
             seq.num_computed = seq.num_prompt - 1
             seq.table, copy = pool.fork(leader.table, seq.num_computed)
             state.num_wasted += seq.table.capacity - seq.num_computed
@@ -195,14 +198,16 @@ class Planner:
         self._plan_row(step, seq, seq.table.block_ids, end)
         return None
 
-    def _usable_leader(self, step: StepBuilder, seq: Sequence) -> Sequence | None:
-        """The leader, if earlier steps have computed its prompt and it still holds it."""
+    def _usable_leader(self, seq: Sequence) -> Sequence | None:
+        """The leader, if what is shared of its prompt is computed and it still holds it.
+
+        Steps under way do not count: one that fails is run again without the leader, should that
+        have ended meanwhile.
+        """
         leader = seq.leader
         if leader is None or leader.status is not Status.RUNNING:
             return None
-        if leader.num_computed < leader.num_prompt or leader.id in step.computing_prompts:
-            return None
-        return leader
+        return leader if leader.num_landed >= leader.num_prompt - 1 else None
 
     # ------------------------------------------------------------ helpers
 
@@ -228,8 +233,6 @@ class Planner:
         seq.num_computed = end
         seq.num_pending += samples
         self._state.num_wasted -= end - start
-        if start < seq.num_prompt - 1:
-            step.computing_prompts.add(seq.id)
 
 
 def _one_place(seq: Sequence) -> int:

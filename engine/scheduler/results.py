@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from engine.scheduler.output import OutputBuilder
+from engine.scheduler.pooled import Pooled
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
-from engine.scheduler.step import Planned
+from engine.scheduler.step import Fill, Planned
 from engine.types import EngineOutput, FinishReason, ScheduledRow, StepPlan, StepResult
 
 
@@ -28,8 +29,11 @@ class ResultTaker:
             self._take_errors(planned.seqs, result, now_s)
         if result.prompt_logprobs:
             self._take_prompt_logprobs(plan, planned.seqs, result)
+        if result.pooled:
+            self._take_pooled(planned.fills, result)
         for seq, table, start, end in planned.fills:
             if seq.table is table and seq.status is Status.RUNNING:
+                seq.num_landed = max(seq.num_landed, end)
                 state.pool.publish(seq.chain, seq.token_ids, table, start, end)
         self._take_tokens(sampled, result, now_s)
         if sampled is not planned.seqs:
@@ -130,12 +134,30 @@ class ResultTaker:
                 self._state.news.prompt_logprobs[row.id] = fresh
                 self._state.news.tell_cached(seq)
 
+    def _take_pooled(self, fills: list[Fill], result: StepResult) -> None:
+        """Parts of vectors; one computed before its sequence was preempted comes again."""
+        for seq, table, _, _ in fills:
+            part = result.pooled.get(seq.id)
+            params = seq.request.pooling
+            if part is None or params is None or seq.table is not table:
+                continue
+            if seq.pooled is None:
+                seq.pooled = Pooled(params)
+            seq.pooled.add(part)
+
     def _end_without_tokens(self, row: ScheduledRow, seq: Sequence, now_s: float) -> None:
         """End a sequence that wanted no token, once its prompt is computed."""
         end = row.start + len(row.token_ids)
         if seq.status is Status.RUNNING and end == len(seq.token_ids) >= seq.max_num_tokens:
-            self._state.news.tell_cached(seq)
-            self._state.news.append(seq.id, (), "length")
+            news = self._state.news
+            news.tell_cached(seq)
+            if seq.request.pooling is None:
+                news.append(seq.id, (), "length")
+            else:
+                news.append(seq.id, (), "stop")
+                vector = None if seq.pooled is None else seq.pooled.finish(seq.num_prompt)
+                if vector is not None:
+                    news.embeddings[seq.id] = vector
             self._state.finish(seq, now_s)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.kv_cache.pool import BlockTable
 from engine.kv_cache.prefix import PrefixChain
+from engine.scheduler.pooled import Pooled
 from engine.types import Request
 
 if TYPE_CHECKING:
@@ -47,12 +48,15 @@ class Sequence:
 
     status: Status = Status.WAITING
     num_computed: int = 0  # tokens whose keys and values are cached, by the steps planned so far
+    num_landed: int = 0  # at least so many of them by steps whose results are there
     num_pending: int = 0  # tokens that planned steps choose, behind token_ids
     table: BlockTable = field(default_factory=BlockTable)  # a new one after each preemption
     known_to_runner: bool = False
 
     leader: Sequence | None = None  # shares its blocks with this one, if it can, at admission
     forks: list[Sequence] = field(default_factory=list)  # wait for this one's prompt
+
+    pooled: Pooled | None = None  # what its prompt has given so far, where a vector is asked for
 
     num_preemptions: int = 0
     num_cached: int | None = None  # prompt tokens found in the cache when first admitted
@@ -67,8 +71,11 @@ class Sequence:
         return len(self.token_ids) + self.num_pending
 
     @property
-    def owes_prompt_logprobs(self) -> bool:
+    def owes_prompt(self) -> bool:
         """Whether prompt positions must be computed even where their blocks are cached."""
+        pooling = self.request.pooling
+        if pooling is not None:
+            return pooling.needs_all_positions
         wanted = self.request.sampling.prompt_logprobs is not None
         return wanted and self.num_prompt_logprobs < self.num_prompt - 1
 
@@ -91,6 +98,7 @@ def sequence_of(
         InvalidParameter: the prompt is empty.
     """
     sampling = request.sampling
+    wanted = sampling.max_tokens if request.pooling is None else 0
     num_prompt = len(request.prompt_token_ids)
     is_held = sampling.grammar is not None
     stop_ids = frozenset() if sampling.ignore_eos and not is_held else eos
@@ -101,7 +109,7 @@ def sequence_of(
         token_ids=[*request.prompt_token_ids, *request.resumed_token_ids],
         num_prompt=num_prompt,
         min_num_tokens=num_prompt + (0 if is_held else sampling.min_tokens),
-        max_num_tokens=_checked_length(num_prompt, sampling.max_tokens, max_len),
+        max_num_tokens=_checked_length(num_prompt, wanted, max_len),
         stop_ids=stop_ids.union(sampling.stop_token_ids) if sampling.stop_token_ids else stop_ids,
         chain=chain,
         follows_output=sampling.follows_output,
@@ -113,7 +121,7 @@ def leader_of(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:
     """The live sequence whose prompt ``seq`` can share; without one it is an ordinary one."""
     request = seq.request
     leader = live.get(request.fork_of) if request.fork_of is not None else None
-    if leader is None or seq.owes_prompt_logprobs:
+    if leader is None or seq.owes_prompt:
         return None
     same_salt = leader.request.cache_salt == request.cache_salt
     same_prompt = leader.request.prompt_token_ids == request.prompt_token_ids

@@ -70,7 +70,8 @@ class SchedulerState:
         """``seq`` gives its blocks up and waits again, with all its tokens to compute."""
         self._release(seq)
         seq.table = BlockTable()
-        seq.num_computed = 0
+        seq.num_computed = seq.num_landed = 0
+        seq.pooled = None
         seq.status = Status.WAITING
         seq.num_preemptions += 1
         self.num_preemptions += 1

@@ -38,7 +38,6 @@ class StepBuilder:
     __slots__ = (
         "added",
         "budget",
-        "computing_prompts",
         "copies",
         "fills",
         "num_preempted",
@@ -56,9 +55,6 @@ class StepBuilder:
         self.fills: list[Fill] = []
         self.num_preempted = 0
         self.victims: list[Sequence] | None = None  # who runs, the next to be preempted last
-        # Sequences whose prompt this very step computes: copies come before a step's writes, so
-        # nobody can fork from them yet.
-        self.computing_prompts: set[str] = set()
 
     def withdraw(self, seq: Sequence) -> None:
         """Take a row back that was planned before its sequence was chosen for preemption."""
@@ -90,7 +86,8 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
 
     Each row is removed and added again, with its whole block table and the tokens that were still
     pending when it was planned; see the runner's row contract. Rows of sequences that have lost
-    their blocks since are left out.
+    their blocks since are left out. What was to be copied into a block is computed instead: the
+    source's holder may have ended, and a step that is void by now may have written there.
 
     Args:
         plan: the oldest whose result has not been taken in.
@@ -101,7 +98,7 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
     removed = [request_id for request_id in plan.removed if request_id not in planned]
     added: list[AddedRow] = []
     whole: list[ScheduledRow] = []
-    blocks: set[int] = set()
+    targets = {copy.target for copy in plan.copies}
     for row in rows:
         seq = seqs[row.id]
         removed.append(row.id)
@@ -109,13 +106,14 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
             continue
         added.append(added_row(seq))
         table = tuple(seq.table.block_ids)
-        tokens = tuple(seq.token_ids[row.start : row.start + len(row.token_ids)])
-        whole.append(ScheduledRow(row.id, row.start, tokens, table, row.samples))
-        blocks.update(table)
+        block_size = seq.table.capacity // len(table)
+        start = row.start
+        if table[start // block_size] in targets:
+            start -= start % block_size
+        tokens = tuple(seq.token_ids[start : row.start + len(row.token_ids)])
+        whole.append(ScheduledRow(row.id, start, tokens, table, row.samples))
     return StepPlan(
         rows=tuple(whole),
         added=tuple(added),
         removed=tuple(removed),
-        # Sources are as they were: whoever holds them writes behind what was copied.
-        copies=tuple(copy for copy in plan.copies if copy.target in blocks),
     )

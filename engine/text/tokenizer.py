@@ -131,6 +131,31 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(prepared, add_special_tokens=add_special_tokens)
         return [self._finish(encoding.ids, add_special_tokens) for encoding in encodings]
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None]]:
+        """Both texts of each pair as one prompt, with what the tokenizer puts around and between.
+
+        Returns:
+            For each pair its token ids, and where those of the second kind (token type 1) begin;
+            None where the tokenizer knows but one kind.
+
+        Raises:
+            InvalidParameter: a text holds a lone surrogate.
+        """
+        prepared = [(self.guard(first), self.guard(second)) for first, second in pairs]
+        for pair in prepared:
+            for text in pair:
+                _check_encodable(text)
+        found: list[tuple[list[int], int | None]] = []
+        for encoding in self._backend.encode_batch(prepared):
+            ids = self._finish(encoding.ids, True)
+            of_second = [
+                id_
+                for id_, kind in zip(encoding.ids, encoding.type_ids, strict=True)
+                if kind == 1 and id_ != self._joint_id
+            ]
+            found.append((ids, len(ids) - len(of_second) if of_second else None))
+        return found
+
     def guard(self, text: str) -> str:
         """``text`` in which no spelling of a special token will be seen as one.
 

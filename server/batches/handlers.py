@@ -15,10 +15,18 @@ from server.openai.endpoint import Call, read_fields
 from server.openai.inputs import ChatRequest, CompletionRequest, Shape
 from server.openai.responses.call import ResponseCall
 from server.openai.responses.inputs import ResponsesRequest
+from server.pooling.embeddings import EmbeddingCall
+from server.pooling.shapes import EmbeddingRequest
 from server.state import ServerState
 
 Handler = Callable[[ServerState, Caller, dict[str, Any]], Awaitable[Any]]
 _ShapeT = TypeVar("_ShapeT", bound=Shape)
+
+
+async def _embed(state: ServerState, caller: Caller, fields: dict[str, Any]) -> Any:
+    """The answer of /v1/embeddings."""
+    body, _ = read_fields(state.settings, EmbeddingRequest, fields)
+    return await (await EmbeddingCall.prepare(state, caller, body)).complete()
 
 
 async def _complete(
@@ -41,5 +49,6 @@ HANDLERS: MappingProxyType[str, Handler] = MappingProxyType(
         "/v1/chat/completions": partial(_complete, ChatRequest, ChatCall.prepare),
         "/v1/completions": partial(_complete, CompletionRequest, CompletionCall.prepare),
         "/v1/responses": partial(_complete, ResponsesRequest, ResponseCall.prepare),
+        "/v1/embeddings": _embed,
     }
 )

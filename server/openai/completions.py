@@ -78,6 +78,7 @@ class CompletionCall:
         """Judge the request against the model and encode its prompts."""
         model = await state.model()
         model.check_name(body.model)
+        model.check_generates()
         ends = middle_of(model).stop_token_ids if body.suffix else ()
         jobs: list[Job] = []
         for whole in await encode_prompts(body, model):

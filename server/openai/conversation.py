@@ -96,6 +96,7 @@ class Conversation:
         """
         model = await state.model()
         model.check_name(body.model)
+        model.check_generates()
         check_length(sum(message.num_chars for message in body.messages), model, "messages")
         tools = ToolUse.of(body, model.answers)
         whole = await encode_chat(

@@ -26,7 +26,7 @@ from server.openai.structured import StructuredFields
 from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
 from server.openai.unsupported import ignored_params, refuse_unsupported
 
-_MAX_MODEL_NAME = 256
+MAX_MODEL_NAME = 256
 _MAX_STOPS = 4
 _MAX_BAD_WORDS = 256
 _MAX_STOP_CHARS = 4096
@@ -202,7 +202,7 @@ class FeatureRequest(Shape):
 class ModelRequest(FeatureRequest):
     """A request that names a model."""
 
-    model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)]
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME)]
 
 
 class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
@@ -330,7 +330,7 @@ class CompletionRequest(GenerationRequest):
 class TokenizeRequest(FeatureRequest):
     """POST /tokenize: a text, or a conversation."""
 
-    model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)] | None = None
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME)] | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
@@ -351,7 +351,7 @@ class TokenizeRequest(FeatureRequest):
 class DetokenizeRequest(Shape):
     """POST /detokenize."""
 
-    model: Annotated[str, Field(max_length=_MAX_MODEL_NAME)] | None = None
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME)] | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
 

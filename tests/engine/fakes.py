@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from engine.client import LoadProgress
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import Failure, ModelLoadError
+from engine.pooling import PoolingInfo, PoolingParams
 from engine.profiler import Spans
 from engine.runner.protocol import Computed, Launched
 from engine.types import (
@@ -62,6 +64,7 @@ def make_info(
         ),
         fingerprint="fake",
         load_s=0.0,
+        pooling=PoolingInfo(kind="mean", size=2, num_labels=1),
     )
 
 
@@ -107,6 +110,33 @@ def expected_output(request: Request, max_len: int) -> tuple[list[int], str]:
         if output[-1] in _stop_ids(sampling) and len(output) >= sampling.min_tokens:
             return output, "stop"
     return output, "length"
+
+
+def expected_embedding(request: Request) -> bytes:
+    """The vector that ``request`` must give."""
+    params, prompt = request.pooling, request.prompt_token_ids
+    assert params is not None
+    digests, digest = [], 0
+    for token in prompt:
+        digest = _roll(digest, token)
+        digests.append(digest)
+    (x, y) = struct.unpack("<2f", pool(params, digests, 0, len(prompt)) or b"")
+    if params.kind == "mean":
+        x, y = x / len(prompt), y / len(prompt)
+    return struct.pack("<2f", x, y)
+
+
+def pool(params: PoolingParams, digests: list[int], start: int, num_prompt: int) -> bytes | None:
+    """What the tokens with these digests, the first at ``start``, add to their prompt's vector."""
+    states = [(float(digest % 1021), float(digest % 509)) for digest in digests]
+    if params.kind == "last":
+        chosen = states[-1] if start + len(states) == num_prompt else None
+    elif params.kind == "cls":
+        chosen = states[0] if start == 0 else None
+    else:
+        gather = sum if params.kind == "mean" else max
+        chosen = (gather(x for x, _ in states), gather(y for _, y in states))
+    return None if chosen is None else struct.pack("<2f", *chosen)
 
 
 @dataclass
@@ -206,7 +236,7 @@ class FakeRunner:
 
     def _result(self, plan: StepPlan) -> StepResult:
         ids, tokens, logprobs = [], [], []
-        prompt_logprobs = {}
+        prompt_logprobs, pooled = {}, {}
         for planned in plan.rows:
             row, end = self.rows[planned.id], planned.start + len(planned.token_ids)
             prompt, sampling = row.request.prompt_token_ids, row.request.sampling
@@ -217,6 +247,13 @@ class FakeRunner:
                         TokenLogprobs(prompt[position], -float(position), 1)
                         for position in positions
                     )
+            if row.request.pooling is not None:
+                assert not planned.samples, "sampled, where a vector is asked for"
+                row.digest(end - 1)
+                digests = row.digests[planned.start : end]
+                part = pool(row.request.pooling, digests, planned.start, len(prompt))
+                if part is not None:
+                    pooled[planned.id] = part
             if planned.samples:
                 assert end == len(row.tokens), "sampled before the last token"
                 row.digest(end - 1)
@@ -226,7 +263,7 @@ class FakeRunner:
                 tokens.append((token,))
                 told = sampling.logprobs is not None
                 logprobs.append((TokenLogprobs(token, -float(end), 1),) if told else None)
-        return StepResult(tuple(ids), tuple(tokens), tuple(logprobs), prompt_logprobs)
+        return StepResult(tuple(ids), tuple(tokens), tuple(logprobs), prompt_logprobs, pooled)
 
     def _slot(self, row: _Row, position: int) -> int:
         return row.table[position // self._size] * self._size + position % self._size
@@ -265,6 +302,7 @@ class FaultyRunner(FakeRunner):
                 tuple(result.token_ids[i] for i in kept),
                 tuple(result.logprobs[i] for i in kept),
                 result.prompt_logprobs,
+                {id_: part for id_, part in result.pooled.items() if id_ not in errors},
                 errors,
             )
         )

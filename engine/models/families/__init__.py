@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 from engine.models.families import gemma, gpt, llama, moe
+from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
 
 
@@ -75,6 +76,6 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec:
         raise ModelLoadError(
             f"config.json: architecture {model_type[:80]!r} is not supported (known: {known})"
         )
-    spec = family.read(reader)
+    spec = with_head(family.read(reader), reader)
     reader.finish()
     return spec

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from engine.config import CacheConfig
 from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded
+from engine.pooling import PoolingParams
 from engine.profiler import Spans
 from engine.runner.protocol import Launched
 from engine.types import (
@@ -24,7 +25,14 @@ from engine.types import (
     StepPlan,
     StepResult,
 )
-from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_config, make_info
+from tests.engine.fakes import (
+    VOCAB,
+    FakeRunner,
+    expected_embedding,
+    expected_output,
+    make_config,
+    make_info,
+)
 
 MAX_STEPS = 3000
 
@@ -37,6 +45,7 @@ class _Told:
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[int] = field(default_factory=list)
     num_logprobs: int = 0
+    embedding: bytes | None = None
     reason: FinishReason | None = None
     num_cached: list[int] = field(default_factory=list)
 
@@ -106,6 +115,21 @@ class Life:
         deadline_s = self.now_s + rng.randrange(60) if rng.random() < 0.1 else None
         background = self.has_background and rng.random() < 0.5
         leader = f"r{self.num_made}"
+        if rng.random() < 0.2:
+            self._add(
+                Request(
+                    id=leader,
+                    prompt_token_ids=stem + tail,
+                    pooling=PoolingParams(
+                        kind=rng.choice(("last", "mean", "mean", "cls", "max")),
+                        normalize=False,
+                    ),
+                    priority=priority,
+                    cache_salt=salt,
+                )
+            )
+            self.num_made += 1
+            return
         for index in range(rng.choice((1, 1, 1, 2, 4))):
             request = Request(
                 id=leader if not index else f"{leader}/{index}",
@@ -133,7 +157,7 @@ class Life:
 
     def _add(self, request: Request) -> None:
         num_prompt = len(request.prompt_token_ids)
-        wanted = request.sampling.max_tokens
+        wanted = request.sampling.max_tokens if request.pooling is None else 0
         fits = num_prompt + (1 if wanted is None else wanted) <= self.limit
         if not num_prompt:
             return  # refused for another reason, tested elsewhere
@@ -165,6 +189,7 @@ class Life:
     def _listen(self, output: EngineOutput, aborted: str | None) -> None:
         assert len(set(output.ids)) == len(output.ids) == len(output.finish_reasons)
         sparse = (output.logprobs, output.prompt_logprobs, output.num_cached_tokens)
+        sparse = (*sparse, output.embeddings)
         for column in (*sparse, output.stop_token_ids, output.timings, output.errors):
             assert set(column) <= set(output.ids), "news of a request that has no row"
         for id_, tokens, reason in zip(
@@ -175,6 +200,7 @@ class Life:
             told.token_ids += tokens
             told.num_logprobs += len(output.logprobs.get(id_, ()))
             told.prompt_logprobs += [p.token_id for p in output.prompt_logprobs.get(id_, ())]
+            told.embedding = output.embeddings.get(id_)
             if id_ in output.num_cached_tokens:
                 told.num_cached.append(output.num_cached_tokens[id_])
             assert (reason is not None) == (id_ in output.timings)
@@ -182,6 +208,7 @@ class Life:
                 continue
             self.live.remove(id_)
             self.seen[reason] += 1
+            self.seen["embeddings"] += told.embedding is not None
             self.seen["resumed"] += bool(told.request.resumed_token_ids)
             if reason == "abort":
                 assert id_ == aborted, "aborted by nobody"
@@ -190,6 +217,9 @@ class Life:
                 assert output.errors[id_].kind == "DeadlineExceeded"
                 text, _ = expected_output(told.request, self.limit)
                 assert told.token_ids == text[: len(told.token_ids)], "its text was another one"
+            elif told.request.pooling is not None:
+                assert (told.token_ids, reason) == ([], "stop")
+                assert told.embedding == expected_embedding(told.request), "another vector"
             else:
                 self._check_text(told, reason, output.stop_token_ids.get(id_))
 
@@ -213,7 +243,10 @@ class Life:
     def check_plan(self, plan: StepPlan) -> None:
         scheduler, config = self.scheduler, self.config.scheduler
         assert not plan.is_empty
-        assert plan.num_tokens <= config.max_num_batched_tokens
+        # A row that is run again may compute what was copied for it the first time.
+        num_again = sum(row.request.id in plan.removed for row in plan.added)
+        extra = num_again * (self.pool.block_size - 1)
+        assert plan.num_tokens <= config.max_num_batched_tokens + extra
         assert scheduler.num_running <= config.max_num_seqs
         newcomers = [row for row in plan.added if row.request.id not in plan.removed]
         assert self.admits or not newcomers, "admitted while the window was open"

@@ -12,6 +12,7 @@ import pytest
 
 from engine.kv_cache import prefix
 from engine.kv_cache.pool import BlockPool, BlockTable
+from engine.pooling import PoolingParams
 from engine.scheduler.planner import Planner
 from engine.scheduler.results import ResultTaker
 from engine.scheduler.scheduler import Scheduler
@@ -39,6 +40,7 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         "resumed",
         "pending",
         "following",
+        "embeddings",
     )
     assert all(seen[event] >= 100 for event in (*events, "abort", "error", "stop", "length")), seen
     assert seen["displaced"] >= 50, seen
@@ -143,7 +145,7 @@ def fork_shares_the_last_block(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def fork_before_the_prompt_is_computed(patch: pytest.MonkeyPatch) -> None:
-    def usable(self: Planner, step: StepBuilder, seq: Sequence):
+    def usable(self: Planner, seq: Sequence):
         return seq.leader if seq.leader is not None and seq.leader.table.block_ids else None
 
     patch.setattr(Planner, "_usable_leader", usable)
@@ -204,6 +206,11 @@ def output_is_repeated_after_preemption(patch: pytest.MonkeyPatch) -> None:
         take(self, plan, seqs, result)
 
     patch.setattr(ResultTaker, "_take_prompt_logprobs", again)
+
+
+@planted
+def vectors_skip_what_is_cached(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PoolingParams, "needs_all_positions", False)
 
 
 @planted

@@ -1,0 +1,38 @@
+"""The JSON files of a model directory, read with bounds and told about in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import ModelLoadError
+
+_MAX_BYTES = 64 * 2**20
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's contents. Raises ModelLoadError."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ModelLoadError(f"{path}: too large to be what it is named")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_json(path: Path, raw: bytes) -> Any:
+    """What ``raw``, the contents of ``path``, holds. Raises ModelLoadError."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"{path}: not valid JSON: {error}") from None
+
+
+def parse_object(path: Path, raw: bytes) -> dict[str, Any]:
+    """The object that ``raw`` holds. Raises ModelLoadError."""
+    value = parse_json(path, raw)
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: not a JSON object")
+    return value

@@ -1,0 +1,55 @@
+"""From hidden states to the parts of vectors that a step's rows add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.types import Request, ScheduledRow
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRow:
+    """What one row adds to its request's vector, on the device."""
+
+    id: str
+    part: torch.Tensor  # [size] float32
+
+
+def pool_rows(
+    rows: Sequence[ScheduledRow],
+    requests: Sequence[Request],
+    query_start: Sequence[int],
+    hidden: torch.Tensor,
+    score: Callable[[torch.Tensor], torch.Tensor],
+) -> Iterator[PooledRow]:
+    """The parts of those rows whose requests ask for a vector; see the runner's row contract.
+
+    Args:
+        rows: of the step.
+        requests: theirs.
+        query_start: where each row begins in the batch, and the end of the last one.
+        hidden: [num_tokens, hidden_size] of all the step's tokens, the last norm applied.
+        score: the classification head: [n, hidden_size] -> [n, num_labels] float32.
+    """
+    for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
+        params = request.pooling
+        if params is None:
+            continue
+        begin, end = query_start[index], query_start[index + 1]
+        holds_last = row.start + len(row.token_ids) == len(request.prompt_token_ids)
+        if params.scores:
+            if holds_last:
+                yield PooledRow(row.id, score(hidden[end - 1 : end])[0])
+        elif params.kind == "last":
+            if holds_last:
+                yield PooledRow(row.id, hidden[end - 1].float())
+        elif params.kind == "cls":
+            if row.start == 0:
+                yield PooledRow(row.id, hidden[begin].float())
+        elif params.kind == "mean":
+            yield PooledRow(row.id, hidden[begin:end].sum(0, dtype=torch.float32))
+        else:
+            yield PooledRow(row.id, hidden[begin:end].amax(0).float())

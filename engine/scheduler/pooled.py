@@ -1,0 +1,48 @@
+"""A vector in the making: what the chunks of a prompt give, put together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.pooling import PoolingParams
+
+_LITTLE = np.dtype("<f4")
+_LEAST_LENGTH = 1e-12  # of a vector that is normalised
+
+
+class Pooled:
+    """The parts of one request's vector that have come so far; see the runner's row contract.
+
+    Sums are kept in float64, so that a prompt gives the same vector in one chunk and in many, but
+    for the last bit.
+    """
+
+    __slots__ = ("_params", "_vector")
+
+    def __init__(self, params: PoolingParams) -> None:
+        self._params = params
+        self._vector: np.ndarray | None = None
+
+    def add(self, part: bytes) -> None:
+        """Take in what one step's tokens add."""
+        vector = np.frombuffer(part, _LITTLE).astype(np.float64)
+        if self._vector is None or self._params.kind in ("last", "cls"):
+            self._vector = vector
+        elif self._params.kind == "mean":
+            self._vector += vector
+        else:
+            np.maximum(self._vector, vector, out=self._vector)
+
+    def finish(self, num_tokens: int) -> bytes | None:
+        """The whole vector of a prompt of ``num_tokens``, as float32; None if nothing came."""
+        params, vector = self._params, self._vector
+        if vector is None:
+            return None
+        if not params.scores:
+            if params.kind == "mean":
+                vector = vector / num_tokens
+            if params.dimensions is not None:
+                vector = vector[: params.dimensions]
+            if params.normalize:
+                vector = vector / max(float(np.linalg.norm(vector)), _LEAST_LENGTH)
+        return vector.astype(_LITTLE).tobytes()

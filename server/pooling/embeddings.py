@@ -1,0 +1,93 @@
+"""POST /v1/embeddings: a vector for each input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.pooling import PoolingParams
+from server.access.caller import Caller
+from server.errors import bad_field
+from server.openai.endpoint import new_id
+from server.openai.schema import describe
+from server.pooling.encoding import check_number, cut_length, encode_inputs
+from server.pooling.respond import respond
+from server.pooling.shapes import Embedding, EmbeddingList, EmbeddingRequest, PoolingUsage
+from server.pooling.vectors import (
+    PooledPrompt,
+    compute_vectors,
+    pooling_of,
+    to_base64,
+    to_floats,
+)
+from server.state import Model, ServerState
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/embeddings",
+    summary="Make embeddings of texts",
+    openapi_extra=describe(EmbeddingRequest, EmbeddingList),
+)
+async def create_embeddings(request: Request) -> Response:
+    """A vector for each text, or list of token ids, in the order of the input."""
+    return await respond(request, EmbeddingRequest, EmbeddingCall.prepare)
+
+
+class EmbeddingCall:
+    """One request, judged and encoded, ready to be answered once."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        caller: Caller,
+        model: Model,
+        body: EmbeddingRequest,
+        prompts: list[PooledPrompt],
+    ) -> None:
+        self._state = state
+        self._caller = caller
+        self._model = model
+        self._body = body
+        self._prompts = prompts
+
+    @classmethod
+    async def prepare(
+        cls, state: ServerState, caller: Caller, body: EmbeddingRequest
+    ) -> EmbeddingCall:
+        """Judge the request against the model and encode its inputs."""
+        model = await state.model()
+        model.check_name(body.model)
+        pooling = pooling_of(model)
+        if body.dimensions is not None and body.dimensions > pooling.size:
+            problem = f"must be at most {pooling.size}, the size of this model's embeddings"
+            raise bad_field("dimensions", problem)
+        check_number("input", body.input, state.settings.max_prompts)
+        encoded = await encode_inputs(
+            body.input,
+            model,
+            cut_length(body.truncate_prompt_tokens, model),
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+        params = PoolingParams(
+            kind=pooling.kind,
+            dimensions=body.dimensions,
+            normalize=pooling.normalize if body.normalize is None else body.normalize,
+        )
+        return cls(state, caller, model, body, [PooledPrompt(ids, params) for ids in encoded])
+
+    async def complete(self) -> EmbeddingList:
+        """The whole answer."""
+        vectors = await compute_vectors(
+            self._state, self._caller, self._model, self._body, new_id("embd"), self._prompts
+        )
+        told: Any = to_base64 if self._body.encoding_format == "base64" else to_floats
+        num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
+        return EmbeddingList(
+            data=[Embedding(index=i, embedding=told(vector)) for i, vector in enumerate(vectors)],
+            model=self._model.name,
+            usage=PoolingUsage(num_tokens, num_tokens),
+        )

@@ -1,0 +1,105 @@
+"""Texts to token ids for the endpoints that make vectors: cut if that is asked for, else judged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from engine.errors import ContextLengthExceeded
+from engine.text.cutting import EncodedPair, encode_pairs, encode_texts
+from server.errors import bad_field
+from server.openai.endpoint import check_length
+from server.openai.inputs import Prompt
+from server.openai.sampling import check_token_ids
+from server.state import Model
+
+_INLINE_CHARS = 4096  # more is tokenised on a thread, where it holds nobody up
+_ResultT = TypeVar("_ResultT")
+
+
+def cut_length(wanted: int | None, model: Model) -> int | None:
+    """Tokens that a prompt is cut to; None: prompts are taken as they are.
+
+    Raises:
+        ApiError: 400, it is more than the model takes.
+    """
+    longest = model.info.max_model_len
+    if wanted is not None and wanted > longest:
+        problem = f"must be at most {longest}, the longest input of this model"
+        raise bad_field("truncate_prompt_tokens", problem)
+    return longest if wanted == -1 else wanted
+
+
+def check_number(name: str, items: Sequence[object], limit: int) -> None:
+    """Refuse more inputs than a request may have."""
+    if len(items) > limit:
+        raise bad_field(name, f"holds {len(items)} items; at most {limit} are taken")
+
+
+async def encode_inputs(
+    inputs: Sequence[Prompt],
+    model: Model,
+    limit: int | None,
+    *,
+    add_special_tokens: bool = True,
+    param: str = "input",
+) -> list[list[int]]:
+    """Token ids of each input, text or token ids; errors about them name ``param``.
+
+    Raises:
+        ApiError: 400, a token id is none of the model's.
+        ContextLengthExceeded: an input is longer than the model takes.
+        InvalidParameter: a text cannot be encoded.
+    """
+    texts = [text for text in inputs if isinstance(text, str)]
+    if not texts:
+        ids = [ids for ids in inputs if not isinstance(ids, str)]
+        for one in ids:
+            check_token_ids(one, model.info.vocab_size, param)
+        encoded = [one[:limit] for one in ids]
+    else:
+        if limit is None:
+            check_length(max(map(len, texts)), model, param)
+
+        def encode() -> list[list[int]]:
+            return encode_texts(
+                model.tokenizer, texts, limit, add_special_tokens=add_special_tokens
+            )
+
+        encoded = await _off_loop(encode, sum(map(len, texts)))
+    _check_lengths(encoded, model, param)
+    return encoded
+
+
+async def encode_both(
+    pairs: Sequence[tuple[str, str]], model: Model, limit: int | None, param: str
+) -> list[EncodedPair]:
+    """Both texts of each pair as one prompt. Raises as ``encode_inputs``, naming ``param``."""
+    chars = [len(first) + len(second) for first, second in pairs]
+    if limit is None:
+        check_length(max(chars), model, param)
+
+    def encode() -> list[EncodedPair]:
+        return encode_pairs(model.tokenizer, pairs, limit)
+
+    encoded = await _off_loop(encode, sum(chars))
+    _check_lengths([pair.token_ids for pair in encoded], model, param)
+    return encoded
+
+
+async def _off_loop(work: Callable[[], _ResultT], num_chars: int) -> _ResultT:
+    return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
+
+
+def _check_lengths(prompts: Sequence[Sequence[int]], model: Model, param: str) -> None:
+    longest = model.info.max_model_len
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise bad_field(param, f"has an input without a token (number {index})")
+        if len(prompt) > longest:
+            raise ContextLengthExceeded(
+                f"This model takes inputs of at most {longest} tokens; input {index} has "
+                f"{len(prompt)}. Shorten it, or send 'truncate_prompt_tokens': -1.",
+                param=param,
+            )

@@ -1,0 +1,46 @@
+"""Answering a request whose answer comes as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+
+from server.access.caller import Caller
+from server.http.disconnect import until_disconnect
+from server.openai.deadline import caller_until, until_deadline
+from server.openai.endpoint import json_response, read_request, state_of
+from server.pooling.shapes import PoolingRequest
+from server.state import ServerState
+
+_BodyT = TypeVar("_BodyT", bound=PoolingRequest)
+
+
+class Call(Protocol):
+    """A request, judged and encoded."""
+
+    async def complete(self) -> Any:
+        """The whole answer."""
+        ...
+
+
+async def respond(
+    request: Request,
+    shape: type[_BodyT],
+    prepare: Callable[[ServerState, Caller, _BodyT], Awaitable[Call]],
+) -> Response:
+    """Answer a request, and drop it when its client goes or its deadline passes.
+
+    Args:
+        request: its body is read here.
+        shape: what the body must be.
+        prepare: judges the body of a caller against the model, and encodes it.
+    """
+    body, headers = await read_request(request, shape)
+    state = state_of(request)
+    caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
+    async with until_disconnect(request.receive), until_deadline(caller):
+        answer = await (await prepare(state, caller, body)).complete()
+    return json_response(answer, headers)

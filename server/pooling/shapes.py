@@ -1,0 +1,162 @@
+"""The bodies and answers of the endpoints that make vectors, or scores of texts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from server.openai.deadline import MAX_DEADLINE_MS
+from server.openai.inputs import MAX_MODEL_NAME, Prompts, Salt, Shape
+
+
+def _read_truncation(value: Any) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or (value < 1 and value != -1):
+        raise ValueError("must be a positive number of tokens, or -1 for all that the model takes")
+    return value
+
+
+def _read_texts(value: Any) -> list[str]:
+    """One text or several; none of them empty."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or set(map(type, texts)) != {str}:
+        raise ValueError("must be a string or a list of strings")
+    if not all(texts):
+        raise ValueError("must not be empty")
+    return texts
+
+
+def _read_documents(value: Any) -> list[str]:
+    """Texts, plain or each as the ``text`` of an object."""
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a list of strings, or of objects with a 'text'")
+    texts: list[Any] = [entry.get("text") if isinstance(entry, dict) else entry for entry in value]
+    if set(map(type, texts)) != {str} or not all(texts):
+        raise ValueError("must hold strings, or objects with a 'text', none of them empty")
+    return texts
+
+
+_STRING = {"type": "string", "minLength": 1}
+_STRINGS = {"type": "array", "items": _STRING, "minItems": 1}
+_DOCUMENT = {"type": "object", "properties": {"text": _STRING}, "required": ["text"]}
+
+_TRUNCATION = {"anyOf": [{"type": "integer", "minimum": 1}, {"const": -1}, {"type": "null"}]}
+
+Truncation = Annotated[int | None, PlainValidator(_read_truncation), WithJsonSchema(_TRUNCATION)]
+Texts = Annotated[
+    list[str], PlainValidator(_read_texts), WithJsonSchema({"anyOf": [_STRING, _STRINGS]})
+]
+Documents = Annotated[
+    list[str],
+    PlainValidator(_read_documents),
+    WithJsonSchema({"type": "array", "items": {"anyOf": [_STRING, _DOCUMENT]}, "minItems": 1}),
+]
+
+
+class PoolingRequest(Shape):
+    """What the endpoints have in common."""
+
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME)]
+    truncate_prompt_tokens: Truncation = None
+    user: str | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Salt | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+
+
+class EmbeddingRequest(PoolingRequest):
+    """POST /v1/embeddings."""
+
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class RerankRequest(PoolingRequest):
+    """POST /v1/rerank."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Documents
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(PoolingRequest):
+    """POST /v1/score."""
+
+    text_1: Texts
+    text_2: Texts
+
+
+# ---------------------------------------------------------------- answers
+
+
+class PoolingUsage(msgspec.Struct):
+    """Tokens taken in; none are generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """The vector of one input: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """The answer of /v1/embeddings, in the order of the input."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: PoolingUsage
+
+
+class RankedDocument(msgspec.Struct):
+    """A document as it was sent."""
+
+    text: str
+
+
+class RerankResult(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One document's relevance; ``index`` is its place in the request."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | None = None
+
+
+class Reranked(msgspec.Struct, kw_only=True):
+    """The answer of /v1/rerank, the most relevant first."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: PoolingUsage
+
+
+class Score(msgspec.Struct, kw_only=True):
+    """How well one pair of texts goes together."""
+
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class ScoreList(msgspec.Struct, kw_only=True):
+    """The answer of /v1/score, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: PoolingUsage

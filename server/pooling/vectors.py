@@ -1,0 +1,120 @@
+"""Prompts to vectors, through the engine: the part that all endpoints share."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from engine.errors import RequestFailed
+from engine.pooling import PoolingInfo, PoolingParams
+from engine.text.output import TextDelta
+from engine.types import RequestOutput, SamplingParams
+from server.access.caller import Caller
+from server.errors import ApiError
+from server.openai.generation import Choice, Generation
+from server.pooling.shapes import PoolingRequest
+from server.state import Model, ServerState
+
+# Sequences submitted at once. A request with more of them is no larger a part of the queue.
+_WAVE = 256
+_NO_TOKENS = SamplingParams(max_tokens=0)
+
+
+class PooledPrompt(NamedTuple):
+    """A prompt, and what is to be made of it."""
+
+    token_ids: list[int]
+    params: PoolingParams
+
+
+async def compute_vectors(
+    state: ServerState,
+    caller: Caller,
+    model: Model,
+    body: PoolingRequest,
+    id: str,
+    prompts: Sequence[PooledPrompt],
+) -> list[bytes]:
+    """The vector of each prompt, in order: little-endian float32.
+
+    They run as one batch of sequences, or several where there are very many.
+
+    Raises:
+        ApiError: 503, the queue is full.
+        RequestError: the engine refused one of them.
+        RequestFailed: one failed through our own fault.
+        EngineDead: the engine is gone.
+    """
+    vectors: list[bytes] = []
+    size = min(_WAVE, state.admission.most)
+    for first in range(0, len(prompts), size):
+        wave = prompts[first : first + size]
+        wave_id = id if len(prompts) <= size else f"{id}.{first}"
+        with _Pooling(state, caller, model, body, wave_id, wave) as pooling:
+            vectors += await pooling.vectors()
+    return vectors
+
+
+def pooling_of(model: Model) -> PoolingInfo:
+    """How the model makes vectors. Raises ApiError (400) where it makes none."""
+    if model.info.pooling is None:
+        raise ApiError(400, "This model makes no embeddings.", param="model")
+    return model.info.pooling
+
+
+def to_floats(vector: bytes) -> tuple[float, ...]:
+    """The numbers of a vector; each has exactly the value of its float32."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+def to_base64(vector: bytes) -> str:
+    """What clients decode as little-endian float32."""
+    return base64.b64encode(vector).decode("ascii")
+
+
+class _Pooling(Generation):
+    """Sequences that end without a token and with a vector each."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        caller: Caller,
+        model: Model,
+        body: PoolingRequest,
+        id: str,
+        prompts: Sequence[PooledPrompt],
+    ) -> None:
+        super().__init__(
+            state,
+            model,
+            id,
+            [(prompt.token_ids, _NO_TOKENS) for prompt in prompts],
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            caller=caller,
+        )
+        self._params = [prompt.params for prompt in prompts]
+        self._vectors: list[bytes | None] = [None] * len(prompts)
+
+    async def vectors(self) -> list[bytes]:
+        """Those of the prompts, in order, once all have ended. Raises as ``steps`` does."""
+        async for _ in self.steps():
+            pass
+        whole = [vector for vector in self._vectors if vector is not None]
+        if len(whole) < len(self._vectors):
+            raise RequestFailed("the engine told no vector")
+        return whole
+
+    def _make_choices(self) -> list[Choice]:
+        choices = super()._make_choices()
+        for choice, params in zip(choices, self._params, strict=True):
+            choice.request = msgspec.structs.replace(choice.request, pooling=params)
+        return choices
+
+    def _take(self, choice: Choice, output: RequestOutput) -> TextDelta:
+        self._vectors[choice.index] = output.embedding
+        return super()._take(choice, output)
