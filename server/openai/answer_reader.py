@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.output import TextDelta
@@ -25,7 +26,7 @@ class AnswerReader:
         reasoning: ReasoningMarks | None,
         is_thinking: bool,
         dialect: Dialect | None,
-        names: Collection[str],
+        schemas: Mapping[str, Mapping[str, Any]],
         hidden: Collection[str],
         shown_special_ids: frozenset[int],
         whole: bool,
@@ -44,7 +45,7 @@ class AnswerReader:
             reasoning=reasoning,
             is_thinking=is_thinking,
             dialect=dialect,
-            names=names,
+            schemas=schemas,
             hidden=hidden,
             whole=whole,
         )

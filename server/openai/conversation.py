@@ -166,7 +166,7 @@ class Conversation:
             reasoning=self.model.answers.reasoning,
             is_thinking=self._is_thinking,
             dialect=None if tools is None else tools.dialect,
-            names=() if tools is None else tools.names,
+            schemas={} if tools is None else tools.schemas,
             hidden=self._hidden,
             shown_special_ids=frozenset(self._hidden.values()),
             whole=not self.body.stream,

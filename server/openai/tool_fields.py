@@ -69,7 +69,8 @@ def _read_function(value: Any) -> Function:
         raise ValueError("must have parameters that are the JSON schema of an object")
     if problem := schema_problem(parameters):
         raise ValueError(f"must have parameters that are a JSON schema; {problem}")
-    shown = {key: value[key] for key in value if key in ("name", "description", "parameters")}
+    about = ("name", "description", "parameters")
+    shown = {key: value[key] for key in value if key in about and value[key] is not None}
     shown["parameters"] = parameters
     return Function(name, parameters, bool(value.get("strict")), shown)
 

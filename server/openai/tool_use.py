@@ -53,9 +53,9 @@ class ToolUse:
         )
 
     @property
-    def names(self) -> frozenset[str]:
-        """Of the functions that may be called."""
-        return frozenset(function.name for function in self.callable)
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """Of the arguments of the functions that may be called, by name."""
+        return {function.name: function.parameters for function in self.callable}
 
     def for_template(self) -> list[dict[str, Any]]:
         """The tools as chat templates expect them."""

@@ -18,6 +18,7 @@ ToolCallParser = Literal[
     "mistral",
     "deepseek_v3",
     "deepseek_v31",
+    "qwen3_xml",
     "hermes",
     "granite",
     "pythonic",

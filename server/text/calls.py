@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from server.text.parts import Part, ToolCallArguments, ToolCallBegin
 from server.text.source import Malformed, Source
@@ -19,14 +20,14 @@ class Calls:
         self,
         source: Source,
         tell: Callable[[Part], None],
-        names: Collection[str],
+        schemas: Mapping[str, Mapping[str, Any]],
         new_id: Callable[[], str],
         *,
         whole: bool,
     ) -> None:
         self._source = source
         self._tell = tell
-        self._names = frozenset(names)
+        self._schemas = schemas
         self._new_id = new_id
         self._whole = whole
         self._pending: list[Part] = []
@@ -36,11 +37,15 @@ class Calls:
 
     def knows(self, name: str) -> bool:
         """Whether there is a tool of this name."""
-        return name in self._names
+        return name in self._schemas
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """The JSON schema of a tool's arguments."""
+        return self._schemas[name]
 
     def begin(self, name: str) -> None:
         """A call of ``name``. Raises Malformed when there is no such tool."""
-        if name not in self._names:
+        if name not in self._schemas:
             raise Malformed
         self.is_open = True
         if not self._whole:

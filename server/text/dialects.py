@@ -15,8 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from server.text import json_calls, named_calls, python_calls
+from server.text import json_calls, named_calls, python_calls, xml_calls
 from server.text.calls import Calls
 from server.text.named_calls import NamedCalls
 from server.text.source import Read, Source
@@ -46,7 +47,7 @@ class Dialect:
     tail: str = ""
     between: str = ""
     ends: str = ""
-    is_pythonic: bool = False  # the arguments are Python's instead of a JSON object
+    arguments: Literal["json", "python", "xml"] = "json"  # how they are written
     id_chars: int = 24
     id_prefix: str = "call_"
 
@@ -108,6 +109,17 @@ DIALECTS = (
         ends=_CALLS_END,
     ),
     Dialect(
+        name="qwen3_xml",
+        shown_by=("<function=", "<parameter="),
+        opener="<tool_call>",
+        closers=("</tool_call>",),
+        read=xml_calls.read_calls,
+        head="<tool_call>\n<function={}>\n",
+        tail="</function>\n</tool_call>",
+        between="\n",
+        arguments="xml",
+    ),
+    Dialect(
         name="hermes",
         shown_by=("<tool_call>",),
         opener="<tool_call>",
@@ -141,11 +153,11 @@ DIALECTS = (
         tail=")",
         between=", ",
         ends="]",
-        is_pythonic=True,
+        arguments="python",
     ),
     Dialect(
         name="llama3",
-        shown_by=('"parameters"', "<|eot_id|>"),
+        shown_by=('"parameters"', "<|eot"),
         opener="<|python_tag|>",
         bare="{",
         read=json_calls.read_calls,
@@ -157,7 +169,7 @@ DIALECTS = (
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 
 # Templates of models that write calls in a way that is not in the table, though parts look alike.
-_FOREIGN = ("<arg_key>", "<function=", "<|channel|>")
+_FOREIGN = ("<arg_key>", "<|channel|>", "<function_calls>")
 
 
 def dialect_of(template: str) -> Dialect | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping
+from typing import Any
 
 from server.text.calls import Calls
 from server.text.dialects import Dialect
@@ -29,7 +30,7 @@ class AnswerParser:
         reasoning: ReasoningMarks | None = None,
         is_thinking: bool = False,
         dialect: Dialect | None = None,
-        names: Collection[str] = (),
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
         whole: bool = False,
         hidden: Collection[str] = (),
     ) -> None:
@@ -39,7 +40,8 @@ class AnswerParser:
             reasoning: what marks reasoning; None: nothing is.
             is_thinking: the answer begins within reasoning, which the prompt has opened.
             dialect: how calls are written; None: nothing is a call.
-            names: of the tools that may be called. What calls another one is text.
+            schemas: of the arguments of the tools that may be called, by name. What calls another
+                one is text.
             whole: tell each call when it is complete, and one that turns out to be malformed as
                 text. Otherwise its arguments are told as they come, and those of a call that turns
                 out to be malformed stay what they are.
@@ -51,7 +53,9 @@ class AnswerParser:
         self._hidden = frozenset(hidden)
         self._source = Source()
         self._out: list[Part] = []
-        self._calls = Calls(self._source, self._out.append, names, self._new_id, whole=whole)
+        self._calls = Calls(
+            self._source, self._out.append, schemas or {}, self._new_id, whole=whole
+        )
         self._held = ""  # white space that is dropped if a call follows
         self._is_fresh = False  # nothing was said since reasoning or a call: white space is dropped
         self._is_cut = False  # the text ended because it became too long

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+from server.text.argument_kinds import argument_kind
 from server.text.dialects import Dialect
 from server.text.lark import ANY_TEXT, Lark
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 # What a schema may say beside its properties where each argument is written by itself.
 _ABOUT = {"type", "title", "description", "$schema", "default", "examples", "x-guidance"}
+_ARGUMENT_NAME = re.compile(r"[\w.-]+")
+_NEWLINE = "\n"
 _PLAIN = _ABOUT | {"properties", "required", "additionalProperties", "$defs", "definitions"}
 
 
@@ -69,10 +72,10 @@ def _rest(lark: Lark, dialect: Dialect, tools: Sequence[CallableTool], is_parall
     calls = []
     for tool in tools:
         schema = tool.parameters if tool.is_held else _ANY_OBJECT
-        if dialect.is_pythonic:
-            arguments = _keywords(lark, schema)
-        else:
+        if dialect.arguments == "json":
             arguments = lark.schema({**schema, "type": "object"})
+        else:
+            arguments = _each(lark, schema, dialect.arguments)
         head, tail = lark.literal(tool.name + after_name), lark.literal(dialect.tail)
         calls.append(f"{head} {arguments} {tail}")
     call = lark.rule(" | ".join(calls))
@@ -80,27 +83,68 @@ def _rest(lark: Lark, dialect: Dialect, tools: Sequence[CallableTool], is_parall
     return lark.rule(f"{call} {several} {lark.literal(dialect.ends)}")
 
 
-def _keywords(lark: Lark, schema: Mapping[str, Any]) -> str:
-    """Keyword arguments in the order of the schema's properties, those that are required first."""
-    properties: Mapping[str, Any] = schema.get("properties", {})
+def _each(lark: Lark, schema: Mapping[str, Any], kind: Literal["python", "xml"]) -> str:
+    """Arguments one by one, those that are required first."""
     if unknown := set(schema) - _PLAIN:
         raise UnholdableSchema(
             f"{min(unknown)!r} cannot be held in the way this model writes calls"
         )
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    required = [name for name in schema.get("required", []) if name in properties]
     written: dict[str, str] = {}
-    for name, inner in properties.items():
-        if not re.fullmatch(r"[\w.-]+", name):
+    for name, inner in schema.get("properties", {}).items():
+        if not _ARGUMENT_NAME.fullmatch(name):
             raise UnholdableSchema(f"the argument {name[:40]!r} cannot be written by this model")
-        value = lark.schema({**definitions, **(inner if isinstance(inner, dict) else {})})
-        written[name] = lark.rule(f"{lark.literal(name + '=')} {value}")
-    comma = lark.literal(", ")
-    fixed = f" {comma} ".join(written[name] for name in required)
+        write = _keyword if kind == "python" else _tag
+        written[name] = lark.rule(
+            write(lark, name, inner if isinstance(inner, dict) else {}, schema)
+        )
+    required = [name for name in written if name in schema.get("required", [])]
+    fixed = [written[name] for name in required]
     optional = [rule for name, rule in written.items() if name not in required]
-    if fixed:
-        return " ".join([fixed, *(f"({comma} {rule})?" for rule in optional)])
-    # Whichever of them comes first has no comma before it.
+    return _listed(fixed, optional, lark.literal(", ") if kind == "python" else "")
+
+
+def _listed(fixed: Sequence[str], optional: Sequence[str], comma: str) -> str:
+    """All of ``fixed``, then any of ``optional``, with ``comma`` between."""
     following = [f"({comma} {rule})?" for rule in optional]
+    if fixed or not comma:
+        return " ".join([f" {comma} ".join(fixed), *following])
+    # Whichever of them comes first has no comma before it.
     starts = [" ".join([rule, *following[at + 1 :]]) for at, rule in enumerate(optional)]
     return "(" + " | ".join(starts) + ")?" if starts else ""
+
+
+def _keyword(lark: Lark, name: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    return f"{lark.literal(name + '=')} {lark.schema({**_definitions(root), **schema})}"
+
+
+def _tag(lark: Lark, name: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    begin, end = lark.literal(f"<parameter={name}>\n"), "\n</parameter>"
+    if argument_kind(schema, root) != "text":
+        value = lark.schema({**_definitions(root), **schema})
+        return f"{begin} {value} {lark.literal(end + _NEWLINE)}"
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        texts = ["null" if value is None else str(value) for value in values]
+        value = " | ".join(lark.literal(text + end) for text in texts)
+        return f"{begin} ({value}) {lark.literal(_NEWLINE)}"
+    if unknown := _said_of_text(schema) - _ABOUT:
+        raise UnholdableSchema(
+            f"{min(unknown)!r} cannot be held in the way this model writes calls"
+        )
+    return f"{begin} {lark.until(end)} {lark.literal(_NEWLINE)}"
+
+
+def _said_of_text(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords of a schema of strings, and of the alternatives it consists of."""
+    alternatives = schema.get("anyOf", schema.get("oneOf", []))
+    inner = [_said_of_text(one) for one in alternatives if isinstance(one, dict)]
+    return (set(schema) - {"anyOf", "oneOf"}).union(*inner)
+
+
+def _unholdable(keywords: Collection[str]) -> UnholdableSchema:
+    keyword = min(keywords)
+    return UnholdableSchema(f"{keyword!r} cannot be held in the way this model writes calls")
+
+
+def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: root[key] for key in ("$defs", "definitions") if key in root}

@@ -17,6 +17,8 @@ from server.text.parser import AnswerParser
 from server.text.parts import Part, Text, ToolCallArguments, ToolCallBegin
 
 NAMES = ("get_weather", "add", "now")
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "b": {"type": "string"}}}
+SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": CITY, "add": {}, "now": {}}
 THINK = reasoning.BY_NAME["think"]
 
 PARIS = {"city": 'Paris "é" \\ {[', "days": [1, -2.5e3, None, True], "x": {"y": {}}}
@@ -25,10 +27,20 @@ CALLS = [("get_weather", PARIS), ("add", {"a": 1, "b": 2}), ("now", {})]
 
 def written(dialect: dialects.Dialect, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """The calls as a model of this family writes them."""
-    if dialect.name == "pythonic":
+    if dialect.arguments == "python":
         each = [
             dialect.head.replace("{}", name)
             + ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            + dialect.tail
+            for name, arguments in calls
+        ]
+    elif dialect.arguments == "xml":
+        each = [
+            dialect.head.replace("{}", name)
+            + "".join(
+                f"<parameter={key}>\n{_raw(name, key, value)}\n</parameter>\n"
+                for key, value in arguments.items()
+            )
             + dialect.tail
             for name, arguments in calls
         ]
@@ -42,9 +54,14 @@ def written(dialect: dialects.Dialect, calls: Sequence[tuple[str, dict[str, Any]
     return dialect.begins + dialect.between.join(each) + dialect.ends
 
 
+def _raw(name: str, key: str, value: Any) -> str:
+    is_text = key in SCHEMAS[name].get("properties", {}) and isinstance(value, str)
+    return value if is_text else json.dumps(value)
+
+
 def parser(dialect: str | None, **options: Any) -> AnswerParser:
     found = dialects.BY_NAME[dialect] if dialect else None
-    return AnswerParser(dialect=found, names=NAMES, **options)
+    return AnswerParser(dialect=found, schemas=SCHEMAS, **options)
 
 
 def read(made: AnswerParser, pieces: Iterable[str], *, cut: bool = False) -> list[Part]:
@@ -167,6 +184,19 @@ def test_variants_that_models_write() -> None:
     ]
 
 
+def test_arguments_without_quotes_have_the_types_of_the_schema() -> None:
+    text = (
+        '<tool_call>\n<function=get_weather>\n<parameter=city>\n\n1 "x"\n\n</parameter>\n'
+        "<parameter=days>\n[1, 2]\n</parameter>\n<parameter=b>null</parameter>\n"
+        "<parameter=c>\nnot json\n</parameter>\n</function>\n</tool_call>"
+    )
+    for whole in (False, True):
+        parts = read(parser("qwen3_xml", whole=whole), [text])
+        arguments = {"city": '\n1 "x"\n', "days": [1, 2], "b": "null", "c": "not json"}
+        assert calls_in(parts) == [("get_weather", arguments)]
+        check_all_splits("qwen3_xml", text, whole=whole)
+
+
 # ---------------------------------------------------------------- not calls
 
 MALFORMED = [
@@ -188,6 +218,8 @@ MALFORMED = [
     ("pythonic", "[add(a=1"),
     ("deepseek_v3", "<｜tool▁calls▁begin｜>function"),
     ("granite", "<|tool_call|>[]"),
+    ("qwen3_xml", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</function>\n</tool_call>"),
+    ("qwen3_xml", "<tool_call>\n<function=add>\nNothing.</function></tool_call>"),
 ]
 
 
@@ -297,6 +329,7 @@ _PIECES = [
     "<tool_call>", "</tool_call>", '{"name": "add", "arguments": ', '{"a": 1}', "}", "{", "[", "]",
     "[TOOL_CALLS]", "[ARGS]", "add", "add(a=1)", "(", ")", ", ", "\n", " ", '"', "\\", "<think>",
     "</think>", "<", "text", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+    "<function=add>", "</function>", "<parameter=a>", "</parameter>",
     "```", "<｜tool▁call▁end｜>", "function", "<|python_tag|>", ";", "true", "1", "-", "\\u00e9",
 ]  # fmt: skip
 

@@ -1,0 +1,84 @@
+"""Which dialect and which marks a chat template shows."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from engine.paths import default_model_dir
+from engine.text.template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from server.text import dialects, reasoning
+from server.text.answers import AnswerFormat, ReasoningParser, ToolCallParser
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_dir(default_model_dir())
+
+
+def test_settings_name_what_there_is() -> None:
+    assert set(get_args(ToolCallParser)) == {"auto", "none", *dialects.BY_NAME}
+    assert set(get_args(ReasoningParser)) == {"auto", "none", *reasoning.BY_NAME}
+
+
+# What tells the families apart in their templates.
+TEMPLATES = {
+    "hermes": '{% if tools %}# Tools ... <tool_call>\n{"name": <function-name>}\n</tool_call>',
+    "qwen3_xml": "{% if tools %}<tool_call>\n<function=example>\n<parameter=a>\n1\n</parameter>",
+    "llama3": "{% if tools %}{{ '\"parameters\": ' }}{{ arguments | tojson }}{{ '<|eot_id|>' }}",
+    "mistral": "{% if tools %}{{ '[AVAILABLE_TOOLS]' }}{{ '[TOOL_CALLS] [' }}",
+    "mistral_args": "{% if tools %}{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}",
+    "pythonic": "{% if tools %}in the format of [func_name1(params_name1=params_value1)]",
+    "deepseek_v3": "{% if tools %}<｜tool▁calls▁begin｜>{{ '```json' }}",
+    "deepseek_v31": "{% if tools %}<｜tool▁calls▁begin｜><｜tool▁sep｜>",
+    "granite": "{% if tools %}{{ '<|tool_call|>' + calls | tojson }}",
+    None: "{% if tools %}<tool_call>{{ name }}<arg_key>k</arg_key>",
+}
+
+
+@pytest.mark.parametrize(("name", "template"), TEMPLATES.items())
+def test_a_template_shows_its_dialect(
+    name: str | None, template: str, tokenizer: Tokenizer
+) -> None:
+    answers = AnswerFormat.of(template, tokenizer)
+    assert (answers.dialect and answers.dialect.name) == name
+    assert answers.takes_tools
+    assert AnswerFormat.of(template, tokenizer, tool_call_parser="none").dialect is None
+    chosen = AnswerFormat.of(template, tokenizer, tool_call_parser="llama3").dialect
+    assert chosen is dialects.BY_NAME["llama3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "unasked"),
+    [
+        ("think", "{{ '<think>\n\n</think>\n\n' }}", True),
+        ("think", "{% if enable_thinking %}think{% endif %}", False),
+        ("mistral", "[THINK]{{ thinking }}[/THINK]", True),
+        ("granite", "after 'Here is my thought process:' and 'Here is my response:'", True),
+        (None, "{{ messages[0].content }}", False),
+    ],
+)
+def test_a_template_shows_its_marks(
+    name: str | None, template: str, unasked: bool, tokenizer: Tokenizer
+) -> None:
+    answers = AnswerFormat.of(template, tokenizer)
+    assert (answers.reasoning and answers.reasoning.name) == name
+    assert answers.reasons_unasked == unasked
+    assert not answers.takes_tools
+
+
+def test_the_demo_model(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate.from_dir(default_model_dir(), tokenizer)
+    answers = AnswerFormat.of(template.source, tokenizer)
+    assert answers.dialect is dialects.BY_NAME["hermes"]
+    assert answers.reasoning is reasoning.BY_NAME["think"]
+    assert answers.takes_tools
+    assert answers.special_ids == {}
+    template.close()
+
+
+def test_without_a_template(tokenizer: Tokenizer) -> None:
+    answers = AnswerFormat.of(None, tokenizer)
+    assert (answers.dialect, answers.reasoning, answers.takes_tools) == (None, None, False)

@@ -1,0 +1,224 @@
+"""What answers are held to: each grammar admits the calls of its dialect, and they are read."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from engine.grammar.llguidance_backend import LlguidanceBackend
+from engine.paths import default_model_dir
+from engine.text.tokenizer import Tokenizer
+from engine.types import Grammar
+from server.text import dialects, reasoning
+from server.text.answer_grammar import AnswerRules
+from server.text.answers import AnswerFormat
+from server.text.parser import AnswerParser
+from server.text.parts import Text, ToolCallArguments, ToolCallBegin
+from server.text.tool_grammar import CallableTool, UnholdableSchema
+
+THINK = reasoning.BY_NAME["think"]
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "order": {
+        "type": "object",
+        "properties": {
+            "dish": {"enum": ["soup", 'a "big" salad']},
+            "count": {"$ref": "#/$defs/count"},
+            "paid": {"type": ["boolean", "null"]},
+        },
+        "required": ["dish", "count"],
+        "additionalProperties": False,
+        "$defs": {"count": {"type": "integer", "minimum": 1, "maximum": 99}},
+    },
+    "stop": {
+        "type": "object",
+        "properties": {"now": {"type": "boolean"}, "why": {"const": "late"}},
+        "additionalProperties": False,
+    },
+}
+TOOLS = [CallableTool(name, schema, True) for name, schema in SCHEMAS.items()]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Tokenizer:
+    """The demo model's, whose marks are text."""
+    return Tokenizer.from_dir(default_model_dir())
+
+
+@pytest.fixture(scope="module")
+def special(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The same with the marks of all dialects as special tokens."""
+    from tokenizers import Tokenizer as Backend
+
+    root = tmp_path_factory.mktemp("special")
+    backend = Backend.from_file(str(Path(default_model_dir()) / "tokenizer.json"))
+    marks = {mark for dialect in dialects.DIALECTS for mark in dialect.markers}
+    backend.add_special_tokens(sorted(marks))
+    backend.save(str(root / "tokenizer.json"))
+    (root / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    return Tokenizer.from_dir(root)
+
+
+def backend_of(tokenizer: Tokenizer) -> LlguidanceBackend:
+    return LlguidanceBackend(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+
+
+def special_ids(tokenizer: Tokenizer, dialect: dialects.Dialect) -> dict[str, int]:
+    template = "tools " + " ".join(dialect.shown_by)
+    answers = AnswerFormat.of(template, tokenizer, tool_call_parser=dialect.name)  # type: ignore[arg-type]
+    return answers.special_ids
+
+
+def draw(tokenizer: Tokenizer, grammar: Grammar, rng: random.Random) -> list[int]:
+    """Tokens drawn evenly from what the grammar allows, until nothing but the end is allowed."""
+    matcher = backend_of(tokenizer).compile(grammar).matcher()
+    mask = np.zeros(-(-tokenizer.vocab_size // 32), dtype=np.int32)
+    ids: list[int] = []
+    while not matcher.is_complete and len(ids) < 2000:
+        matcher.fill(mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: tokenizer.vocab_size]
+        allowed = np.flatnonzero(bits).tolist()
+        ends = [id_ for id_ in allowed if id_ in tokenizer.eos_token_ids]
+        token_id = ends[0] if ends else rng.choice(allowed)
+        if token_id in tokenizer.eos_token_ids:
+            break
+        matcher.accept([token_id])
+        ids.append(token_id)
+    return ids
+
+
+@pytest.mark.parametrize("kind", ["plain", "special"])
+@pytest.mark.parametrize("name", dialects.BY_NAME)
+def test_whatever_the_grammar_admits_is_read_as_calls(
+    name: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    dialect = dialects.BY_NAME[name]
+    ids_of_marks = special_ids(tokenizer, dialect)
+    assert bool(ids_of_marks) == (kind == "special" and bool(dialect.markers))
+    rules = AnswerRules(dialect=dialect, tools=TOOLS, is_required=True, special_ids=ids_of_marks)
+    grammar = rules.grammar()
+    assert grammar is not None
+    for seed in range(4):
+        ids = draw(tokenizer, grammar, random.Random(seed))
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        made = AnswerParser(dialect=dialect, schemas=SCHEMAS, hidden=ids_of_marks)
+        parts = made.push(text) + made.finish()
+        begins = [part for part in parts if isinstance(part, ToolCallBegin)]
+        assert begins, text
+        assert not [part for part in parts if isinstance(part, Text)], text
+        for begin in begins:
+            arguments = "".join(
+                part.text
+                for part in parts
+                if isinstance(part, ToolCallArguments) and part.index == begin.index
+            )
+            jsonschema.validate(json.loads(arguments), SCHEMAS[begin.name])
+
+
+def takes(tokenizer: Tokenizer, rules: AnswerRules, text: str) -> bool:
+    grammar = rules.grammar()
+    assert grammar is not None
+    matcher = backend_of(tokenizer).compile(grammar).matcher()
+    mask = np.zeros(-(-tokenizer.vocab_size // 32), dtype=np.int32)
+    for token_id in tokenizer.encode(text, add_special_tokens=False, parse_special=True):
+        matcher.fill(mask)
+        if not mask[token_id // 32] >> (token_id % 32) & 1:
+            return False
+        matcher.accept([token_id])
+    if matcher.is_complete:
+        return True
+    matcher.fill(mask)
+    end = tokenizer.eos_token_ids[0]
+    return bool(mask[end // 32] >> (end % 32) & 1)
+
+
+CALL = '<tool_call>\n{"name": "stop", "arguments": {"now": true}}\n</tool_call>'
+WRONG = '<tool_call>\n{"name": "stop", "arguments": {"now": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("kind", ["plain", "special"])
+def test_text_is_free_until_a_call_begins(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    hermes = dialects.BY_NAME["hermes"]
+    ids = special_ids(tokenizer, hermes)
+    free = AnswerRules(dialect=hermes, tools=TOOLS, special_ids=ids)
+    single = AnswerRules(dialect=hermes, tools=TOOLS, is_parallel=False, special_ids=ids)
+    for rules in (free, single):
+        assert takes(tokenizer, rules, "Just text, {even} <b>this</b>.")
+        assert takes(tokenizer, rules, CALL)
+        assert takes(tokenizer, rules, f"I stop.\n{CALL}")
+        assert not takes(tokenizer, rules, WRONG)
+        assert not takes(tokenizer, rules, f"I stop.\n{WRONG}")
+        assert takes(tokenizer, rules, f"{CALL}\n{CALL}") == rules.is_parallel
+
+
+def test_reasoning_comes_first(plain: Tokenizer) -> None:
+    hermes = dialects.BY_NAME["hermes"]
+    made: dict[str, Any] = {"dialect": hermes, "tools": TOOLS, "is_required": True}
+    made |= {"special_ids": {}}
+    none = AnswerRules(**made)
+    may = AnswerRules(**made, reasoning=THINK)
+    does = AnswerRules(**made, reasoning=THINK, is_thinking=True)
+    thought = f"I could write {WRONG}</think>\n\n"
+    for rules, texts in (
+        (none, {CALL: True, "<think>" + thought + CALL: False}),
+        (may, {CALL: True, "<think>" + thought + CALL: True, thought + CALL: False}),
+        (does, {thought + CALL: True, thought + WRONG: False, thought: False}),
+    ):
+        for text, is_taken in texts.items():
+            assert takes(plain, rules, text) == is_taken, (rules, text)
+
+
+@pytest.mark.parametrize(
+    ("content", "good", "bad"),
+    [
+        (Grammar("json_schema", json.dumps(SCHEMAS["stop"])), '{"now": true}', '{"now": 1}'),
+        (Grammar("json_object"), '{"a": [1]}', "[1]"),
+        (Grammar("regex", r"a/b|c\/\d+"), "c/12", "c12"),
+        (Grammar("choice", '["yes", "no \\"x\\""]'), 'no "x"', "maybe"),
+        (Grammar("lark", 'start: "a" b\nb: "c" | "d"\n'), "ad", "a"),
+    ],
+)
+def test_content_of_any_grammar(plain: Tokenizer, content: Grammar, good: str, bad: str) -> None:
+    alone = AnswerRules(content=content, special_ids={})
+    assert alone.grammar() is content
+    after = AnswerRules(content=content, reasoning=THINK, is_thinking=True, special_ids={})
+    assert takes(plain, after, f"Well.</think>\n\n{good}")
+    assert not takes(plain, after, f"Well.</think>\n\n{bad}")
+    hermes = dialects.BY_NAME["hermes"]
+    beside = AnswerRules(content=content, dialect=hermes, tools=TOOLS, special_ids={})
+    assert takes(plain, beside, good)
+    assert takes(plain, beside, CALL)
+    assert not takes(plain, beside, bad)
+
+
+def test_nothing_is_held_without_need() -> None:
+    free = [CallableTool("f", {}, False)]
+    assert (
+        AnswerRules(dialect=dialects.BY_NAME["hermes"], tools=free, special_ids={}).grammar()
+        is None
+    )
+    assert AnswerRules(reasoning=THINK, special_ids={}).grammar() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "keyword"),
+    [
+        ("pythonic", {"anyOf": [{}]}, "anyOf"),
+        ("qwen3_xml", {"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),
+        ("pythonic", {"properties": {"a b": {}}}, "a b"),
+    ],
+)
+def test_what_a_dialect_cannot_hold(name: str, schema: dict[str, Any], keyword: str) -> None:
+    tools = [CallableTool("f", schema, True)]
+    rules = AnswerRules(
+        dialect=dialects.BY_NAME[name], tools=tools, is_required=True, special_ids={}
+    )
+    with pytest.raises(UnholdableSchema, match=keyword):
+        rules.grammar()
