@@ -86,7 +86,6 @@ def test_the_stream_helper_gives_the_same(client: openai.OpenAI) -> None:
     with client.responses.stream(model=MODEL, input=FRANCE, temperature=0) as stream:
         deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
         final = stream.get_final_response()
-    assert len(deltas) > 1
     assert "".join(deltas) == final.output_text == whole.output_text
     assert final.usage is not None
     assert whole.usage is not None

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from engine.types import FinishReason
 from server.errors import ApiError
-from server.openai.outputs import TokenLogprob, Usage
+from server.openai.outputs import FinishReason, TokenLogprob, Usage
 from server.openai.responses.events import (
     Completed,
     Created,
@@ -60,6 +59,7 @@ class Assembly:
         self._summaries = summaries
         self._sealed = sealed
         self._open: Writer | None = None
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is not out yet
         self.has_begun = False  # whether any event was made
 
     def queued(self) -> list[Event]:
@@ -73,14 +73,19 @@ class Assembly:
         self.response.status = "in_progress"
         return [*([self._told(Created)] if is_new else []), self._told(InProgress)]
 
-    def push(self, parts: Sequence[Part], logprobs: list[TokenLogprob]) -> list[Event]:
-        """What the answer gained; ``logprobs`` are those of its text."""
+    def push(self, parts: Sequence[Part], logprobs: Sequence[TokenLogprob]) -> list[Event]:
+        """What the answer gained; ``logprobs`` are those of its new tokens.
+
+        They are told with the text that follows them; those of reasoning and of calls are not.
+        """
+        self._logprobs += logprobs
         events: list[Event] = []
         for part in parts:
+            if isinstance(part, Text):
+                events += self._text(part.text)
+                continue
+            self._logprobs.clear()
             match part:
-                case Text():
-                    events += self._text(part.text, logprobs)
-                    logprobs = []
                 case Reasoning():
                     events += self._reasoning(part.text)
                 case ToolCallBegin():
@@ -90,17 +95,15 @@ class Assembly:
                 case ToolCallArguments():
                     assert isinstance(self._open, CallWriter)
                     events.append(self._open.add(part.text))
-        if logprobs and isinstance(self._open, MessageWriter):  # tokens that added no text
-            events.append(self._open.add("", logprobs))
         return events
 
     def end(self, reason: FinishReason | None, usage: Usage) -> list[Event]:
         """The answer is over, but not yet told to be; ``finish`` does that."""
         cut_off = reason == "length"
-        if self._open is None and not self.response.output:
-            events = self._text("", [])  # an empty answer is an answer
-        else:
-            events = []
+        events: list[Event] = []
+        is_empty = self._open is None and not self.response.output
+        if is_empty or (self._logprobs and isinstance(self._open, MessageWriter)):
+            events += self._text("")  # an empty answer is an answer
         events += self._close("incomplete" if cut_off else "completed")
         response = self.response
         response.usage = ResponseUsage.of(usage)
@@ -134,12 +137,13 @@ class Assembly:
 
     # ------------------------------------------------------------ items
 
-    def _text(self, text: str, logprobs: list[TokenLogprob]) -> list[Event]:
+    def _text(self, text: str) -> list[Event]:
+        logprobs, self._logprobs = self._logprobs, []
         writer = self._open
         if isinstance(writer, MessageWriter):
             return [writer.add(text, logprobs)]
         writer = MessageWriter(self._next_index(), self._numbering)
-        return [*self._turn_to(writer), writer.add(text, logprobs)]
+        return [*self._turn_to(writer), writer.add(text, _tokens_of(text, logprobs))]
 
     def _reasoning(self, text: str) -> list[Event]:
         writer = self._open
@@ -170,6 +174,16 @@ class Assembly:
         # A copy: the events of a step are encoded after the step.
         response = replace(self.response, output=list(self.response.output))
         return kind(sequence_number=self._numbering.next(), response=response)
+
+
+def _tokens_of(text: str, logprobs: list[TokenLogprob]) -> list[TokenLogprob]:
+    """The last tokens, as many as make up ``text``: before it came marks that are not shown."""
+    num_missing = len(text.encode("utf-8", "surrogatepass"))
+    start = len(logprobs)
+    while start and num_missing > 0:
+        start -= 1
+        num_missing -= len(logprobs[start].bytes)
+    return logprobs[start:]
 
 
 def fault_of(error: ApiError) -> ResponseFault:

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.types import SamplingParams
 from server.access.caller import Caller
-from server.errors import ApiError, to_api_error
+from server.errors import ApiError, bad_field, to_api_error
 from server.openai.conversation import Conversation
 from server.openai.inputs import ChatRequest
 from server.openai.logprobs import chat_logprobs
@@ -183,7 +183,13 @@ class ResponseCall:
 async def converse(
     state: ServerState, caller: Caller, request: ResponseInput, id: str
 ) -> tuple[list[Item], Conversation]:
-    """The items given by a request itself, and the conversation that they go on."""
+    """The items given by a request itself, and the conversation that they go on.
+
+    Raises what ``ResponseCall.prepare`` raises.
+    """
+    most = state.settings.max_messages
+    if len(request.input) > most:
+        raise bad_field("input", f"holds {len(request.input)} items; at most {most} are taken")
     store = ResponseStore(state.database)
     earlier = await history(store, caller, request)
     given = await resolve(store, caller, request.input)

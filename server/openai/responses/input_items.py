@@ -150,13 +150,13 @@ def seal(text: str) -> str:
 
 def unseal(sealed: str) -> str:
     """The text of ``seal``. Raises ValueError when it is not one of ours."""
-    head, _, body = sealed.partition(".")
-    if head + "." != _SEAL:
-        raise ValueError
+    body = sealed.removeprefix(_SEAL)
     try:
+        if body == sealed:
+            raise binascii.Error
         return base64.b64decode(body, altchars=b"-_", validate=True).decode("utf-8")
-    except (binascii.Error, UnicodeDecodeError):
-        raise ValueError from None
+    except (binascii.Error, UnicodeError):
+        raise ValueError("was not made by this server") from None
 
 
 def _read_item(item: Any, where: str) -> NewItem:
@@ -245,8 +245,8 @@ def _reasoning(item: NewReasoning, at: str) -> ReasoningItem:
     if not content and item.encrypted_content:
         try:
             content = [ReasoningText(unseal(item.encrypted_content))]
-        except ValueError:
-            raise bad_field(at + "encrypted_content", "was not made by this server") from None
+        except ValueError as error:
+            raise bad_field(at + "encrypted_content", str(error)) from None
     return ReasoningItem(
         id=item.id or new_item_id("rs"),
         summary=[SummaryText(part.text) for part in item.summary or ()],

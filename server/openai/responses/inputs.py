@@ -15,6 +15,7 @@ from server.errors import bad_field, cut
 from server.openai.deadline import MAX_DEADLINE_MS
 from server.openai.inputs import Shape
 from server.openai.responses.input_items import InputItem, NewItem, read_input
+from server.openai.structured import StructuredFields
 from server.openai.unsupported import ignored_params
 
 _MAX_MODEL_NAME = 256
@@ -59,6 +60,7 @@ _UNSUPPORTED = {
 _FORWARDED = frozenset(
     {
         "add_generation_prompt",
+        "add_special_tokens",
         "allowed_token_ids",
         "bad_words",
         "cache_salt",
@@ -66,11 +68,8 @@ _FORWARDED = frozenset(
         "chat_template_kwargs",
         "continue_final_message",
         "frequency_penalty",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
         "ignore_eos",
+        "include_reasoning",
         "include_stop_str_in_output",
         "logit_bias",
         "min_p",
@@ -82,10 +81,10 @@ _FORWARDED = frozenset(
         "skip_special_tokens",
         "stop",
         "stop_token_ids",
-        "structured_outputs",
         "top_k",
         "truncate_prompt_tokens",
         "truncation_side",
+        *StructuredFields.model_fields,
     }
 )
 _ONE_ANSWER = "must be 1: a response is one answer"

@@ -43,9 +43,6 @@ async def create_response(request: Request) -> HttpResponse:
     """Make a response: at once, as a stream of typed events, or in the background."""
     body, headers = await read_request(request, ResponsesRequest)
     state = state_of(request)
-    if len(body.input) > state.settings.max_messages:
-        problem = f"holds {len(body.input)} items; at most {state.settings.max_messages} are taken"
-        raise bad_field("input", problem)
     # Nobody waits for a response in the background, unless the request says itself how long.
     limit_s = None if body.background else state.settings.default_deadline_s
     caller = caller_until(request, body.deadline_ms, limit_s)

@@ -49,6 +49,7 @@ def chat_body(request: ResponseInput, items: Sequence[Item]) -> dict[str, Any]:
     if request.reasoning is not None:
         body["reasoning_effort"] = request.reasoning.effort
     if isinstance(request, ResponsesRequest):
+        body["stream"] = request.stream
         body["temperature"] = request.temperature
         body["top_p"] = request.top_p
         body["max_completion_tokens"] = request.max_output_tokens
