@@ -38,7 +38,7 @@ async def _complete(
 ) -> Any:
     """The whole answer of an endpoint that generates."""
     body, _ = read_fields(state.settings, shape, fields)
-    for field in ("stream", "background"):
+    for field in ("stream", "background", "deadline_ms"):
         if getattr(body, field, None):
             raise bad_field(field, "is not available in a batch")
     return await (await prepare(state, caller, body)).complete()

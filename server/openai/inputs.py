@@ -145,14 +145,15 @@ class Message(Shape):
     tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
     function_call: EarlierFunction | None = None
+    refusal: str | None = None  # what an assistant said instead of a content
     reasoning: str | None = None
     reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        # Only an assistant that called tools may have said nothing.
-        called = self.role == "assistant" and (self.tool_calls or self.function_call)
-        if self.content is None and not called:
+        # Only an assistant that called tools or refused may have said nothing.
+        acted = self.tool_calls or self.function_call or self.refusal
+        if self.content is None and not (self.role == "assistant" and acted):
             raise ValueError("content: must be a string or a list of text parts")
         return self
 
@@ -165,7 +166,8 @@ class Message(Shape):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it."""
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
-        message: dict[str, Any] = {"role": role, "content": self.content}
+        content = self.refusal if self.content is None else self.content
+        message: dict[str, Any] = {"role": role, "content": content}
         calls = list(self.tool_calls or [])
         if self.function_call is not None:
             calls.append(EarlierCall(function=self.function_call))
@@ -285,6 +287,15 @@ class ChatRequest(GenerationRequest, ToolFields):
             if value is not None and value < 1:
                 raise ValueError(f"{field}: must be at least 1")
         return self
+
+    def ignored(self) -> list[str]:
+        """As above, those of the messages included."""
+        names = super().ignored()
+        for index, message in enumerate(self.messages):
+            if message.model_extra:
+                asked = {name: value for name, value in message.model_extra.items() if value}
+                names += ignored_params(asked, prefix=f"messages.{index}.")
+        return names
 
     @property
     def output_limit(self) -> int | None:

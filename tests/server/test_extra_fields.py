@@ -299,5 +299,23 @@ def test_what_has_no_effect_is_named(server: Server, guarded_server: Server) -> 
     assert named(detokenize=True, spaces_between_special_tokens=False, priority=0) is None
     assert named(priority=3) == "priority"  # the queue is first come, first served
     assert named(logprob_token_ids=[1]) == "logprob_token_ids"
+    turn = {"role": "user", "content": "Hi", "annotations": [], "audio": None, "mood": "glad"}
+    body = {"model": MODEL, "messages": [*USER, turn], "max_tokens": 1}
+    answer = server.post("/v1/chat/completions", body)
+    assert answer.headers["x-quire-ignored-params"] == "messages.1.mood"
     error = guarded_server.complete(priority=3).json()["error"]
     assert (error["param"], "no effect" in error["message"]) == ("priority", True)
+
+
+def test_a_refusal_is_a_turn_like_another(server: Server) -> None:
+    def answer(**turn: Any) -> Any:
+        messages = [*USER, {"role": "assistant", **turn}, *USER]
+        body = {"model": MODEL, "messages": messages, "temperature": 0, "return_token_ids": True}
+        return server.post("/v1/chat/completions", {**body, "max_tokens": 2}).json()
+
+    spoken = answer(content="I cannot say.")
+    assert (
+        answer(content=None, refusal="I cannot say.")["prompt_token_ids"]
+        == (spoken["prompt_token_ids"])
+    )
+    assert answer(content=None)["error"]["param"] == "messages.1.content"
