@@ -194,13 +194,19 @@ def search_for(
     """The search that answers ``leader``, by a model that ``info`` describes.
 
     Raises:
-        InvalidParameter: the vocabulary is too small for the width.
+        InvalidParameter: the vocabulary is too small for the width, or too many tokens end a text.
     """
     sampling = leader.sampling
     limit = sampling.max_tokens
     if limit is None:
         limit = info.max_model_len - len(leader.prompt_token_ids)
     stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else info.eos_token_ids)}
+    if len(stop_ids) > MAX_BEAM_STOPS:
+        raise InvalidParameter(
+            f"'stop_token_ids' and the model's own ends must be at most {MAX_BEAM_STOPS} tokens in a "
+            "beam search",
+            param="stop_token_ids",
+        )
     search = BeamSearch(params, limit, stop_ids, num_top=sampling.logprobs or 0)
     if search.num_logprobs > info.vocab_size:
         raise InvalidParameter("'beam_width' exceeds the vocabulary", param="beam_width")

@@ -27,8 +27,19 @@ _NOT_WITH_BEAMS = (
     *("tools", "functions", "response_format", "structured_outputs"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"),
 )
-_IDLE_WITH_BEAMS = ("temperature", "top_p", "top_k", "min_p", "seed")
-_IDLE_WITHOUT_BEAMS = ("beam_width", "length_penalty", "early_stopping")
+# Without effect beside the others, and the values that ask for nothing.
+_IDLE_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "seed": (),
+}
+_IDLE_WITHOUT_BEAMS: dict[str, tuple[Any, ...]] = {
+    "beam_width": (),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+}
 
 
 def _check_kept(value: int) -> int:
@@ -104,6 +115,8 @@ class ExtraFields(BaseModel):
 
     def idle_fields(self) -> list[str]:
         """Names of the fields that ask for something, without effect beside the others."""
-        names = _IDLE_WITH_BEAMS if self.use_beam_search else _IDLE_WITHOUT_BEAMS
-        given = {name: getattr(self, name, None) for name in names}
-        return [name for name, value in given.items() if value is not None]
+        idle = _IDLE_WITH_BEAMS if self.use_beam_search else _IDLE_WITHOUT_BEAMS
+        given = {name: getattr(self, name, None) for name in idle}
+        return [
+            name for name, value in given.items() if value is not None and value not in idle[name]
+        ]

@@ -295,7 +295,7 @@ class ChatRequest(GenerationRequest, ToolFields):
             if message.model_extra:
                 asked = {name: value for name, value in message.model_extra.items() if value}
                 names += ignored_params(asked, prefix=f"messages.{index}.")
-        return names
+        return [*names, "echo"] if self.echo and self.messages[-1].role != "assistant" else names
 
     @property
     def output_limit(self) -> int | None:

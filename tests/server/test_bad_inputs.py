@@ -322,6 +322,7 @@ ROWS = [
     chat("beams with a stop", "stop", use_beam_search=True, stop="x"),
     chat("length penalty", "length_penalty", use_beam_search=True, length_penalty=11),
     chat("early stopping", "early_stopping", use_beam_search=True, early_stopping="often"),
+    chat("beams with 40 ends", "stop_token_ids", use_beam_search=True, stop_token_ids=[*range(40)]),
     completion("beams without a token", "max_tokens", use_beam_search=True, max_tokens=0),
     completion("the best of beams", "best_of", use_beam_search=True, best_of=2),
     completion("the best on a stream", "best_of", best_of=2, stream=True),

@@ -170,8 +170,8 @@ def test_beam_search(server: Server) -> None:
     fields = {"max_tokens": 8, "logprobs": 1, "ignore_eos": True, "return_token_ids": True}
     fields["skip_special_tokens"] = False
     beams = {"use_beam_search": True, "beam_width": 4, "length_penalty": 0.0, "n": 3}
-    answer = server.complete([TEXT, "Once"], **fields, **beams)
-    assert answer.headers["x-quire-ignored-params"] == "temperature"
+    answer = server.complete([TEXT, "Once"], **fields, **beams, top_p=0.5, seed=3)
+    assert answer.headers["x-quire-ignored-params"] == "top_p,seed"
     choices = answer.json()["choices"]
     assert [choice["index"] for choice in choices] == list(range(6))
     assert answer.json()["usage"]["completion_tokens"] == 2 * 4 * 8  # all that were found
@@ -303,6 +303,7 @@ def test_what_has_no_effect_is_named(server: Server, guarded_server: Server) -> 
     body = {"model": MODEL, "messages": [*USER, turn], "max_tokens": 1}
     answer = server.post("/v1/chat/completions", body)
     assert answer.headers["x-quire-ignored-params"] == "messages.1.mood"
+    assert server.chat(echo=True, max_tokens=1).headers["x-quire-ignored-params"] == "echo"
     error = guarded_server.complete(priority=3).json()["error"]
     assert (error["param"], "no effect" in error["message"]) == ("priority", True)
 
