@@ -7,6 +7,7 @@ here is accepted, kept in ``model_extra`` and reported: see ``unsupported.py``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -163,8 +164,8 @@ class Message(Shape):
         calls = (call.function.arguments for call in self.tool_calls or [])
         return len(self.content or "") + sum(map(len, calls))
 
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it."""
+    def for_template(self, read_id: Callable[[str], str] = str) -> dict[str, Any]:
+        """The message as chat templates expect it, with ids as ``read_id`` gives them."""
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         content = self.refusal if self.content is None else self.content
         message: dict[str, Any] = {"role": role, "content": content}
@@ -172,11 +173,11 @@ class Message(Shape):
         if self.function_call is not None:
             calls.append(EarlierCall(function=self.function_call))
         if calls:
-            message["tool_calls"] = [call.for_template() for call in calls]
-        for field in ("name", "tool_call_id"):
-            value = getattr(self, field)
-            if value is not None:
-                message[field] = value
+            message["tool_calls"] = [call.for_template(read_id) for call in calls]
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = read_id(self.tool_call_id)
         reasoning = self.reasoning_content or self.reasoning
         if reasoning is not None:  # templates know it by either name
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}

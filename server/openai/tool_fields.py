@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -194,7 +194,7 @@ class EarlierCall(_ToolShape):
     type: Literal["function"] = "function"
     function: EarlierFunction
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self, read_id: Callable[[str], str] = str) -> dict[str, Any]:
         """The call as chat templates expect it: with its arguments as an object."""
         arguments = self.function.arguments
         if isinstance(arguments, str):
@@ -205,7 +205,7 @@ class EarlierCall(_ToolShape):
             arguments = parsed if isinstance(parsed, dict) else arguments
         function = {"name": self.function.name, "arguments": arguments}
         call: dict[str, Any] = {"type": "function", "function": function}
-        return call if self.id is None else {"id": self.id, **call}
+        return call if self.id is None else {"id": read_id(self.id), **call}
 
 
 Tools = Annotated[list[Tool], Field(max_length=_MAX_TOOLS), AfterValidator(_check_names)]

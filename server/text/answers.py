@@ -73,3 +73,8 @@ class AnswerFormat:
             dialects.takes_tools(source),
             {text: id_ for text, id_ in ids.items() if id_ is not None},
         )
+
+    def history_id(self, id: str) -> str:
+        """A call's id as the chat template takes it: Mistral's want nine characters."""
+        dialect = self.dialect
+        return id if dialect is None or dialect.id_prefix else id[-dialect.id_chars :]

@@ -24,6 +24,7 @@ SAYS = {
     "openai_chat.py": "stop, ",
     "openai_stream.py": " tokens]",
     "openai_async.py": "\n",
+    "openai_tools.py": "21 degrees",
 }
 
 

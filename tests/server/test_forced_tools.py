@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import openai
+import pydantic
 import pytest
 
 from tests.servers import MODEL, Server
@@ -155,3 +156,25 @@ def test_a_schema_that_cannot_be_held_is_refused(server: Server) -> None:
     error = server.chat(**fields).json()["error"]
     assert error["param"] == "tools"
     assert "unevaluatedProperties" in error["message"]
+
+
+class Order(pydantic.BaseModel):
+    """What the SDK makes a strict tool of, and reads the arguments into."""
+
+    dish: Literal["soup", "salad"]
+    count: int
+    note: Literal["hot", "cold"] | None
+
+
+def test_the_sdk_parses_arguments_into_models(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": "I order two soups."}],
+        tools=[openai.pydantic_function_tool(Order)],
+        tool_choice="required",
+        temperature=0,
+        max_tokens=200,
+    )
+    calls = answer.choices[0].message.tool_calls
+    assert calls
+    assert isinstance(calls[0].function.parsed_arguments, Order)

@@ -78,7 +78,7 @@ def joined(parts: Sequence[Part]) -> list[tuple[str, ...]]:
         elif isinstance(part, ToolCallArguments):
             row = known[-1]
             assert row[:2] == ("call", str(part.index))
-            known[-1] = (*row[:3], row[3] + part.text)
+            known[-1] = (*row[:3], "".join(row[3:]) + part.text)
         else:
             kind = "text" if isinstance(part, Text) else "reasoning"
             assert part.text
