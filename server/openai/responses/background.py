@@ -52,6 +52,11 @@ class Job:
         """The response's."""
         return self.call.response.id
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.task is not None and not self.ended
+
     def tell(self, events: Sequence[Event], *, last: bool = False) -> None:
         """Let followers have more events."""
         self._events += map(to_sse, events)
@@ -138,14 +143,21 @@ class BackgroundResponses:
         self._saver: asyncio.Task[None] | None = None
 
     async def start(self, call: ResponseCall, tenant: str) -> Job:
-        """Begin to make a response. Raises ApiError (503) when too many are being made."""
+        """Begin to make a response.
+
+        Raises ApiError (503) when too many are being made, or it cannot be kept.
+        """
         most = self._state.admission.most
         if len(self._jobs) >= most:
             raise overloaded(most)
         job = Job(call, tenant)
         job.tell(call.queued())
-        await call.keep_queued()
         self._jobs[job.id] = job
+        try:
+            await call.keep_queued()
+        except BaseException:
+            del self._jobs[job.id]
+            raise
         self._state.requests_in_flight += 1  # a graceful end waits for it
         job.task = asyncio.create_task(job.run(self._store))
         job.task.add_done_callback(lambda _: self._forget(job))
@@ -235,7 +247,7 @@ class BackgroundResponses:
         try:
             while self._jobs:
                 await asyncio.sleep(_SAVE_S)
-                for job in [job for job in self._jobs.values() if not job.ended]:
+                for job in [job for job in self._jobs.values() if job.is_running]:
                     await self._save_one(job)
         finally:
             self._saver = None

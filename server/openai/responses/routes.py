@@ -72,10 +72,10 @@ async def create_response(request: Request) -> HttpResponse:
 async def count_input_tokens(request: Request) -> HttpResponse:
     """The number of tokens that the model would be given."""
     body, headers = await read_request(request, InputTokensRequest)
-    async with until_disconnect(request.receive):
-        _, conversation = await converse(
-            state_of(request), caller_of(request), body, new_response_id()
-        )
+    state = state_of(request)
+    caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
+    async with until_disconnect(request.receive), until_deadline(caller):
+        _, conversation = await converse(state, caller, body, new_response_id())
     return json_response(InputTokens(input_tokens=len(conversation.prompt)), headers)
 
 

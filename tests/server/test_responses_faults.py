@@ -1,0 +1,168 @@
+"""What becomes of a response when something fails: over a fake engine that fails as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineDead, RequestFailed
+from server.store.database import FILE_NAME
+from tests.server.asgi import Application, Exchange, running_app
+
+PATH = "/v1/responses"
+LIMITS = {"max_num_seqs": 1, "max_queued_requests": 0}
+
+
+@pytest.fixture
+async def application(tmp_path: Path) -> AsyncIterator[Application]:
+    async with running_app(data_dir=tmp_path, **LIMITS) as application:
+        yield application
+
+
+def ask(application: Application, **fields: Any) -> Exchange:
+    return application.post(PATH, input="Hi", **fields)
+
+
+def events_of(exchange: Exchange) -> list[dict[str, Any]]:
+    blocks = exchange.body.decode().strip().split("\n\n")
+    events = []
+    for block in blocks:
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+async def stored(application: Application, id: str) -> dict[str, Any]:
+    return json.loads((await application.get(f"{PATH}/{id}")).body)
+
+
+async def ended(application: Application, id: str) -> dict[str, Any]:
+    while True:
+        response = await stored(application, id)
+        if response["status"] not in ("queued", "in_progress"):
+            return response
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("error", [RequestFailed("NaN"), EngineDead("gone")])
+async def test_a_stream_that_fails_says_so_and_is_kept_as_failed(
+    application: Application, error: Any
+) -> None:
+    exchange = ask(application, stream=True)
+    stream = await application.engine.next_stream()
+    stream.put(300)
+    await exchange.until(b"response.output_text.delta")
+    stream.fail(error)
+    await exchange.done()
+    last = events_of(exchange)[-1]
+    assert last["type"] == "response.failed"
+    response = last["response"]
+    assert response["error"]["code"] == "server_error"
+    assert "NaN" not in response["error"]["message"]
+    assert response["output"][0]["status"] == "incomplete"
+    assert await stored(application, response["id"]) == response
+
+
+async def test_an_answer_that_fails_has_a_status_of_its_own(application: Application) -> None:
+    exchange = ask(application)
+    (await application.engine.next_stream()).fail(RequestFailed("NaN"))
+    assert (await exchange.done()).status == 500
+
+
+async def test_what_cannot_begin_has_a_status_of_its_own(application: Application) -> None:
+    first = ask(application)
+    await application.engine.next_stream()
+    refused = await ask(application, stream=True).done()
+    assert (refused.status, refused.error["code"]) == (503, "server_is_overloaded")
+    first.hang_up()
+    await first.done()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_client_that_leaves_takes_its_response_along(
+    application: Application, streams: bool
+) -> None:
+    exchange = ask(application, stream=streams)
+    stream = await application.engine.next_stream()
+    stream.put(300)
+    if streams:
+        await exchange.until(b"response.output_text.delta")
+    exchange.hang_up()
+    await exchange.done()
+    assert stream.aborted
+    assert application.state.admission.live == 0
+
+
+async def test_the_end_of_the_server_is_told(application: Application) -> None:
+    exchange = ask(application, stream=True)
+    stream = await application.engine.next_stream()
+    stream.put(300)
+    await exchange.until(b"response.output_text.delta")
+    exchange.task.cancel()
+    await exchange.done()
+    last = events_of(exchange)[-1]
+    assert (last["type"], last["code"]) == ("error", "engine_unavailable")
+
+
+async def test_a_background_response_waits_for_its_place(application: Application) -> None:
+    first = ask(application)
+    stream = await application.engine.next_stream()
+    queued = json.loads((await ask(application, background=True).done()).body)
+    assert queued["status"] == "queued"
+    assert len(application.engine.streams) == 1
+    stream.put(300, end="stop")
+    await first.done()
+    second = await application.engine.next_stream()
+    second.put(301, end="stop")
+    assert (await ended(application, queued["id"]))["status"] == "completed"
+    crowd = [ask(application, background=True) for _ in range(2)]
+    statuses = sorted([(await exchange.done()).status for exchange in crowd])
+    assert statuses == [200, 503]  # not without end
+
+
+async def test_a_background_response_that_fails(application: Application) -> None:
+    queued = json.loads((await ask(application, background=True).done()).body)
+    (await application.engine.next_stream()).fail(EngineDead("gone"))
+    response = await ended(application, queued["id"])
+    assert response["status"] == "failed"
+    assert response["error"]["code"] == "server_error"
+    assert application.state.requests_in_flight == 0
+
+
+async def test_a_background_response_that_is_deleted_ends(application: Application) -> None:
+    queued = json.loads((await ask(application, background=True).done()).body)
+    stream = await application.engine.next_stream()
+    path = f"{PATH}/{queued['id']}"
+    assert (await application.request("DELETE", path).done()).status == 200
+    while application.state.requests_in_flight:
+        await asyncio.sleep(0.01)
+    assert stream.aborted
+    assert (await application.get(path)).status == 404
+
+
+async def test_an_answer_is_not_lost_because_it_cannot_be_kept(
+    application: Application, tmp_path: Path
+) -> None:
+    first = ask(application)
+    (await application.engine.next_stream()).put(300, end="stop")
+    assert json.loads((await first.done()).body)["store"] is True
+    with sqlite3.connect(tmp_path / FILE_NAME) as db:
+        db.execute("DROP TABLE response_items")
+    db.close()
+    for streams in (False, True):
+        exchange = ask(application, stream=streams)
+        (await application.engine.next_stream()).put(300, end="stop")
+        await exchange.done()
+        assert exchange.status == 200
+        response = events_of(exchange)[-1]["response"] if streams else json.loads(exchange.body)
+        assert (response["status"], response["store"]) == ("completed", False)
+    refused = await ask(application, background=True).done()
+    assert (refused.status, refused.error["code"]) == (503, "storage_unavailable")
