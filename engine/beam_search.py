@@ -203,8 +203,8 @@ def search_for(
     stop_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else info.eos_token_ids)}
     if len(stop_ids) > MAX_BEAM_STOPS:
         raise InvalidParameter(
-            f"'stop_token_ids' and the model's own ends must be at most {MAX_BEAM_STOPS} tokens in a "
-            "beam search",
+            "'stop_token_ids' and the model's own ends must be at most "
+            f"{MAX_BEAM_STOPS} tokens in a beam search",
             param="stop_token_ids",
         )
     search = BeamSearch(params, limit, stop_ids, num_top=sampling.logprobs or 0)
