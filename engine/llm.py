@@ -9,7 +9,6 @@ with LLM() as llm:
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
@@ -30,7 +29,10 @@ from engine.core import EngineCore
 from engine.driver import Choice, Driver, TextStream
 from engine.errors import InvalidParameter
 from engine.memory import device_memory
+from engine.offline_inputs import Prompt, as_prompts, new_id, params_for
 from engine.paths import default_model_dir
+from engine.pool_offline import EmbeddingResult, embed_all, score_all
+from engine.pooling import PoolingKind
 from engine.profiler import DEFAULT_PROFILE_STEPS, make_profile_directory
 from engine.progress import LoadingBar, finish
 from engine.requests import fan_out
@@ -39,7 +41,6 @@ from engine.text.template import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
 from engine.types import EngineInfo, SamplingParams, Trace
 
-Prompt = str | Sequence[int]
 Conversation = Sequence[Message]
 
 
@@ -64,6 +65,7 @@ class LLM:
         attention_backend: str = "auto",
         batch_invariant: bool = False,
         enforce_eager: bool = False,
+        pooling_type: PoolingKind | None = None,
         num_threads: int | None = None,
         seed: int = 0,
         max_num_seqs: int = 256,
@@ -92,6 +94,7 @@ class LLM:
             attention_backend: auto takes the fastest that can serve the model.
             batch_invariant: the same logits, bit for bit, in any batch; slower.
             enforce_eager: capture no CUDA graphs.
+            pooling_type: which hidden states make an embedding; what the model was made for.
             num_threads: CPU threads; one a core when left out.
             seed: of dummy weights.
             max_num_seqs: sequences that run at once.
@@ -124,6 +127,7 @@ class LLM:
             attention_backend=attention_backend,
             batch_invariant=batch_invariant,
             enforce_eager=enforce_eager,
+            pooling_type=pooling_type,
             num_threads=num_threads,
             seed=seed,
             scheduler=SchedulerConfig(
@@ -259,6 +263,51 @@ class LLM:
         )
         return self._open(token_ids, params, continuation=False)
 
+    # ------------------------------------------------------------ vectors
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingResult]:
+        """A vector for each prompt, in order; the arguments are those of POST /v1/embeddings.
+
+        Raises:
+            RequestError: a prompt or an argument cannot be served.
+            RequestFailed: a prompt failed through our own fault.
+        """
+        return embed_all(
+            self._driver,
+            self._tokenizer,
+            as_prompts(prompts),
+            dimensions=dimensions,
+            normalize=normalize,
+            limit=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+
+    def score(
+        self,
+        first: str | Sequence[str],
+        second: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[float]:
+        """How well texts go together: one with several, or each with its like in place.
+
+        By the model's head where it has one that scores, else the cosine of embeddings. Raises as
+        ``embed`` does.
+        """
+        a = [first] if isinstance(first, str) else list(first)
+        b = [second] if isinstance(second, str) else list(second)
+        limit = truncate_prompt_tokens
+        return score_all(self._driver, self._tokenizer, a, b, limit=limit, use_tqdm=use_tqdm)
+
     # ------------------------------------------------------------ text
 
     @property
@@ -350,7 +399,7 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt]
     ) -> tuple[list[list[int]], list[str | None]]:
         """Each prompt's token ids, and its text where it came as text."""
-        several = _as_prompts(prompts)
+        several = as_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
         encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
         ids = [next(encoded) if isinstance(item, str) else list(item) for item in several]
@@ -363,7 +412,7 @@ class LLM:
         if sampling.n != 1:
             raise InvalidParameter("a stream gives one choice; use generate for more", param="n")
         (choice,) = self._driver.submit(
-            fan_out(_new_id(), token_ids, sampling),
+            fan_out(new_id(), token_ids, sampling),
             sampling,
             continuation=continuation,
             keeps_deltas=True,
@@ -380,11 +429,11 @@ class LLM:
         continuation: bool,
     ) -> list[RequestResult]:
         driver = self._driver
-        each = [driver.judge(sampling) for sampling in _params_for(params, len(prompts))]
+        each = [driver.judge(sampling) for sampling in params_for(params, len(prompts))]
         groups: list[list[Choice]] = []
         try:
             for token_ids, sampling in zip(prompts, each, strict=True):
-                requests = fan_out(_new_id(), token_ids, sampling)
+                requests = fan_out(new_id(), token_ids, sampling)
                 groups.append(driver.submit(requests, sampling, continuation=continuation))
             finish(driver, groups, use_tqdm)
         finally:  # refused, interrupted or lost: nothing of this call stays behind
@@ -393,23 +442,3 @@ class LLM:
             make_result(group, text, sampling, self._tokenizer)
             for group, text, sampling in zip(groups, texts, each, strict=True)
         ]
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [cast("Prompt", prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
-
-
-def _params_for(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise InvalidParameter(f"{count} prompts but {len(params)} sets of parameters")
-    return list(params)
-
-
-def _new_id() -> str:
-    return f"offline-{secrets.token_hex(8)}"

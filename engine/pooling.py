@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -44,3 +45,11 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     normalize: bool = True  # unless a request says otherwise
     num_labels: int = 0  # numbers that the classification head says; 0: there is none
     sigmoid: bool = True  # a score is the sigmoid of what the head says, or that itself
+
+
+def relevance(logit: float, pooling: PoolingInfo) -> float:
+    """What the head says, as a score: 0 to 1 unless the model was made to tell it as it is."""
+    if not pooling.sigmoid:
+        return logit
+    # Two forms, neither of which overflows.
+    return 1 / (1 + math.exp(-logit)) if logit >= 0 else 1 - 1 / (1 + math.exp(logit))

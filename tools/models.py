@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from engine.models.encoder.families import ENCODERS
 from engine.models.families import FAMILIES
 from engine.models.families.rope import SCALINGS
 
@@ -30,6 +31,14 @@ Each family is held against Hugging Face's own code on a tiny random model: logi
 float32, and greedy text under any chunking, batch and preemption. No weights of a published model
 have been tried, as none could be downloaded where this was made.
 
+Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
+
+| `model_type` | Models |
+|---|---|
+{encoders}
+
+Their vectors and scores are held against Hugging Face's in the same way.
+
 Rotary embeddings: {ropes};
 on a part of the head, with a base of their own in windowed layers, or by neighbouring dimensions,
 where the family has it so.
@@ -50,8 +59,11 @@ def models_page() -> str:
         f"| `{name}` | {family.models} | {family.differs or 'the pattern of all others'} |"
         for name, family in sorted(FAMILIES.items())
     )
+    encoders = "\n".join(
+        f"| `{name}` | {family.models} |" for name, family in sorted(ENCODERS.items())
+    )
     kinds = ", ".join(f"`{kind}`" for kind in ("default", *SCALINGS))
-    return _PAGE.format(families=families, ropes=kinds)
+    return _PAGE.format(families=families, encoders=encoders, ropes=kinds)
 
 
 def main() -> int:

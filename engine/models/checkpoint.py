@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
+from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import read_spec
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.safetensors import Header, read_header
@@ -24,7 +25,7 @@ class ModelConfig:
     """What config.json, generation_config.json and sentence-transformers' files say."""
 
     directory: Path
-    spec: DecoderSpec
+    spec: DecoderSpec | EncoderSpec
     sentence: SentenceConfig
     raw: bytes  # config.json as it stands
 
@@ -47,7 +48,9 @@ def read_config(model: str) -> ModelConfig:
     except ModelLoadError as error:
         raise ModelLoadError(_in_directory(directory, str(error))) from None
     sentence = read_sentence_config(directory)
-    return ModelConfig(directory, _with_generation_eos(directory, spec), sentence, raw)
+    if isinstance(spec, DecoderSpec):
+        spec = _with_generation_eos(directory, spec)
+    return ModelConfig(directory, spec, sentence, raw)
 
 
 def read_headers(directory: Path) -> list[Header]:

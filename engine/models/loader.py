@@ -1,4 +1,4 @@
-"""Fills a decoder's parameters: from safetensors, or with noise for measurements."""
+"""Fills a model's parameters: from safetensors, or with noise for measurements."""
 
 from __future__ import annotations
 
@@ -12,14 +12,8 @@ from engine.client import LoadProgress
 from engine.errors import ModelLoadError
 from engine.models.safetensors import Header, TensorEntry, read_into
 from engine.models.spec import DecoderSpec
-from engine.models.weights import (
-    Parameter,
-    Target,
-    base_prefix,
-    is_redundant,
-    parameters,
-    targets,
-)
+from engine.models.tables import Spec, Tables, tables_of
+from engine.models.weights import Parameter, Target
 from kernels.cpu.memory import own_pages
 
 _DUMMY_STD = 0.02
@@ -28,7 +22,7 @@ _DUMMY_POOL = 1_048_573
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """The parameters of a decoder by name, each read when it is asked for and not kept."""
+    """The parameters of a model by name, each read when it is asked for and not kept."""
 
     def __init__(
         self,
@@ -80,16 +74,17 @@ class Weights(Mapping[str, torch.Tensor]):
 class _CheckpointWeights(Weights):
     def __init__(
         self,
-        spec: DecoderSpec,
+        spec: Spec,
         headers: list[Header],
         dtype: torch.dtype,
         device: torch.device,
         on_progress: LoadProgress | None,
     ) -> None:
-        super().__init__(parameters(spec), dtype, device, on_progress)
+        tables = tables_of(spec)
+        super().__init__(tables.parameters, dtype, device, on_progress)
         self._spec = spec
         self._places: dict[str, list[tuple[Header, TensorEntry, Target]]] = {}
-        for header, entry, target in _assign(spec, headers, self._wanted):
+        for header, entry, target in _assign(spec, headers, tables):
             self._places.setdefault(target.parameter, []).append((header, entry, target))
 
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
@@ -102,6 +97,7 @@ class _CheckpointWeights(Weights):
                 else:
                     stored = torch.empty(entry.shape, dtype=self._dtype, device=self._device)
                     read_into(file, entry, stored)
+                    assert isinstance(self._spec, DecoderSpec)  # no encoder has another layout
                     part.copy_(target.layout.arrange(self._spec, stored))
             told = f"loading {header.path.name}"
         return told
@@ -110,13 +106,13 @@ class _CheckpointWeights(Weights):
 class _DummyWeights(Weights):
     def __init__(
         self,
-        spec: DecoderSpec,
+        spec: Spec,
         dtype: torch.dtype,
         device: torch.device,
         seed: int,
         on_progress: LoadProgress | None,
     ) -> None:
-        super().__init__(parameters(spec), dtype, device, on_progress)
+        super().__init__(tables_of(spec).parameters, dtype, device, on_progress)
         generator = torch.Generator().manual_seed(seed)
         pool = torch.randn(_DUMMY_POOL, generator=generator).mul_(_DUMMY_STD)
         self._pool = pool.to(device=device, dtype=dtype)
@@ -131,13 +127,13 @@ class _DummyWeights(Weights):
 
 
 def load_weights(
-    spec: DecoderSpec,
+    spec: Spec,
     headers: list[Header],
     dtype: torch.dtype,
     device: torch.device,
     on_progress: LoadProgress | None = None,
 ) -> Weights:
-    """All parameters of the decoder from the files of a checkpoint, cast to ``dtype``.
+    """All parameters of the model from the files of a checkpoint, cast to ``dtype``.
 
     Raises:
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing
@@ -147,7 +143,7 @@ def load_weights(
 
 
 def dummy_weights(
-    spec: DecoderSpec,
+    spec: Spec,
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
@@ -161,27 +157,27 @@ def dummy_weights(
     return _DummyWeights(spec, dtype, device, seed, on_progress)
 
 
-def num_parameters(spec: DecoderSpec) -> int:
+def num_parameters(spec: Spec) -> int:
     """How many numbers the model was trained to have."""
-    return _num_elements(parameters(spec))
+    return _num_elements(tables_of(spec).parameters)
 
 
-def weights_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
+def weights_bytes(spec: Spec, dtype: torch.dtype) -> int:
     """What the parameters take in memory when they are held in ``dtype``."""
     return num_parameters(spec) * dtype.itemsize
 
 
 def _assign(
-    spec: DecoderSpec, headers: list[Header], wanted: dict[str, Parameter]
+    spec: Spec, headers: list[Header], tables: Tables
 ) -> Iterator[tuple[Header, TensorEntry, Target]]:
     """Every tensor with its place, in file order; a leftover or a gap is an error."""
-    places = targets(spec, wanted)
+    wanted, places = tables.parameters, dict(tables.targets)
     for header in headers:
         for entry in sorted(header.entries.values(), key=lambda entry: entry.begin):
-            bare, full = entry.name, base_prefix(spec) + entry.name
-            target = places.pop(bare, None) or places.pop(full, None)
+            name = tables.full_name(entry.name)
+            target = places.pop(name, None)
             if target is None:
-                if is_redundant(spec, bare) or is_redundant(spec, full):
+                if tables.is_redundant(name):
                     continue
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name[:80]}' has no place in a "

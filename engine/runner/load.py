@@ -13,6 +13,7 @@ from engine.errors import ModelLoadError
 from engine.kv_cache.storage import KVCache, plan_memory
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config, read_headers
 from engine.models.decoder import Decoder
+from engine.models.encoder.spec import EncoderSpec
 from engine.models.loader import (
     Weights,
     dummy_weights,
@@ -26,9 +27,11 @@ from engine.models.spec import DecoderSpec
 from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
+from engine.runner.encoder_load import load_encoder_runner
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
+from engine.runner.protocol import Runner
 from engine.runner.rows import RowTable
 from engine.types import EngineInfo, MemoryPlan
 from kernels.attention import AttentionSpec
@@ -40,11 +43,22 @@ logger = logging.getLogger(__name__)
 _BLOCK_SIZES = {"cpu": 16, "cuda": 64}
 
 
-def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> ModelRunner:
+def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
     """See ``engine.runner.load_runner``. What can be refused is refused before weights load."""
     started_s = time.monotonic()
     model = read_config(config.model)
-    spec = model.spec
+    if isinstance(model.spec, EncoderSpec):
+        return load_encoder_runner(config, model, model.spec, on_progress, started_s)
+    return _load_decoder_runner(config, model, model.spec, on_progress, started_s)
+
+
+def _load_decoder_runner(
+    config: EngineConfig,
+    model: ModelConfig,
+    spec: DecoderSpec,
+    on_progress: LoadProgress | None,
+    started_s: float,
+) -> ModelRunner:
     headers = [] if config.load_format == "dummy" else read_headers(model.directory)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
@@ -62,13 +76,13 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         config.cache,
         config.scheduler,
         block_size=block_size,
-        max_model_len=config.max_model_len or _longest_made_for(model),
+        max_model_len=config.max_model_len or _longest_made_for(model, spec),
         dtype=dtype,
         device=device,
         weights_bytes=modules.num_bytes,
     )
     cache = KVCache(spec, memory.num_blocks, memory.block_size, dtype, device)
-    info = _info(config, model, headers, attention, kernels.name, memory, started_s)
+    info = _info(config, model, spec, headers, attention, kernels.name, memory, started_s)
     decoder = Decoder(spec, modules, kernels, memory.max_model_len)
     rows = RowTable(
         max_num_rows=config.scheduler.max_num_seqs,
@@ -93,12 +107,12 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     return ModelRunner(info, decoder, cache, kernels, attention, rows, graphs)
 
 
-def _longest_made_for(model: ModelConfig) -> int | None:
+def _longest_made_for(model: ModelConfig, spec: DecoderSpec) -> int | None:
     """The input that a model of embeddings was trained for, where that is told and shorter."""
     longest = model.sentence.max_tokens
-    if model.spec.generates or longest is None:
+    if spec.generates or longest is None:
         return None
-    return min(longest, model.spec.longest_context)
+    return min(longest, spec.longest_context)
 
 
 def _load(
@@ -132,13 +146,14 @@ def _attention_spec(
 def _info(
     config: EngineConfig,
     model: ModelConfig,
+    spec: DecoderSpec,
     headers: list[Header],
     attention: AttentionSpec,
     backend: str,
     memory: MemoryPlan,
     started_s: float,
 ) -> EngineInfo:
-    spec, dtype = model.spec, dtype_name(attention.dtype)
+    dtype = dtype_name(attention.dtype)
     source = f"dummy {config.seed}" if config.load_format == "dummy" else "checkpoint"
     rounding = config.quantization or "unquantised"
     kind = config.pooling_type or model.sentence.kind or "last"

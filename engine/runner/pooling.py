@@ -24,6 +24,8 @@ def pool_rows(
     query_start: Sequence[int],
     hidden: torch.Tensor,
     score: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    scores_first: bool = False,
 ) -> Iterator[PooledRow]:
     """The parts of those rows whose requests ask for a vector; see the runner's row contract.
 
@@ -33,6 +35,7 @@ def pool_rows(
         query_start: where each row begins in the batch, and the end of the last one.
         hidden: [num_tokens, hidden_size] of all the step's tokens, the last norm applied.
         score: the classification head: [n, hidden_size] -> [n, num_labels] float32.
+        scores_first: it reads the first token's state, as encoders have it, and not the last one's.
     """
     for index, (row, request) in enumerate(zip(rows, requests, strict=True)):
         params = request.pooling
@@ -42,7 +45,8 @@ def pool_rows(
         holds_last = row.start + len(row.token_ids) == len(request.prompt_token_ids)
         if params.scores:
             if holds_last:
-                yield PooledRow(row.id, score(hidden[end - 1 : end])[0])
+                at = begin if scores_first else end - 1
+                yield PooledRow(row.id, score(hidden[at : at + 1])[0])
         elif params.kind == "last":
             if holds_last:
                 yield PooledRow(row.id, hidden[end - 1].float())

@@ -16,6 +16,7 @@ from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import fingerprint, read_config
+from engine.models.encoder.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
 from engine.profiler import Spans
 from engine.runner.protocol import Computed, Launched
@@ -101,7 +102,7 @@ def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = No
     return StubRunner(info, config.stub_step_ms / 1e3)
 
 
-def _plan(spec: DecoderSpec, config: EngineConfig) -> MemoryPlan:
+def _plan(spec: DecoderSpec | EncoderSpec, config: EngineConfig) -> MemoryPlan:
     """Blocks for every sequence at full length, within reason; there are no bytes behind them."""
     longest = config.max_model_len or spec.default_context
     if longest > spec.longest_context:

@@ -8,7 +8,8 @@ and gives every token its exact bytes:
 
 Two families are understood, and everything else is refused: byte-level BPE (Radford et al. 2019,
 GPT-2: each byte is spelled as a printable character) and SentencePiece (Kudo & Richardson 2018:
-a space is spelled ``▁`` and an unknown byte ``<0xAB>``), plus plain word-level vocabularies.
+a space is spelled ``▁`` and an unknown byte ``<0xAB>``), plus plain word-level vocabularies and
+those of parts of words (WordPiece: ``##`` before what goes on within a word).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class PieceRules(msgspec.Struct, frozen=True, kw_only=True):
     byte_fallback: bool = False  # "<0xAB>" stands for one byte
     replacements: tuple[tuple[str, str], ...] = ()  # in order, within one token
     word_prefix: str = ""  # what joins tokens that are whole words
+    part_mark: str = ""  # what tokens begin with that go on within a word
     lead: str = ""  # stripped from the beginning of a text ...
     max_lead: int = 0  # ... at most so many times
 
@@ -50,6 +52,8 @@ class PieceRules(msgspec.Struct, frozen=True, kw_only=True):
                 pass
         for old, new in self.replacements:
             token = token.replace(old, new)
+        if self.part_mark and token.startswith(self.part_mark):
+            return token.removeprefix(self.part_mark).encode()
         return (self.word_prefix + token).encode()
 
 
@@ -76,6 +80,10 @@ def read_rules(decoder: dict[str, Any] | None) -> PieceRules:
             rules = msgspec.structs.replace(rules, replacements=(*rules.replacements, pair))
         elif kind == "Strip" and fused and not step.get("stop"):
             rules = msgspec.structs.replace(rules, lead=step["content"], max_lead=step["start"])
+        elif kind == "WordPiece":  # its clean-up of punctuation changes the text: left out
+            rules = msgspec.structs.replace(
+                rules, word_prefix=" ", part_mark=step["prefix"], lead=" ", max_lead=1
+            )
         elif kind == "Metaspace":
             rules = _metaspace(rules, step)
         else:

@@ -7,7 +7,6 @@ becomes an embedding, and the score is the cosine of the two.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from operator import mul
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.pooling import PoolingInfo, PoolingParams
+from engine.pooling import PoolingParams, relevance
 from server.access.caller import Caller
 from server.errors import ApiError, bad_field
 from server.openai.endpoint import new_id
@@ -184,7 +183,7 @@ class Judge:
         numbers = [to_floats(vector) for vector in vectors]
         pooling = pooling_of(self._model)
         return [
-            _relevance(numbers[place[0]][0], pooling)
+            relevance(numbers[place[0]][0], pooling)
             if len(place) == 1
             else sum(map(mul, numbers[place[0]], numbers[place[1]]))
             for place in self._places
@@ -223,11 +222,3 @@ async def make_judge(
     prompts = [PooledPrompt(ids, params) for ids in encoded]
     places = [(index_of[first], index_of[second]) for first, second in pairs]
     return Judge(state, caller, model, body, prompts, places)
-
-
-def _relevance(logit: float, pooling: PoolingInfo) -> float:
-    """What the head says, as a score: 0 to 1 unless the model was made to tell it as it is."""
-    if not pooling.sigmoid:
-        return logit
-    # Two forms, neither of which overflows.
-    return 1 / (1 + math.exp(-logit)) if logit >= 0 else 1 - 1 / (1 + math.exp(logit))

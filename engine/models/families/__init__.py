@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
+from engine.models.encoder.families import ENCODERS
+from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import gemma, gpt, llama, moe
 from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
@@ -59,7 +61,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def read_spec(config: dict[str, Any]) -> DecoderSpec:
+def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
     """The spec of a model from its parsed config.json.
 
     Raises:
@@ -70,9 +72,13 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec:
     reader.refuse("auto_map", "asks for code from the model's directory, which is never run")
     reader.refuse("quantization_config", "is set: quantised checkpoints are not supported yet")
     model_type = reader.text("model_type", "")
-    family = FAMILIES.get(model_type)
+    family, encoder = FAMILIES.get(model_type), ENCODERS.get(model_type)
+    if encoder is not None:
+        spec = encoder.read(reader)
+        reader.finish()
+        return spec
     if family is None:
-        known = ", ".join(sorted(FAMILIES))
+        known = ", ".join(sorted({*FAMILIES, *ENCODERS}))
         raise ModelLoadError(
             f"config.json: architecture {model_type[:80]!r} is not supported (known: {known})"
         )

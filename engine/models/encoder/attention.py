@@ -1,0 +1,86 @@
+"""Attention of every token to all tokens of its own text, over texts of any lengths at once.
+
+Texts of about one length are padded to the longest of them and go through torch's attention
+together; what is padded is masked, and at most a quarter of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+_SLACK_TOKENS = 4
+
+
+class Bucket(NamedTuple):
+    """Texts of about one length, padded to the longest: B texts of T tokens."""
+
+    tokens: torch.Tensor  # [B * T] int64: which of the batch's tokens; any where it is padding
+    num_texts: int
+    is_token: torch.Tensor | None  # [B, T] bool; None: there is no padding
+
+
+def make_buckets(lengths: Sequence[int], device: torch.device) -> list[Bucket]:
+    """The texts of a batch by length.
+
+    Args:
+        lengths: of the texts, in tokens; they lie one after the other.
+        device: of the batch.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    buckets: list[Bucket] = []
+    members: list[int] = []
+    for index in order:
+        if members and lengths[index] > lengths[members[0]] * 5 // 4 + _SLACK_TOKENS:
+            buckets.append(_bucket(members, starts, lengths, device))
+            members = []
+        members.append(index)
+    if members:
+        buckets.append(_bucket(members, starts, lengths, device))
+    return buckets
+
+
+def attend(fused: torch.Tensor, buckets: Sequence[Bucket], num_heads: int) -> torch.Tensor:
+    """Scaled dot-product attention without a causal mask.
+
+    Args:
+        fused: [num_tokens, 3 * hidden_size], queries, keys and values.
+        buckets: of the batch.
+        num_heads: of the model.
+
+    Returns:
+        [num_tokens, hidden_size]
+    """
+    size = fused.shape[1] // 3
+    out = torch.empty((fused.shape[0], size), dtype=fused.dtype, device=fused.device)
+    for bucket in buckets:
+        padded = fused.index_select(0, bucket.tokens)  # [B * T, 3 * hidden_size]
+        shape = (bucket.num_texts, -1, 3, num_heads, size // num_heads)
+        query, key, value = padded.view(shape).permute(2, 0, 3, 1, 4)  # [B, heads, T, head_dim]
+        mask = None if bucket.is_token is None else bucket.is_token[:, None, None, :]
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        flat = attended.transpose(1, 2).reshape(-1, size)
+        if bucket.is_token is None:
+            out.index_copy_(0, bucket.tokens, flat)
+        else:
+            kept = bucket.is_token.view(-1)
+            out.index_copy_(0, bucket.tokens[kept], flat[kept])
+    return out
+
+
+def _bucket(
+    members: Sequence[int], starts: Sequence[int], lengths: Sequence[int], device: torch.device
+) -> Bucket:
+    begins = torch.tensor([starts[index] for index in members])
+    counts = torch.tensor([lengths[index] for index in members])
+    steps = torch.arange(int(counts.max()))
+    is_token = steps[None, :] < counts[:, None]  # [B, T]
+    tokens = torch.where(is_token, begins[:, None] + steps[None, :], begins[:, None])
+    mask = None if bool(is_token.all()) else is_token.to(device)
+    return Bucket(tokens.view(-1).to(device), len(members), mask)

@@ -1,0 +1,43 @@
+"""Where every tensor of a checkpoint goes, for a model of either kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from engine.models import weights
+from engine.models.encoder.spec import EncoderSpec
+from engine.models.encoder.weights import encoder_parameters, encoder_targets, is_unused, own_name
+from engine.models.spec import DecoderSpec
+from engine.models.weights import Parameter, Target
+
+Spec = DecoderSpec | EncoderSpec
+
+
+class Tables(NamedTuple):
+    """What the loader knows of a model."""
+
+    parameters: dict[str, Parameter]
+    targets: Mapping[str, Target]  # by a tensor's name in a whole model
+    full_name: Callable[[str], str]  # of a tensor that may come from a part of one
+    is_redundant: Callable[[str], bool]  # of one without a place: whether it may be passed over
+
+
+def tables_of(spec: Spec) -> Tables:
+    """The tables of the model that ``spec`` describes."""
+    if isinstance(spec, EncoderSpec):
+        wanted = encoder_parameters(spec)
+        return Tables(wanted, encoder_targets(spec, wanted), own_name, is_unused)
+    return _decoder_tables(spec)
+
+
+def _decoder_tables(spec: DecoderSpec) -> Tables:
+    wanted = weights.parameters(spec)
+    targets = weights.targets(spec, wanted)
+    prefix = weights.base_prefix(spec)
+
+    def full_name(name: str) -> str:
+        is_full = name in targets or name.startswith(prefix) or weights.is_redundant(spec, name)
+        return name if is_full else prefix + name
+
+    return Tables(wanted, targets, full_name, lambda name: weights.is_redundant(spec, name))

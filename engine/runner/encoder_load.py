@@ -1,0 +1,102 @@
+"""From a config to a runner of an encoder."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from engine.client import LoadProgress
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.kv_cache.storage import available_bytes
+from engine.models.checkpoint import ModelConfig, fingerprint, read_headers
+from engine.models.encoder.model import Encoder
+from engine.models.encoder.spec import EncoderSpec
+from engine.models.loader import dummy_weights, load_weights, num_parameters, weights_bytes
+from engine.pooling import PoolingInfo
+from engine.quantization import choose_method
+from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
+from engine.runner.encoder_runner import EncoderRunner
+from engine.types import EngineInfo, MemoryPlan
+
+logger = logging.getLogger(__name__)
+
+
+def load_encoder_runner(
+    config: EngineConfig,
+    model: ModelConfig,
+    spec: EncoderSpec,
+    on_progress: LoadProgress | None,
+    started_s: float,
+) -> EncoderRunner:
+    """See ``engine.runner.load_runner``; the config has been read.
+
+    Raises:
+        ModelLoadError: the model cannot be served as asked; one line that says why.
+    """
+    if config.attention_backend != "auto":
+        raise ModelLoadError("attention backends are for models that generate; this is an encoder")
+    if config.batch_invariant:
+        raise ModelLoadError("batch invariance is for models that generate; this is an encoder")
+    max_len = _longest(config, model, spec)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
+    is_dummy = config.load_format == "dummy"
+    headers = [] if is_dummy else read_headers(model.directory)
+    set_threads(config.num_threads, weights_bytes(spec, dtype))
+    method = choose_method(config.quantization, dtype, device)
+    if is_dummy:
+        weights = dummy_weights(spec, dtype, device, config.seed, on_progress)
+    else:
+        weights = load_weights(spec, headers, dtype, device, on_progress)
+    encoder = Encoder(spec, weights, method)
+    kind = config.pooling_type or model.sentence.kind or "mean"
+    # A place in the engine is a block, and nothing lies behind it. The scheduler keeps one spare
+    # for each sequence that runs.
+    memory = MemoryPlan(
+        weights_bytes=encoder.num_bytes,
+        kv_cache_bytes=0,
+        free_bytes=available_bytes(device),
+        bytes_per_token=0,
+        num_blocks=2 * config.scheduler.max_num_seqs,
+        block_size=max_len,
+        max_model_len=max_len,
+    )
+    source = f"dummy {config.seed}" if is_dummy else "checkpoint"
+    told = (dtype_name(dtype), config.quantization or "unquantised", source, kind)
+    info = EngineInfo(
+        model=config.model,
+        architecture=spec.architecture,
+        num_parameters=num_parameters(spec),
+        dtype=dtype_name(dtype),
+        device=str(device),
+        attention_backend="torch",
+        vocab_size=spec.vocab_size,
+        max_model_len=max_len,
+        eos_token_ids=(),
+        memory=memory,
+        fingerprint=fingerprint(model, headers, *told),
+        load_s=time.monotonic() - started_s,
+        generates=False,
+        pooling=PoolingInfo(
+            kind=kind,
+            size=spec.hidden_size,
+            normalize=model.sentence.normalize,
+            num_labels=spec.num_labels,
+            sigmoid=spec.score_sigmoid,
+        ),
+        whole_prompts=True,
+    )
+    logger.info(memory.describe())
+    return EncoderRunner(info, encoder)
+
+
+def _longest(config: EngineConfig, model: ModelConfig, spec: EncoderSpec) -> int:
+    """The longest text: as asked for, as the model was trained for, or as its positions allow."""
+    longest = spec.longest_context
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ModelLoadError(
+            f"max_model_len {config.max_model_len} is out of range: this model's context is "
+            f"{longest}"
+        )
+    return config.max_model_len or min(longest, model.sentence.max_tokens or longest)

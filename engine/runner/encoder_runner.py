@@ -1,0 +1,86 @@
+"""Runs plans on an encoder: whole texts in, vectors out, nothing kept between steps."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.errors import Failure
+from engine.models.encoder.model import Encoder
+from engine.profiler import Spans
+from engine.runner.model_runner import translated_errors
+from engine.runner.outcome import tell_pooled
+from engine.runner.pooling import pool_rows
+from engine.runner.protocol import Computed, Launched
+from engine.types import EngineInfo, Request, ScheduledRow, StepPlan, StepResult
+
+
+class EncoderRunner:
+    """A model and the requests it has been told of. All calls from one thread.
+
+    Blocks of plans mean nothing here; each stands for a place in the engine.
+
+    Args:
+        info: what was loaded.
+        model: the encoder.
+    """
+
+    def __init__(self, info: EngineInfo, model: Encoder) -> None:
+        self._info = info
+        self._model = model
+        self._requests: dict[str, Request] = {}
+        self._spans = Spans()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        return self._info
+
+    def mark(self, spans: Spans) -> None:
+        """See ``Runner.mark``."""
+        self._spans = spans
+
+    def prepare(self) -> bool:
+        """There is nothing to prepare."""
+        return False
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Compute one step. Raises as ``Launched.result`` says."""
+        for request_id in plan.removed:
+            self._requests.pop(request_id, None)
+        for added in plan.added:
+            self._requests[added.request.id] = added.request
+        if not plan.rows:
+            return Computed(StepResult())
+        with translated_errors(), torch.inference_mode():
+            return Computed(self._compute(plan.rows))
+
+    def _compute(self, rows: tuple[ScheduledRow, ...]) -> StepResult:
+        requests = [self._requests[row.id] for row in rows]
+        lengths = [len(row.token_ids) for row in rows]
+        with self._spans("inputs"):
+            token_ids = torch.tensor([token for row in rows for token in row.token_ids])
+            kinds = torch.cat([_token_types(request) for request in requests])
+            device = self._model.device
+            token_ids, kinds = token_ids.to(device), kinds.to(device)
+        with self._spans("forward"):
+            hidden = self._model.forward(token_ids, kinds, lengths)
+            bounds = [0]
+            for length in lengths:
+                bounds.append(bounds[-1] + length)
+            parts = list(
+                pool_rows(rows, requests, bounds, hidden, self._model.score, scores_first=True)
+            )
+        pooled: dict[str, bytes] = {}
+        errors: dict[str, Failure] = {}
+        for row in parts:
+            tell_pooled(row.id, row.part.cpu(), pooled, errors)
+        return StepResult(pooled=pooled, errors=errors)
+
+
+def _token_types(request: Request) -> torch.Tensor:
+    """[tokens] int64: 1 from where the second of two texts begins, else 0."""
+    types = torch.zeros(len(request.prompt_token_ids), dtype=torch.int64)
+    second = request.pooling.second_from if request.pooling is not None else None
+    if second is not None:
+        types[second:] = 1
+    return types

@@ -1,0 +1,86 @@
+"""Tiny random encoders in Hugging Face format, one for each family.
+
+directory = tiny_encoders.save("bert", tmp_path)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_SHAPE = {
+    "vocab_size": 160,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 128,
+    "pad_token_id": 1,
+}
+_DISTIL = {
+    "vocab_size": 160,
+    "dim": 48,
+    "hidden_dim": 80,
+    "n_layers": 3,
+    "n_heads": 6,
+    "max_position_embeddings": 128,
+}
+
+_ROBERTA = {**_SHAPE, "max_position_embeddings": 130}  # the first two are nobody's
+
+# name -> (Hugging Face config class, its values)
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertConfig", _SHAPE),
+    "bert_relu": ("BertConfig", {**_SHAPE, "hidden_act": "relu", "layer_norm_eps": 1e-5}),
+    "distilbert": ("DistilBertConfig", _DISTIL),
+    "roberta": ("RobertaConfig", {**_ROBERTA, "type_vocab_size": 1}),
+    "xlm_roberta": ("XLMRobertaConfig", {**_ROBERTA, "hidden_act": "gelu_new"}),
+}
+
+
+def build(kind: str, *, num_labels: int = 0, seed: int = 0) -> Any:
+    """A Hugging Face model, with a classification head where labels are asked for."""
+    import torch
+    import transformers
+
+    config_class, values = KINDS[kind]
+    config = getattr(transformers, config_class)(**values, num_labels=num_labels or 2)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        loader = (
+            transformers.AutoModelForSequenceClassification
+            if num_labels
+            else transformers.AutoModel
+        )
+        model = loader.from_config(config)
+        for name, parameter in model.named_parameters():
+            is_norm = "norm" in name.lower()
+            parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
+    return model.eval()
+
+
+def save(kind: str, directory: Path, **options: Any) -> Any:
+    """Save ``build(kind)`` as a checkpoint; returns the model."""
+    model = build(kind, **options)
+    model.save_pretrained(directory)
+    return model
+
+
+def save_tokenizer(directory: Path) -> None:
+    """A WordPiece tokenizer of BERT's kind over single letters, for a vocabulary of 160."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,?!'"
+    words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters)]
+    words += ["the", "cat", "dog", "sat", "##ing"]
+    tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(["[UNK]", "[PAD]", "[CLS]", "[SEP]"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
