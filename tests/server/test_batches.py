@@ -118,6 +118,24 @@ def test_completions_and_a_life_of_the_output(client: openai.OpenAI) -> None:
     assert output.expires_at == output.created_at + 3600
 
 
+def test_embeddings_are_what_the_endpoint_gives(client: openai.OpenAI) -> None:
+    body = {"model": MODEL, "input": ["One text", "Another"], "encoding_format": "float"}
+    url = "/v1/embeddings"
+    lines = [
+        {"custom_id": f"{n}", "method": "POST", "url": url, "body": {**body, **fields}}
+        for n, fields in enumerate(({}, {"dimensions": 0}))
+    ]
+    batch = end_of(client, start(client, lines, url))
+    (answer,) = lines_of(client, batch.output_file_id)
+    direct = client.embeddings.create(**body)
+    for line, entry in zip(answer["response"]["body"]["data"], direct.data, strict=True):
+        assert line["embedding"] == pytest.approx(entry.embedding, abs=2e-2)  # another batch
+    assert batch.usage is not None
+    assert batch.usage.input_tokens == direct.usage.prompt_tokens
+    (error,) = lines_of(client, batch.error_file_id)
+    assert error["response"]["body"]["error"]["param"] == "dimensions"
+
+
 def test_responses_are_made_and_stored(client: openai.OpenAI) -> None:
     body = {"model": MODEL, "input": "Hello"}
     bodies = [body, {**body, "background": True}]
