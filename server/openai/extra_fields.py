@@ -115,7 +115,11 @@ class ExtraFields(BaseModel):
 
     def idle_fields(self) -> list[str]:
         """Names of the fields that ask for something, without effect beside the others."""
-        idle = _IDLE_WITH_BEAMS if self.use_beam_search else _IDLE_WITHOUT_BEAMS
+        idle = dict(_IDLE_WITH_BEAMS if self.use_beam_search else _IDLE_WITHOUT_BEAMS)
+        if self.truncate_prompt_tokens is None:
+            idle["truncation_side"] = ()
+        if getattr(self, "logprobs", None) in (None, False):
+            idle["return_tokens_as_token_ids"] = (False,)
         given = {name: getattr(self, name, None) for name in idle}
         return [
             name for name, value in given.items() if value is not None and value not in idle[name]

@@ -250,6 +250,8 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
         """As above, those of ``stream_options`` included."""
         options = None if self.stream_options is None else self.stream_options.model_extra
         named = ignored_params(options, prefix="stream_options.")
+        if self.stream_options and self.stream_options.continuous_usage_stats:
+            named += [] if self.include_usage else ["stream_options.continuous_usage_stats"]
         return super().ignored() + named + self.idle_fields()
 
     @property

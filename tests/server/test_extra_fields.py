@@ -297,6 +297,11 @@ def test_what_has_no_effect_is_named(server: Server, guarded_server: Server) -> 
         "detokenize,spaces_between_special_tokens"
     )
     assert named(detokenize=True, spaces_between_special_tokens=False, priority=0) is None
+    assert named(truncation_side="left", return_tokens_as_token_ids=True) == (
+        "truncation_side,return_tokens_as_token_ids"
+    )
+    alone = {"continuous_usage_stats": True}
+    assert named(stream=True, stream_options=alone) == "stream_options.continuous_usage_stats"
     assert named(priority=3) == "priority"  # the queue is first come, first served
     assert named(logprob_token_ids=[1]) == "logprob_token_ids"
     turn = {"role": "user", "content": "Hi", "annotations": [], "audio": None, "mood": "glad"}
