@@ -35,7 +35,11 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running_server(
-    arguments: Sequence[str], *, command: Sequence[str] = (), ready_s: float = 300.0
+    arguments: Sequence[str],
+    *,
+    command: Sequence[str] = (),
+    ready_s: float = 300.0,
+    api_key: str | None = None,
 ) -> Iterator[RunningServer]:
     """Quire's server, ready, on a free port of this machine.
 
@@ -43,15 +47,20 @@ def running_server(
         arguments: put after ``serve``, such as the model; the port is added.
         command: what runs Quire's command line; this interpreter's where empty.
         ready_s: as of :func:`running_command`, whose errors are raised too.
+        api_key: as there.
     """
     start = [*(command or (sys.executable, "-m", "server")), "serve", *arguments]
-    with running_command(start, ready_path="/ready", ready_s=ready_s) as server:
+    with running_command(start, ready_path="/ready", ready_s=ready_s, api_key=api_key) as server:
         yield server
 
 
 @contextlib.contextmanager
 def running_command(
-    command: Sequence[str], *, ready_path: str, ready_s: float = 300.0
+    command: Sequence[str],
+    *,
+    ready_path: str,
+    ready_s: float = 300.0,
+    api_key: str | None = None,
 ) -> Iterator[RunningServer]:
     """Any server that takes ``--port``, ready, on a free port of this machine.
 
@@ -59,6 +68,7 @@ def running_command(
         command: starts it; the port is added.
         ready_path: answers 200 once it can serve.
         ready_s: seconds it is given until then.
+        api_key: what it wants to be asked with.
 
     Raises:
         RuntimeError: it ended, or was not ready in time; holds the end of its output.
@@ -75,7 +85,9 @@ def running_command(
         )
         try:
             try:
-                _wait_until_ready(process, f"{url}{ready_path}", begun_s + ready_s)
+                headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+                probe = urllib.request.Request(f"{url}{ready_path}", headers=headers)
+                _wait_until_ready(process, probe, begun_s + ready_s)
             except RuntimeError as error:
                 log.seek(0)
                 output = log.read()[-4000:].decode("utf-8", "replace")
@@ -93,12 +105,14 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: float) -> None:
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], probe: urllib.request.Request, deadline_s: float
+) -> None:
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with status {process.returncode}")
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(probe, timeout=5):
                 return
         except urllib.error.HTTPError as error:
             error.close()
