@@ -96,8 +96,10 @@ class EngineCore:
             eos_token_ids=info.eos_token_ids,
         )
         self._window = BatchingWindow(limits)
-        self._grammars = grammars or GrammarCompiler(partial(load_backend, config, info))
-        self._gate = GrammarGate(self._grammars)
+        if grammars is None:
+            grammars = GrammarCompiler(partial(load_backend, config, info))
+        self._grammars = grammars
+        self._gate = GrammarGate(grammars)
         self._flights: deque[_Flight] = deque()  # oldest first
         self._depth = 2 if _overlaps(config, info) else 1
         self._is_prepared = False

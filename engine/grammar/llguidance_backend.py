@@ -58,6 +58,7 @@ class LlguidanceBackend:
             raise InvalidParameter("this model has no end-of-text token, so no text can be held")
         self._tokenizer = _library_tokenizer(tokenizer, vocab_size, eos_token_ids)
         self._limits = parser_limits()
+        self.vocab_size = vocab_size
 
     def compile(self, grammar: Grammar) -> LlguidanceGrammar:
         """See ``GrammarBackend``."""

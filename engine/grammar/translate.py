@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import Any
 
 from engine.errors import InvalidParameter
+from engine.grammar.json_schema import prepared, read_schema
 from engine.types import Grammar
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-# Blanks between the parts of a JSON text: at most one, or a line break and an indentation. The
-# library's own default has no bound, and a model at a high temperature can run on in blanks.
-_BLANKS = r"[ \t]|\r?\n[ \t]{0,24}"
-JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": _BLANKS}
-
-_ANY_OBJECT = '{"type": "object"}'
+_ANY_OBJECT = {"type": "object"}
 _TOO_LARGE = re.compile(
     r"too (?:big|large|many|complex)|recursion limit|limit (?:reached|exceeded)|fuel", re.IGNORECASE
 )
@@ -33,9 +26,9 @@ def to_llguidance(grammar: Grammar) -> str:
 
     match grammar.kind:
         case "json_object":
-            return _of_schema(_ANY_OBJECT)
+            return _of_schema(prepared(_ANY_OBJECT))
         case "json_schema":
-            return _of_schema(_checked_json(grammar.text))
+            return _of_schema(read_schema(grammar.text))
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "choice":
@@ -46,27 +39,23 @@ def to_llguidance(grammar: Grammar) -> str:
 
 def refusal(reason: str) -> InvalidParameter:
     """What is told of the library's reason to refuse a grammar."""
+    if "coerce_one_of" in reason:
+        reason = (
+            "'oneOf' can be held only where it is clear that no value satisfies two of its schemas"
+        )
     lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
     words = " ".join(lines)[:300] or "it cannot be compiled"
     code = "grammar_timeout" if _TOO_LARGE.search(reason) else None
-    return InvalidParameter(f"the grammar cannot be used: {words}", param="grammar", code=code)
+    return InvalidParameter(words, param="grammar", code=code)
 
 
-def _of_schema(text: str) -> str:
+def _of_schema(schema: dict[str, Any]) -> str:
     from llguidance import LLMatcher
 
     try:
-        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
-    except ValueError as error:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False))
+    except (ValueError, RecursionError) as error:
         raise refusal(str(error)) from None
-
-
-def _checked_json(text: str) -> str:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidParameter("the schema is not JSON", param="grammar") from None
-    return text
 
 
 def _one_of(text: str) -> str:

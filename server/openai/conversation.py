@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import ContextLengthExceeded
+from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.text.output import TextDelta
 from engine.types import Grammar, SamplingParams
 from server.access.caller import Caller
@@ -208,5 +208,5 @@ def _rules(
     )
     try:
         return rules.grammar()
-    except UnholdableSchema as error:
+    except (UnholdableSchema, InvalidParameter) as error:
         raise bad_field("tools" if tools is None else tools.field, str(error)) from None

@@ -11,10 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-ANY_TEXT = r"/(.|\n)*/"
+from engine.grammar.json_schema import prepared
 
-# Blanks between the parts of a JSON text: at most one, or a line break and an indentation.
-_JSON_OPTIONS = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,24}"}
+ANY_TEXT = r"/(.|\n)*/"
 
 
 class Lark:
@@ -48,8 +47,8 @@ class Lark:
         return text in self._special_ids
 
     def schema(self, schema: Mapping[str, Any]) -> str:
-        """A JSON text that satisfies ``schema``."""
-        return self.rule("%json " + json.dumps({"x-guidance": _JSON_OPTIONS, **schema}))
+        """A JSON text that satisfies ``schema``. Raises InvalidParameter where it is none."""
+        return self.rule("%json " + json.dumps(prepared(schema)))
 
     def until(self, text: str) -> str:
         """Any text up to the first ``text``, that included."""

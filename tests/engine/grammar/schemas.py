@@ -1,12 +1,13 @@
 """Schemas that cover JSON Schema's keywords one by one and together, by name.
 
 ``SCHEMAS`` are held; every text of a model that ends must satisfy its schema. ``REFUSED`` cannot be
-held, each with the word that the refusal names.
+held; the refusal names the word given with each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 Schema = dict[str, Any] | bool
@@ -34,7 +35,26 @@ def of_types() -> Iterator[tuple[str, Schema]]:
     for kind in TYPES:
         yield f"type {kind}", {"type": kind}
         yield f"property of type {kind}", closed({"value": {"type": kind}})
-    for one, other in zip(TYPES, TYPES[1:], strict=False):
+        yield f"array of type {kind}", {"type": "array", "items": {"type": kind}, "maxItems": 2}
+        yield (
+            f"tuple of type {kind}",
+            {
+                "type": "array",
+                "prefixItems": [{"type": kind}, FLAG],
+                "items": False,
+                "minItems": 2,
+            },
+        )
+        yield f"null or type {kind}", {"anyOf": [{"type": "null"}, {"type": kind}]}
+        yield (
+            f"map of type {kind}",
+            {
+                "type": "object",
+                "additionalProperties": {"type": kind},
+                "maxProperties": 2,
+            },
+        )
+    for one, other in pairwise(TYPES):
         yield f"type {one} or {other}", {"type": [one, other]}
     yield "true", True
     yield "empty", {}
@@ -45,6 +65,8 @@ def of_values() -> Iterator[tuple[str, Schema]]:
     values += [[], [1, "a"], {}, {"a": [None]}, {"b c": {"d": 1.5}}]
     for index, value in enumerate(values):
         yield f"const {index}", {"const": value}
+    for index, value in enumerate(values[::2]):
+        yield f"property of const {index}", closed({"value": {"const": value}, "flag": FLAG})
     yield "enum of all", {"enum": values}
     yield "enum of strings", {"enum": ["a", "ab", "abc", "b"]}
     yield "enum of numbers", {"enum": [1, 10, 100, -1, 0.5]}
@@ -56,6 +78,7 @@ def of_values() -> Iterator[tuple[str, Schema]]:
 
 def of_numbers() -> Iterator[tuple[str, Schema]]:
     bounds: list[tuple[float, float]] = [(0, 9), (-5, 5), (10, 1000), (-1000, -10), (7, 7)]
+    bounds += [(0, 255), (1, 10**6), (-128, 127), (95, 105), (2**31, 2**31 + 20)]
     for low, high in bounds:
         yield f"integer {low}..{high}", {"type": "integer", "minimum": low, "maximum": high}
     for low, high in [(0, 2), (-3, 12), (99, 101)]:
@@ -74,17 +97,20 @@ def of_numbers() -> Iterator[tuple[str, Schema]]:
         within = {"minimum": 0, "maximum": 1000}
         yield f"multiple of {divisor}", {"type": "integer", "multipleOf": divisor, **within}
     yield "multiple of 0.5", {"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 50}
-    yield "both bounds of both kinds", {
-        "type": "integer",
-        "minimum": 3,
-        "exclusiveMinimum": 3,
-        "maximum": 8,
-        "exclusiveMaximum": 8,
-    }
+    yield (
+        "both bounds of both kinds",
+        {
+            "type": "integer",
+            "minimum": 3,
+            "exclusiveMinimum": 3,
+            "maximum": 8,
+            "exclusiveMaximum": 8,
+        },
+    )
 
 
 def of_strings() -> Iterator[tuple[str, Schema]]:
-    for low, high in [(0, 0), (0, 1), (1, 1), (2, 5), (10, 12), (0, 40)]:
+    for low, high in [(0, 0), (0, 1), (1, 1), (2, 5), (10, 12), (0, 40), (7, 7), (30, 33)]:
         yield f"string {low}..{high}", {"type": "string", "minLength": low, "maxLength": high}
     yield "string from", {"type": "string", "minLength": 3}
     patterns = [
@@ -133,13 +159,16 @@ def of_arrays() -> Iterator[tuple[str, Schema]]:
     yield "tuple that may end early", {"type": "array", "prefixItems": pair, "items": False}
     yield "tuple and more", {"type": "array", "prefixItems": pair, "items": FLAG, "maxItems": 5}
     yield "tuple of bounded length", {"type": "array", "prefixItems": pair, "maxItems": 1}
-    yield "tuple and no less than three", {
-        "type": "array",
-        "prefixItems": pair,
-        "items": FLAG,
-        "minItems": 3,
-        "maxItems": 4,
-    }
+    yield (
+        "tuple and no less than three",
+        {
+            "type": "array",
+            "prefixItems": pair,
+            "items": FLAG,
+            "minItems": 3,
+            "maxItems": 4,
+        },
+    )
     yield "array of objects", {"type": "array", "items": closed({"a": SMALL}), "maxItems": 3}
 
 
@@ -147,53 +176,71 @@ def of_objects() -> Iterator[tuple[str, Schema]]:
     for name, leaf in LEAVES.items():
         yield f"object of a {name}", closed({name: leaf})
         yield f"object that may have a {name}", closed({name: leaf}, [])
-        yield f"map of {name}", {
-            "type": "object",
-            "additionalProperties": leaf,
-            "maxProperties": 3,
-        }
-    for count in (2, 4, 8, 16):
+        yield (
+            f"map of {name}",
+            {
+                "type": "object",
+                "additionalProperties": leaf,
+                "maxProperties": 3,
+            },
+        )
+    for count in (2, 3, 4, 6, 8, 12, 16):
         several: dict[str, Schema] = {f"p{index}": FLAG for index in range(count)}
         yield f"{count} required", closed(several)
         yield f"{count} optional", closed(several, [])
         yield f"{count}, every other required", closed(several, list(several)[::2])
         yield f"{count}, the last required", closed(several, [f"p{count - 1}"])
     yield "nothing", closed({})
-    yield "required beyond properties", {
-        "type": "object",
-        "required": ["x", "y"],
-        "additionalProperties": SMALL,
-        "maxProperties": 3,
-    }
+    yield (
+        "required beyond properties",
+        {
+            "type": "object",
+            "required": ["x", "y"],
+            "additionalProperties": SMALL,
+            "maxProperties": 3,
+        },
+    )
     yield "properties without a type", {"properties": {"a": SMALL}, "required": ["a"]}
     yield "names that need escapes", closed({'a"b': FLAG, "c\\d": FLAG, "e\nf": FLAG, "ü€": FLAG})
     for low, high in [(1, 1), (2, 3), (0, 2)]:
-        yield f"{low} to {high} properties", {
+        yield (
+            f"{low} to {high} properties",
+            {
+                "type": "object",
+                "additionalProperties": FLAG,
+                "minProperties": low,
+                "maxProperties": high,
+            },
+        )
+    yield (
+        "a pattern of names",
+        {
             "type": "object",
-            "additionalProperties": FLAG,
-            "minProperties": low,
-            "maxProperties": high,
-        }
-    yield "a pattern of names", {
-        "type": "object",
-        "patternProperties": {"^n_": SMALL},
-        "additionalProperties": False,
-        "maxProperties": 3,
-    }
-    yield "two patterns of names", {
-        "type": "object",
-        "patternProperties": {"^n_[a-z]$": SMALL, "^w_[a-z]$": WORD},
-        "additionalProperties": False,
-        "maxProperties": 3,
-    }
-    yield "names, patterns and others", {
-        "type": "object",
-        "properties": {"id": SMALL},
-        "patternProperties": {"^x-[a-z]$": FLAG},
-        "additionalProperties": WORD,
-        "required": ["id"],
-        "maxProperties": 3,
-    }
+            "patternProperties": {"^n_": SMALL},
+            "additionalProperties": False,
+            "maxProperties": 3,
+        },
+    )
+    yield (
+        "two patterns of names",
+        {
+            "type": "object",
+            "patternProperties": {"^n_[a-z]$": SMALL, "^w_[a-z]$": WORD},
+            "additionalProperties": False,
+            "maxProperties": 3,
+        },
+    )
+    yield (
+        "names, patterns and others",
+        {
+            "type": "object",
+            "properties": {"id": SMALL},
+            "patternProperties": {"^x-[a-z]$": FLAG},
+            "additionalProperties": WORD,
+            "required": ["id"],
+            "maxProperties": 3,
+        },
+    )
     yield "nested", closed({"a": closed({"b": closed({"c": closed({"d": FLAG})})})})
     yield "a property that cannot be", closed({"a": FLAG, "never": False}, ["a"])
 
@@ -203,101 +250,152 @@ def of_combinations() -> Iterator[tuple[str, Schema]]:
     for index, one in enumerate(names):
         for other in names[index + 1 :]:
             yield f"any of {one}, {other}", {"anyOf": [LEAVES[one], LEAVES[other]]}
-            yield f"one of {one}, {other}", {"oneOf": [LEAVES[one], LEAVES[other]]}
+            if (one, other) != ("word", "choice"):  # a choice is a word
+                yield f"one of {one}, {other}", {"oneOf": [LEAVES[one], LEAVES[other]]}
             yield f"object of {one}, {other}", closed({"x": LEAVES[one], "y": LEAVES[other]})
-            yield f"tuple of {one}, {other}", {
-                "type": "array",
-                "prefixItems": [LEAVES[one], LEAVES[other]],
-                "items": False,
-                "minItems": 2,
-            }
+            yield (
+                f"tuple of {one}, {other}",
+                {
+                    "type": "array",
+                    "prefixItems": [LEAVES[one], LEAVES[other]],
+                    "items": False,
+                    "minItems": 2,
+                },
+            )
+    for name, leaf in LEAVES.items():
+        yield f"{name} or null", {"anyOf": [leaf, {"type": "null"}]}
+        yield (
+            f"{name} or a list of it",
+            {"anyOf": [leaf, {"type": "array", "items": leaf, "maxItems": 2}]},
+        )
     yield "nullable", {"anyOf": [WORD, {"type": "null"}]}
-    yield "one of three kinds of objects", {
-        "oneOf": [
-            closed({"kind": {"const": kind}, kind: leaf}) for kind, leaf in list(LEAVES.items())[:3]
-        ]
-    }
+    yield (
+        "one of three kinds of objects",
+        {
+            "oneOf": [
+                closed({"kind": {"const": kind}, kind: leaf})
+                for kind, leaf in list(LEAVES.items())[:3]
+            ]
+        },
+    )
     yield "any of closed objects", {"anyOf": [closed({"a": FLAG}), closed({"b": SMALL})]}
-    yield "all of two bounds", {
-        "allOf": [{"type": "integer", "minimum": 5}, {"type": "integer", "maximum": 9}]
-    }
-    yield "all of two objects", {
-        "allOf": [
-            {"type": "object", "properties": {"a": FLAG}, "required": ["a"]},
-            {"type": "object", "properties": {"b": SMALL}, "required": ["b"]},
-        ],
-        "maxProperties": 2,
-    }
-    yield "all of, with siblings", {
-        "type": "object",
-        "properties": {"a": FLAG},
-        "required": ["a"],
-        "allOf": [{"properties": {"b": CHOICE}, "required": ["b"]}],
-        "maxProperties": 2,
-    }
-    yield "all of a pattern and a length", {
-        "allOf": [{"type": "string", "pattern": "^[ab]+$"}, {"minLength": 2, "maxLength": 4}]
-    }
-    yield "any of within all of", {
-        "allOf": [
-            {"anyOf": [{"type": "integer"}, {"type": "string"}]},
-            {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "boolean"}]},
-        ]
-    }
+    yield (
+        "all of two bounds",
+        {"allOf": [{"type": "integer", "minimum": 5}, {"type": "integer", "maximum": 9}]},
+    )
+    yield (
+        "all of two objects",
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": FLAG}, "required": ["a"]},
+                {"type": "object", "properties": {"b": SMALL}, "required": ["b"]},
+            ],
+            "maxProperties": 2,
+        },
+    )
+    yield (
+        "all of, with siblings",
+        {
+            "type": "object",
+            "properties": {"a": FLAG},
+            "required": ["a"],
+            "allOf": [{"properties": {"b": CHOICE}, "required": ["b"]}],
+            "maxProperties": 2,
+        },
+    )
+    yield (
+        "all of a pattern and a length",
+        {"allOf": [{"type": "string", "pattern": "^[ab]+$"}, {"minLength": 2, "maxLength": 4}]},
+    )
+    yield (
+        "any of within all of",
+        {
+            "allOf": [
+                {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+                {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 9}, {"type": "boolean"}]},
+            ]
+        },
+    )
     yield "any of with siblings", {"type": "string", "anyOf": [{"maxLength": 2}, CHOICE]}
     yield "any of, nested", {"anyOf": [{"anyOf": [FLAG, SMALL]}, {"anyOf": [CHOICE]}]}
+    yield (
+        "one of a flag and an empty object",
+        {"oneOf": [{"type": "boolean"}, {"type": "object", "maxProperties": 0}]},
+    )
     yield "one of only one", {"oneOf": [SMALL]}
 
 
 def of_references() -> Iterator[tuple[str, Schema]]:
     yield "a reference", {"$defs": {"leaf": SMALL}, "$ref": "#/$defs/leaf"}
-    yield "a reference by its older place", {
-        "definitions": {"leaf": FLAG},
-        **closed({"a": {"$ref": "#/definitions/leaf"}}),
-    }
-    yield "two references", {
-        "$defs": {"word": WORD, "pair": closed({"a": {"$ref": "#/$defs/word"}})},
-        **closed({"x": {"$ref": "#/$defs/pair"}, "y": {"$ref": "#/$defs/word"}}),
-    }
-    yield "a reference with siblings", {
-        "$defs": {"n": {"type": "integer", "minimum": 0}},
-        "$ref": "#/$defs/n",
-        "maximum": 5,
-    }
-    yield "a list that refers to itself", closed(
-        {"value": SMALL, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}
+    yield (
+        "a reference by its older place",
+        {
+            "definitions": {"leaf": FLAG},
+            **closed({"a": {"$ref": "#/definitions/leaf"}}),
+        },
     )
-    yield "a tree", {
-        "$defs": {
-            "node": closed(
-                {
-                    "name": CHOICE,
-                    "children": {
-                        "type": "array",
-                        "items": {"$ref": "#/$defs/node"},
-                        "maxItems": 2,
-                    },
-                }
-            )
+    yield (
+        "two references",
+        {
+            "$defs": {"word": WORD, "pair": closed({"a": {"$ref": "#/$defs/word"}})},
+            **closed({"x": {"$ref": "#/$defs/pair"}, "y": {"$ref": "#/$defs/word"}}),
         },
-        "$ref": "#/$defs/node",
-    }
-    yield "two that refer to each other", {
-        "$defs": {
-            "even": closed({"odd": {"anyOf": [{"$ref": "#/$defs/odd"}, {"type": "null"}]}}),
-            "odd": closed({"even": {"anyOf": [{"$ref": "#/$defs/even"}, {"type": "null"}]}}),
+    )
+    yield (
+        "a reference with siblings",
+        {
+            "$defs": {"n": {"type": "integer", "minimum": 0}},
+            "$ref": "#/$defs/n",
+            "maximum": 5,
         },
-        "$ref": "#/$defs/even",
-    }
-    yield "a name with a slash and a tilde", {
-        "$defs": {"a/b~c": FLAG},
-        "$ref": "#/$defs/a~1b~0c",
-    }
-    yield "a name of its own", {
-        "$id": "https://quire.example/s",
-        "$defs": {"x": SMALL},
-        **closed({"a": {"$ref": "#/$defs/x"}}),
-    }
+    )
+    yield (
+        "a list that refers to itself",
+        closed({"value": SMALL, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}),
+    )
+    yield (
+        "a tree",
+        {
+            "$defs": {
+                "node": closed(
+                    {
+                        "name": CHOICE,
+                        "children": {
+                            "type": "array",
+                            "items": {"$ref": "#/$defs/node"},
+                            "maxItems": 2,
+                        },
+                    }
+                )
+            },
+            "$ref": "#/$defs/node",
+        },
+    )
+    yield (
+        "two that refer to each other",
+        {
+            "$defs": {
+                "even": closed({"odd": {"anyOf": [{"$ref": "#/$defs/odd"}, {"type": "null"}]}}),
+                "odd": closed({"even": {"anyOf": [{"$ref": "#/$defs/even"}, {"type": "null"}]}}),
+            },
+            "$ref": "#/$defs/even",
+        },
+    )
+    yield (
+        "a name with a slash and a tilde",
+        {
+            "$defs": {"a/b~c": FLAG},
+            "$ref": "#/$defs/a~1b~0c",
+        },
+    )
+    yield (
+        "a name of its own",
+        {
+            "$id": "https://quire.example/s",
+            "$defs": {"x": SMALL},
+            **closed({"a": {"$ref": "#/$defs/x"}}),
+        },
+    )
 
 
 def of_annotations() -> Iterator[tuple[str, Schema]]:
@@ -323,106 +421,130 @@ def of_annotations() -> Iterator[tuple[str, Schema]]:
 
 def of_applications() -> Iterator[tuple[str, Schema]]:
     """What people send."""
-    yield "a person", closed(
-        {"name": WORD, "age": SMALL, "email": {"type": "string", "format": "email"}},
-        ["name", "age"],
+    yield (
+        "a person",
+        closed(
+            {"name": WORD, "age": SMALL, "email": {"type": "string", "format": "email"}},
+            ["name", "age"],
+        ),
     )
-    yield "an event", closed(
-        {
-            "name": WORD,
-            "date": {"type": "string", "format": "date"},
-            "participants": {"type": "array", "items": WORD, "maxItems": 3},
-        }
+    yield (
+        "an event",
+        closed(
+            {
+                "name": WORD,
+                "date": {"type": "string", "format": "date"},
+                "participants": {"type": "array", "items": WORD, "maxItems": 3},
+            }
+        ),
     )
-    yield "steps of reasoning", closed(
-        {
-            "steps": {
-                "type": "array",
-                "items": closed({"explanation": WORD, "output": WORD}),
-                "minItems": 1,
-                "maxItems": 3,
-            },
-            "final_answer": WORD,
-        }
-    )
-    yield "a user interface", {
-        "$defs": {
-            "part": closed(
-                {
-                    "type": {"enum": ["div", "button", "field"]},
-                    "label": WORD,
-                    "children": {
-                        "type": "array",
-                        "items": {"$ref": "#/$defs/part"},
-                        "maxItems": 2,
-                    },
-                }
-            )
-        },
-        "$ref": "#/$defs/part",
-    }
-    yield "moderation", closed(
-        {
-            "is_violating": FLAG,
-            "category": {"anyOf": [{"enum": ["violence", "fraud"]}, {"type": "null"}]},
-            "explanation": {"type": ["string", "null"], "maxLength": 10},
-        }
-    )
-    yield "a call of a function", closed(
-        {
-            "name": {"const": "get_weather"},
-            "arguments": closed({"city": WORD, "unit": {"enum": ["C", "F"]}}),
-        }
-    )
-    yield "a query", closed(
-        {
-            "table": {"enum": ["orders", "customers"]},
-            "columns": {"type": "array", "items": {"enum": ["id", "date"]}, "maxItems": 2},
-            "conditions": {
-                "type": "array",
-                "maxItems": 2,
-                "items": closed(
-                    {
-                        "column": WORD,
-                        "operator": {"enum": ["=", ">", "<="]},
-                        "value": {"anyOf": [WORD, SMALL]},
-                    }
-                ),
-            },
-        }
-    )
-    yield "a pydantic model", {
-        "$defs": {
-            "Colour": {"enum": ["red", "blue"], "title": "Colour", "type": "string"},
-            "Part": {
-                "properties": {
-                    "size": {"maximum": 9, "minimum": 0, "title": "Size", "type": "integer"},
-                    "colour": {"$ref": "#/$defs/Colour"},
+    yield (
+        "steps of reasoning",
+        closed(
+            {
+                "steps": {
+                    "type": "array",
+                    "items": closed({"explanation": WORD, "output": WORD}),
+                    "minItems": 1,
+                    "maxItems": 3,
                 },
-                "required": ["size", "colour"],
-                "title": "Part",
-                "type": "object",
-                "additionalProperties": False,
+                "final_answer": WORD,
+            }
+        ),
+    )
+    yield (
+        "a user interface",
+        {
+            "$defs": {
+                "part": closed(
+                    {
+                        "type": {"enum": ["div", "button", "field"]},
+                        "label": WORD,
+                        "children": {
+                            "type": "array",
+                            "items": {"$ref": "#/$defs/part"},
+                            "maxItems": 2,
+                        },
+                    }
+                )
             },
+            "$ref": "#/$defs/part",
         },
-        "properties": {
-            "parts": {
-                "items": {"$ref": "#/$defs/Part"},
-                "maxItems": 2,
-                "title": "Parts",
-                "type": "array",
+    )
+    yield (
+        "moderation",
+        closed(
+            {
+                "is_violating": FLAG,
+                "category": {"anyOf": [{"enum": ["violence", "fraud"]}, {"type": "null"}]},
+                "explanation": {"type": ["string", "null"], "maxLength": 10},
+            }
+        ),
+    )
+    yield (
+        "a call of a function",
+        closed(
+            {
+                "name": {"const": "get_weather"},
+                "arguments": closed({"city": WORD, "unit": {"enum": ["C", "F"]}}),
+            }
+        ),
+    )
+    yield (
+        "a query",
+        closed(
+            {
+                "table": {"enum": ["orders", "customers"]},
+                "columns": {"type": "array", "items": {"enum": ["id", "date"]}, "maxItems": 2},
+                "conditions": {
+                    "type": "array",
+                    "maxItems": 2,
+                    "items": closed(
+                        {
+                            "column": WORD,
+                            "operator": {"enum": ["=", ">", "<="]},
+                            "value": {"anyOf": [WORD, SMALL]},
+                        }
+                    ),
+                },
+            }
+        ),
+    )
+    yield (
+        "a pydantic model",
+        {
+            "$defs": {
+                "Colour": {"enum": ["red", "blue"], "title": "Colour", "type": "string"},
+                "Part": {
+                    "properties": {
+                        "size": {"maximum": 9, "minimum": 0, "title": "Size", "type": "integer"},
+                        "colour": {"$ref": "#/$defs/Colour"},
+                    },
+                    "required": ["size", "colour"],
+                    "title": "Part",
+                    "type": "object",
+                    "additionalProperties": False,
+                },
             },
-            "note": {
-                "anyOf": [{"type": "string", "maxLength": 6}, {"type": "null"}],
-                "default": None,
-                "title": "Note",
+            "properties": {
+                "parts": {
+                    "items": {"$ref": "#/$defs/Part"},
+                    "maxItems": 2,
+                    "title": "Parts",
+                    "type": "array",
+                },
+                "note": {
+                    "anyOf": [{"type": "string", "maxLength": 6}, {"type": "null"}],
+                    "default": None,
+                    "title": "Note",
+                },
             },
+            "required": ["parts"],
+            "title": "Whole",
+            "type": "object",
+            "additionalProperties": False,
         },
-        "required": ["parts"],
-        "title": "Whole",
-        "type": "object",
-        "additionalProperties": False,
-    }
+    )
 
 
 GROUPS = (
@@ -438,3 +560,29 @@ GROUPS = (
     of_applications,
 )
 SCHEMAS: dict[str, Schema] = {name: schema for group in GROUPS for name, schema in group()}
+
+REFUSED: dict[str, Schema] = {
+    "not": {"not": {"type": "string"}},
+    "if": {"if": {"type": "integer"}, "then": {"minimum": 3}},
+    "contains": {"type": "array", "contains": SMALL},
+    "minContains": {"type": "array", "contains": SMALL, "minContains": 2},
+    "uniqueItems": {"type": "array", "uniqueItems": True},
+    "propertyNames": {"type": "object", "propertyNames": {"maxLength": 3}},
+    "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
+    "dependentSchemas": {"type": "object", "dependentSchemas": {"a": FLAG}},
+    "dependencies": {"type": "object", "dependencies": {"a": ["b"]}},
+    "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
+    "unevaluatedItems": {"type": "array", "unevaluatedItems": False},
+    "$dynamicRef": {"$dynamicRef": "#node"},
+    "oneOf": {"oneOf": [WORD, CHOICE]},
+    "exclusiveMinimum": {"type": "integer", "minimum": 1, "exclusiveMinimum": True},
+    "stsring": {"type": "stsring"},
+    "zork": {"type": "string", "format": "zork"},
+    "nowhere": {"$ref": "#/$defs/nowhere"},
+    "example.com": {"$ref": "https://example.com/schema"},
+    "look-ahead": {"type": "string", "pattern": "(?=look)ahead"},
+    "minLength": {"type": "string", "minLength": 3, "maxLength": 2},
+    "required": {"type": "object", "required": "name"},
+    "false": False,
+    "minimum": {"type": "integer", "minimum": "3"},
+}

@@ -1,0 +1,103 @@
+"""JSON schemas, made ready for llguidance.
+
+The library refuses keywords that it knows and cannot hold, and passes over those that it does not
+know, as JSON Schema wants it. What is left to do is here: options that are ours to set, keywords
+that say nothing, and forms of older drafts that would be passed over though they say something.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import InvalidParameter
+
+# Blanks between the parts of a JSON text: at most one, or a line break and an indentation. The
+# library's own default has no bound, and a model at a high temperature can run on in blanks.
+_BLANKS = r"[ \t]|\r?\n[ \t]{0,24}"
+_OPTIONS = {"whitespace_pattern": _BLANKS, "lenient": False, "coerce_one_of": False}
+
+_MAX_DEPTH = 100  # the library refuses what is deeper
+_MAX_VALUES = 20_000  # of one enum
+_ONE = frozenset(
+    {
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)
+_SEVERAL = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
+_NAMED = frozenset(
+    {"$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties", "properties"}
+)
+
+
+def read_schema(text: str) -> dict[str, Any]:
+    """The schema in a JSON text, ready for the library.
+
+    Raises:
+        InvalidParameter: the text is not JSON, or not of a schema.
+    """
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise InvalidParameter("the schema is not JSON", param="grammar") from None
+    return prepared(schema)
+
+
+def prepared(schema: Any) -> dict[str, Any]:
+    """``schema`` as the library is to see it, also within a grammar in Lark's notation.
+
+    Raises:
+        InvalidParameter: it is not a schema, or says what would be passed over.
+    """
+    if schema is False:
+        raise InvalidParameter("nothing satisfies the schema 'false'", param="grammar")
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise InvalidParameter("a schema must be an object or a boolean", param="grammar")
+    return {**_cleaned(schema, 0), "x-guidance": _OPTIONS}
+
+
+def _cleaned(schema: Any, depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return schema
+    kept: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword == "x-guidance" or (keyword == "uniqueItems" and value is False):
+            continue
+        _check(keyword, value)
+        if keyword in _SEVERAL and isinstance(value, list):
+            value = [_cleaned(each, depth + 1) for each in value]
+        elif keyword in _NAMED and isinstance(value, Mapping):
+            value = {name: _cleaned(each, depth + 1) for name, each in value.items()}
+        elif keyword in _ONE:
+            value = _cleaned(value, depth + 1)
+        kept[keyword] = value
+    return kept
+
+
+def _check(keyword: str, value: Any) -> None:
+    if keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
+        raise InvalidParameter(
+            f"'{keyword}' must be a number; as a boolean it is of draft 4, which is not supported",
+            param="grammar",
+        )
+    if keyword == "enum" and isinstance(value, list) and len(value) > _MAX_VALUES:
+        raise InvalidParameter(
+            f"'enum' holds {len(value)} values; at most {_MAX_VALUES} are taken", param="grammar"
+        )
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)

@@ -1,0 +1,147 @@
+"""What holding texts to a grammar costs a decode step.
+
+    python -m loadtest.models 100m DIR
+    python -m tools.bench.masks DIR
+
+The same sequences are continued with and without a grammar, in turn, at temperature 1, so that the
+masks are those of texts that wander. Told are the medians of the steps' times, and how much of a
+step the masks take on the host, in CPU time: following the tokens and filling the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.requests import fan_out
+from engine.runner import load_runner
+from engine.sampling.masks import MaskLines
+from engine.types import Grammar, SamplingParams
+
+_ROWS = (1, 16, 64)
+_PROMPT, _WARM_UP_STEPS, _ROUNDS = 64, 8, 3
+_GATE = 0.05  # of the step
+# Never complete: people in an array that wants more of them than there are tokens.
+_SCHEMA = {
+    "type": "array",
+    "minItems": 10_000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 30},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "height": {"type": "number"},
+            "tags": {"type": "array", "items": {"enum": ["new", "old", "vip"]}},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line for each number of rows, then one of JSON. Returns 1 when a gate is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a directory in Hugging Face format, with a tokenizer")
+    parser.add_argument("--steps", type=int, default=40, help="timed, of each round")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    options = parser.parse_args(argv)
+    length = _PROMPT + _WARM_UP_STEPS + options.steps + 8
+    config = EngineConfig(
+        model=options.model,
+        device=options.device,
+        max_model_len=length,
+        scheduler=SchedulerConfig(max_num_seqs=max(_ROWS)),
+        cache=CacheConfig(
+            enable_prefix_caching=False, num_blocks=max(_ROWS) * -(-length // 16) + max(_ROWS)
+        ),
+    )
+    core = EngineCore(config, load_runner(config))
+    clock = _MaskClock()
+    results = [measure(core, rows, options.steps, clock) for rows in _ROWS]
+    for told in results:
+        print(
+            f"{told['rows']:3} rows: {told['step_ms']:.2f} ms a step, "
+            f"{told['masked_step_ms']:.2f} ms with masks; the masks "
+            f"{told['mask_us_a_token']:.1f} us a token, {told['mask_share']:.2%} of the step"
+        )
+    model = Path(options.model).name
+    print(json.dumps({"model": model, "vocab_size": core.info.vocab_size, "masks": results}))
+    return 1 if any(told["mask_share"] >= _GATE for told in results) else 0
+
+
+def measure(core: EngineCore, rows: int, steps: int, clock: _MaskClock) -> dict[str, Any]:
+    """Rounds without and with a grammar, in turn."""
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    masks_s: list[float] = []
+    for number in range(2 * _ROUNDS):
+        is_held = number % 2 == 1
+        _start(core, f"{rows}-{number}", rows, is_held=is_held)
+        for step in range(_WARM_UP_STEPS + steps):
+            clock.spent_s = 0.0
+            begun_s = time.perf_counter()
+            core.step()
+            if step >= _WARM_UP_STEPS:
+                taken[is_held].append(time.perf_counter() - begun_s)
+                if is_held:
+                    masks_s.append(clock.spent_s)
+        for index in range(rows):
+            core.abort(f"{rows}-{number}-{index}")
+        while core.has_work:
+            core.step()
+    plain_s, masked_s = statistics.median(taken[False]), statistics.median(taken[True])
+    mask_s = statistics.median(masks_s)
+    return {
+        "rows": rows,
+        "step_ms": plain_s * 1e3,
+        "masked_step_ms": masked_s * 1e3,
+        "mask_us_a_token": mask_s / rows * 1e6,
+        "mask_share": mask_s / plain_s,
+        "worst_mask_ms": max(masks_s) * 1e3,
+    }
+
+
+def _start(core: EngineCore, name: str, rows: int, *, is_held: bool) -> None:
+    """Queue the sequences, and step until each of them has a token."""
+    grammar = Grammar("json_schema", json.dumps(_SCHEMA)) if is_held else None
+    if grammar is not None:
+        core.compile(grammar)
+    for index in range(rows):
+        sampling = SamplingParams(seed=index, ignore_eos=True, grammar=grammar)
+        prompt = [3 + (index * 131 + place * 7) % 1000 for place in range(_PROMPT)]
+        (request,) = fan_out(f"{name}-{index}", prompt, sampling)
+        core.add(request)
+    waiting = rows
+    while waiting:
+        waiting -= len(core.step().num_cached_tokens)  # told with the first token
+
+
+class _MaskClock:
+    """CPU time that the lines of a step took."""
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+        update = MaskLines.update
+
+        def timed(lines: MaskLines, *arguments: Any) -> Any:
+            begun_s = time.thread_time()
+            try:
+                return update(lines, *arguments)
+            finally:
+                self.spent_s += time.thread_time() - begun_s
+
+        MaskLines.update = timed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
