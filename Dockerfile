@@ -33,9 +33,9 @@ COPY tools tools
 RUN pip install --no-deps . && python -m compileall -q /opt/quire/lib
 
 FROM python:${PYTHON}-slim
-RUN useradd --create-home --uid 10001 quire && install -d -o quire /models
+RUN useradd --create-home --uid 10001 quire && install -d -o quire /models /data
 COPY --from=build /opt/quire /opt/quire
-ENV PATH=/opt/quire/bin:$PATH HF_HOME=/models PYTHONUNBUFFERED=1
+ENV PATH=/opt/quire/bin:$PATH HF_HOME=/models QUIRE_DATA_DIR=/data PYTHONUNBUFFERED=1
 USER quire
 WORKDIR /home/quire
 EXPOSE 8000

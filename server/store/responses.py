@@ -182,18 +182,23 @@ class ResponseStore:
 
         return await self._tables.read(work)
 
-    async def items(self, ids: Sequence[str]) -> list[bytes]:
-        """What went into and came out of responses, in the order of ``ids``."""
+    async def items(self, ids: Sequence[str], *, most_bytes: int) -> list[bytes] | None:
+        """What went into and came out of responses, in the order of ``ids``; None when too much."""
 
-        def work(db: sqlite3.Connection) -> list[bytes]:
+        def work(db: sqlite3.Connection) -> list[bytes] | None:
             bodies: list[bytes] = []
+            size = 0
             for id in ids:
                 rows = db.execute(
                     "SELECT body FROM response_items WHERE response_id = ?"
                     " ORDER BY is_output, position",
                     (id,),
                 )
-                bodies += [body for (body,) in rows]
+                for (body,) in rows:
+                    size += len(body)
+                    if size > most_bytes:
+                        return None
+                    bodies.append(body)
             return bodies
 
         return await self._tables.read(work)

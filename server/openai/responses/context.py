@@ -21,6 +21,7 @@ from server.openai.responses.items import (
 from server.openai.responses.outputs import ENDED
 from server.store.responses import MAX_CHAIN, ResponseStore
 
+_MAX_HISTORY_BYTES = 32 * 2**20  # more than any context holds; read before it is counted
 _TOO_LONG = "context_length_exceeded"
 _T = TypeVar("_T")
 
@@ -46,7 +47,7 @@ async def resolve(store: ResponseStore, caller: Caller, items: Sequence[NewItem]
 async def history(store: ResponseStore, caller: Caller, request: ResponseInput) -> list[Item]:
     """The items of the response that ``request`` goes on from, and of all before it.
 
-    Raises ApiError (400) when one of them is not there, or has not ended.
+    Raises ApiError (400) when one of them is not there or has not ended, or they are too many.
     """
     previous = request.previous_response_id
     if previous is None:
@@ -63,7 +64,15 @@ async def history(store: ResponseStore, caller: Caller, request: ResponseInput) 
         raise bad_field("previous_response_id", f"goes on from more than {MAX_CHAIN} responses")
     if chain[-1].status not in ENDED:
         raise bad_field("previous_response_id", "names a response that has not ended yet")
-    return [read_item(body) for body in await store.items([link.id for link in chain])]
+    bodies = await store.items([link.id for link in chain], most_bytes=_MAX_HISTORY_BYTES)
+    if bodies is None:
+        raise ApiError(
+            400,
+            f"What the previous responses hold is more than {_MAX_HISTORY_BYTES >> 20} MiB.",
+            param="previous_response_id",
+            code=_TOO_LONG,
+        )
+    return [read_item(body) for body in bodies]
 
 
 async def fitting(

@@ -57,7 +57,7 @@ _UNSUPPORTED = {
     "prompt_logprobs": "is not supported here; see /v1/chat/completions",
 }
 # Chat's fields that are passed on.
-_FORWARDED = frozenset(
+FORWARDED = frozenset(
     {
         "add_generation_prompt",
         "add_special_tokens",
@@ -241,7 +241,7 @@ class ResponseInput(Shape):
     def forwarded(self) -> dict[str, Any]:
         """Chat's fields that do the same here; what it refuses is refused there."""
         extra = self.model_extra or {}
-        return {k: v for k, v in extra.items() if k in _FORWARDED and v is not None}
+        return {k: v for k, v in extra.items() if k in FORWARDED and v is not None}
 
     def ignored(self) -> list[str]:
         """The names of the fields that asked for something and have no effect."""
