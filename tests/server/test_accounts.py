@@ -1,0 +1,251 @@
+"""Buckets, ledgers, quotas and the queue's bound, without a server and with clocks of their own."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from server.access.account import Account, Limits
+from server.access.admission import Admission
+from server.access.caller import Caller
+from server.access.ledger import Ledger
+from server.access.usage import SCHEMA, UsageBook, Used
+from server.errors import ApiError
+from server.store.database import Database, StoreError
+from tests.servers import ROOT
+
+
+class Clock:
+    """Seconds that a test lets pass."""
+
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def account(clock: Clock, ledger: Ledger | None = None, **limits: int) -> Account:
+    return Account("anna", Limits(**limits), ledger or Ledger(), clock=clock)
+
+
+def refused(call: object, *arguments: object) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        call(*arguments)  # type: ignore[operator]
+    assert caught.value.status == 429
+    return caught.value
+
+
+# ---------------------------------------------------------------- buckets
+
+
+def test_a_bucket_is_full_at_first_and_fills_evenly() -> None:
+    clock = Clock()
+    anna = account(clock, requests_per_minute=60)
+    for _ in range(60):
+        anna.begin()
+    assert refused(anna.begin).headers["retry-after"] == "1"
+    clock.now_s += 0.5
+    refused(anna.begin)
+    clock.now_s += 0.5
+    anna.begin()
+    refused(anna.begin)
+    assert anna.headers()["x-ratelimit-reset-requests"] == "1m0s"
+    clock.now_s += 58.5
+    assert anna.headers() == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "58",
+        "x-ratelimit-reset-requests": "1.5s",
+    }
+    clock.now_s += 1.0
+    assert anna.headers()["x-ratelimit-reset-requests"] == "500ms"
+
+
+def test_tokens_are_taken_before_and_settled_after() -> None:
+    clock = Clock()
+    anna = account(clock, tokens_per_minute=100)
+
+    def left() -> str:
+        return anna.headers()["x-ratelimit-remaining-tokens"]
+
+    charge = anna.charge(20, 50)
+    assert left() == "30"
+    assert int(refused(anna.charge, 40).headers["retry-after"]) == 6
+    charge.settle(Used(prompt_tokens=20, output_tokens=5))
+    charge.settle(Used(prompt_tokens=20, output_tokens=5))  # once is enough
+    assert left() == "75"
+    # One that does not say how much it wants may use more than there is, and owes it.
+    anna.charge(70).settle(Used(prompt_tokens=70, output_tokens=65))
+    assert left() == "0"
+    assert int(refused(anna.charge, 1).headers["retry-after"]) == 37
+    # One that wants more than a full bucket waits for a full one.
+    clock.now_s += 200
+    anna.charge(10, 1000)
+    assert left() == "0"
+    error = refused(anna.charge, 101)
+    assert error.headers["x-should-retry"] == "false"
+    anna.charge(50, 50, background=True)  # a batch's line is bounded by quotas alone
+
+
+def test_requests_at_once_are_counted_until_they_end() -> None:
+    anna = account(Clock(), max_concurrent_requests=2)
+    anna.begin()
+    anna.begin()
+    assert refused(anna.begin).code == "rate_limit_exceeded"
+    anna.end()
+    anna.begin()
+
+
+def test_nobody_in_particular_has_no_limits() -> None:
+    nobody = Account()
+    nobody.begin()
+    nobody.charge(10**9, 10**9).settle(Used(prompt_tokens=10**9))
+    nobody.end()
+    assert nobody.headers() == {}
+
+
+# ---------------------------------------------------------------- several workers
+
+
+def test_workers_share_what_is_left(tmp_path: Path) -> None:
+    clock = Clock()
+    limits = {"requests_per_minute": 5, "max_concurrent_requests": 3}
+    one, two = (account(clock, Ledger(tmp_path / "l", n, 2), **limits) for n in (0, 1))
+    one.begin()
+    two.begin()
+    two.begin()
+    refused(one.begin)
+    two.end()
+    one.begin()
+    # The second worker dies, and the one in its place serves none of its requests.
+    again = account(clock, Ledger(tmp_path / "l", 1, 2), **limits)
+    again.begin()
+    refused(again.begin)  # three at once: two of the first worker's, and this one
+
+
+def test_a_bucket_is_exact_however_many_take_from_it(tmp_path: Path) -> None:
+    work = """
+import sys
+from pathlib import Path
+from server.access.account import Account, Limits
+from server.access.ledger import Ledger
+from server.errors import ApiError
+ledger = Ledger(Path(sys.argv[1]), int(sys.argv[2]), 4)
+anna, taken = Account("anna", Limits(tokens_per_minute=1000), ledger, clock=lambda: 5.0), 0
+for _ in range(2000):
+    try:
+        anna.charge(1)
+    except ApiError:
+        break
+    taken += 1
+print(taken)
+"""
+    command = [sys.executable, "-c", work, str(tmp_path / "ledger")]
+    workers = [
+        subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, cwd=ROOT) for n in range(4)
+    ]
+    assert sum(int(worker.communicate(timeout=60)[0]) for worker in workers) == 1000
+
+
+# ---------------------------------------------------------------- quotas and usage
+
+
+def unix_s(text: str) -> float:
+    return dt.datetime.fromisoformat(text).replace(tzinfo=dt.UTC).timestamp()
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    database = Database(tmp_path)
+    yield database
+    await database.close()
+
+
+async def test_usage_outlives_the_process_and_quotas_the_day(database: Database) -> None:
+    clock = Clock(unix_s("2026-01-30T23:00"))
+    book = UsageBook(database.tables(SCHEMA), clock=clock)
+    await book.load()
+    limits = Limits(tokens_per_day=100, tokens_per_month=250)
+    anna = Account("anna", limits, Ledger(), spent=book.spent, book=book.add)
+    anna.charge(60).settle(Used(prompt_tokens=60, cached_tokens=16, output_tokens=60))
+    error = refused(anna.begin)
+    assert (error.code, error.headers["retry-after"]) == ("insufficient_quota", "3600")
+    await book.flush()
+
+    clock.now_s = unix_s("2026-01-31T01:00")
+    book = UsageBook(database.tables(SCHEMA), clock=clock)  # after a restart
+    await book.load()
+    anna = Account("anna", limits, Ledger(), spent=book.spent, book=book.add)
+    anna.begin()
+    anna.charge(90).settle(Used(prompt_tokens=90, output_tokens=9))
+    assert (book.spent("anna").day, book.spent("anna").month) == (99, 219)
+    anna.charge(40).settle(Used(prompt_tokens=40))
+    assert "a day" in refused(anna.charge, 1).message
+    other = Account("berta", limits, Ledger(), spent=book.spent, book=book.add)
+    other.charge(1)
+
+    days = await book.days("anna", "2026-01-01", "2026-01-31")
+    assert [(day.day, day.used.tokens, day.used.requests) for day in days] == [
+        ("2026-01-30", 120, 0),
+        ("2026-01-31", 139, 1),
+    ]
+    assert days[0].used.cached_tokens == 16
+    clock.now_s = unix_s("2026-02-01T00:00")
+    assert (book.spent("anna").day, book.spent("anna").month) == (0, 0)
+    anna.begin()
+
+
+async def test_what_cannot_be_written_is_kept(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = UsageBook(database.tables(SCHEMA), clock=Clock(unix_s("2026-01-30T23:00")))
+    book.add("anna", Used(requests=1, prompt_tokens=3))
+
+    async def full(*_: object) -> None:
+        raise StoreError("disk full") from sqlite3.OperationalError()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "run", full)
+        with pytest.raises(StoreError):
+            await book.flush()
+    assert book.spent("anna").day == 3
+    book.add("anna", Used(requests=1, prompt_tokens=4))
+    (day,) = await book.days(None, "2026-01-01", "2026-01-31")
+    assert day.used == Used(requests=2, prompt_tokens=7)
+    assert book.spent("anna").day == 7
+
+
+# ---------------------------------------------------------------- the queue
+
+
+def test_a_full_queue_turns_away_who_filled_it() -> None:
+    queue = Admission(100)
+    noisy, quiet, third = Caller("noisy"), Caller("quiet"), Caller("third", weight=2.0)
+    assert queue.take(100, noisy), "one alone may have all of it"
+    assert not queue.take(1, noisy)
+    assert queue.take(50, quiet)
+    assert not queue.take(1, quiet)
+    assert queue.take(50, third), "half of all, by weight"
+    assert not queue.take(1, third)
+    assert queue.live == 200 <= 100 * (1 + 1 / 2 + 1 / 2)
+    queue.give_back(50, quiet)
+    queue.give_back(60, noisy)
+    assert queue.live == 90
+    assert queue.take(10, noisy), "there is room again, for anybody"
+    assert not queue.take(1, noisy)
+    assert queue.take(1000, Caller("noisy", background=True)), "bounded by who sends them"
+    assert queue.live == 100
+
+
+def test_who_has_no_key_file_has_one_queue() -> None:
+    queue = Admission(3)
+    assert queue.take(3, Caller())
+    assert not queue.take(1, Caller())
+    queue.give_back(1, Caller())
+    assert queue.take(1, Caller())
