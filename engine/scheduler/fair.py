@@ -6,8 +6,9 @@ Each tenant has a counter of the service it was given, over its weight: an admit
 1 for each token that has to be computed, and each token that a step chooses counts 2. Whoever
 waits and has the smallest counter comes next, so that those who always have something waiting are
 served in proportion to their weights, whatever they send; and what one does not use, the others
-may. A tenant that comes back after a pause starts where the least served of those waiting are: it
-has saved nothing up, and owes nothing either.
+may. A tenant that comes back after a pause starts near where the least served of those waiting
+are: it owes nothing, and has saved up at most a burst. (In the paper it has saved up nothing; then
+a tenant that uses a part of its share waits whenever two of its requests come close together.)
 
 The paper admits fairly and lets run whoever runs. Here a tenant that waits also takes places and
 blocks back from one that holds more than its share of them, and a long prompt of a tenant that
@@ -29,6 +30,7 @@ from engine.scheduler.waiting import Waiting, WaitingQueue
 from engine.types import ScheduledRow
 
 _OUTPUT_TOKEN = 2.0  # its cost in tokens of a prompt, as in the paper
+_BURST = 4096.0  # most that a tenant, for a weight of 1, may have left to others and then claims
 
 
 class FairPolicy:
@@ -183,9 +185,10 @@ class _TenantQueues:
         return False
 
     def _enter(self, tenant: str, *, again: bool) -> WaitingQueue:
-        """A tenant that did not wait does: lift its counter to that of the least served."""
+        """A tenant that did not wait does: lift its counter to about that of the least served."""
         least = self._heap[0][0] if self._settle() else self._counters.get(self._last_left, 0.0)
-        counter = self._counters[tenant] = max(self._counters.get(tenant, 0.0), least)
+        own = self._counters.get(tenant, 0.0)
+        counter = self._counters[tenant] = max(own, least - _BURST)
         self._num_entered += 1
         # Among equals the one that has just come is first, but not the one just preempted.
         tie = self._num_entered if again else -self._num_entered

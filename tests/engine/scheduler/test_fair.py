@@ -110,18 +110,31 @@ def test_who_holds_no_more_than_its_share_is_left_alone() -> None:
         assert {row.id[0] for row in plan.rows} == {"a", "b"}
 
 
-def test_a_pause_saves_nothing_up() -> None:
+def test_a_pause_saves_up_no_more_than_a_burst() -> None:
     scheduler = fair(max_num_seqs=2, max_num_batched_tokens=16)
-    tokens: Counter[str] = Counter()
-    for step in range(400):
+    halves = Counter[str](), Counter[str]()
+    for step in range(5000):
         live = Counter(id[0] for id in scheduler._state.sequences)
         send(scheduler, "a", max(0, 6 - live["a"]))
-        if step >= 200:  # after a long time without any service
+        if step >= 1000:  # after a long time without any service
             send(scheduler, "b", max(0, 6 - live["b"]))
-            served(run(scheduler)[0], tokens)
-        else:
-            run(scheduler)
-    assert tokens["a"] / tokens["b"] == pytest.approx(1.0, rel=0.15)
+        plan, _ = run(scheduler)
+        if step >= 1000:
+            served(plan, halves[step >= 3000])
+    first, second = halves
+    assert 3500 < first["b"] - first["a"] < 4700
+    assert second["a"] / second["b"] == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_burst_of_who_uses_a_part_of_its_share_does_not_wait() -> None:
+    scheduler = fair(max_num_seqs=8)
+    send(scheduler, "a", 200, max_tokens=40)
+    for _ in range(300):
+        run(scheduler)
+    burst = send(scheduler, "b", 4, max_tokens=10)
+    plan, _ = run(scheduler)
+    assert set(burst) <= {row.id for row in plan.rows}
+    assert plan.num_preempted <= 4
 
 
 def test_tenants_that_wait_cost_nothing_a_step() -> None:
