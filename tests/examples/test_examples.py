@@ -19,11 +19,13 @@ SAYS = {
     "offline_logprobs.py": "likeliest",
     "offline_choices.py": "the same again: True",
     "offline_beams.py": "Paris",
+    "offline_embeddings.py": " numbers for ",
     "offline_prefix_sharing.py": "hold a reusable prefix",
     "offline_stops.py": "frequency penalty 1.5: ",
     "openai_chat.py": "stop, ",
     "openai_stream.py": " tokens]",
     "openai_async.py": "\n",
+    "openai_embeddings.py": "relevance_score",
     "openai_tools.py": "21 degrees",
 }
 

@@ -1,0 +1,18 @@
+"""Embeddings by the openai SDK, and a rerank, for which it has no method of its own."""
+
+import os
+import sys
+
+from openai import OpenAI
+
+base_url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
+
+with OpenAI(base_url=base_url, api_key=os.environ.get("OPENAI_API_KEY", "none")) as client:
+    model = client.models.list().data[0].id
+    answer = client.embeddings.create(model=model, input=["One text", "Another"], dimensions=64)
+    for entry in answer.data:
+        print(entry.index, len(entry.embedding), entry.embedding[:3])
+
+    body = {"model": model, "query": "capital of France", "documents": ["Bread", "Paris"]}
+    ranked = client.post("/rerank", body=body, cast_to=object)
+    print(ranked)
