@@ -41,7 +41,7 @@ def embed_all(
 ) -> list[EmbeddingResult]:
     """The vector of each prompt; see ``LLM.embed``."""
     pooling = _pooling_of(driver)
-    longest = driver.core.info.max_model_len if limit == -1 else limit
+    longest = _cut_length(driver, limit)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(encode_texts(tokenizer, texts, longest))
     ids = [next(encoded) if isinstance(item, str) else list(item)[:longest] for item in prompts]
@@ -87,7 +87,7 @@ def score_all(
         return [float(by_text[a] @ by_text[b]) for a, b in pairs]
     if pooling.num_labels > 1:
         raise InvalidParameter(f"this model tells {pooling.num_labels} labels apart")
-    longest = driver.core.info.max_model_len if limit == -1 else limit
+    longest = _cut_length(driver, limit)
     jobs: list[_Job] = [
         (ids, PoolingParams(kind=pooling.kind, scores=True, second_from=second_from))
         for ids, second_from in encode_pairs(tokenizer, pairs, longest)
@@ -100,6 +100,15 @@ def _pooling_of(driver: Driver) -> PoolingInfo:
     if pooling is None:
         raise InvalidParameter("this model makes no embeddings", param="model")
     return pooling
+
+
+def _cut_length(driver: Driver, limit: int | None) -> int | None:
+    """Tokens that a prompt is cut to; None: prompts are taken as they are."""
+    longest = driver.core.info.max_model_len
+    if limit is not None and limit != -1 and not 1 <= limit <= longest:
+        problem = f"'truncate_prompt_tokens' must be -1 or between 1 and {longest}"
+        raise InvalidParameter(problem, param="truncate_prompt_tokens")
+    return longest if limit == -1 else limit
 
 
 def _compute(driver: Driver, jobs: Sequence[_Job], use_tqdm: bool) -> list[np.ndarray]:

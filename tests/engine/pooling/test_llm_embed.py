@@ -44,8 +44,9 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing_behind(llm: LLM) ->
     with pytest.raises(ContextLengthExceeded):
         llm.embed(["fine", "word " * 500], use_tqdm=False)
     assert len(llm.embed("word " * 500, truncate_prompt_tokens=9)[0].prompt_token_ids) == 9
-    with pytest.raises(InvalidParameter):
-        llm.embed("x", dimensions=10**6, use_tqdm=False)
+    for arguments in ({"dimensions": 10**6}, {"truncate_prompt_tokens": 0}):
+        with pytest.raises(InvalidParameter):
+            llm.embed("x", **arguments, use_tqdm=False)
     with pytest.raises(InvalidParameter):
         llm.score(["a", "b"], ["c"], use_tqdm=False)
     engine = llm.stats().engine
