@@ -5,12 +5,14 @@ boundary, scheduler, detokeniser, SSE. A step may be told to take its time, asle
 come as those of a real model and are not merged on the way. Of the directory of the model only
 the config is read, and the tokenizer by the API. The token at a position is a function of (seed,
 position), as a real one is, so streams resume and repeat as usual; end-of-text tokens never
-come, and no log-probabilities are told.
+come, and no log-probabilities are told. An embedding is told as quickly.
 """
 
 from __future__ import annotations
 
+import struct
 import time
+from collections.abc import Iterable
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
@@ -18,9 +20,17 @@ from engine.errors import ModelLoadError
 from engine.models.checkpoint import fingerprint, read_config
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
+from engine.pooling import PoolingInfo
 from engine.profiler import Spans
 from engine.runner.protocol import Computed, Launched
-from engine.types import EngineInfo, MemoryPlan, StepPlan, StepResult
+from engine.types import (
+    EngineInfo,
+    MemoryPlan,
+    Request,
+    ScheduledRow,
+    StepPlan,
+    StepResult,
+)
 
 _MAX_BLOCKS = 2**16  # the pool's books take memory, though the blocks do not
 _BLOCK_SIZE = 16
@@ -41,6 +51,7 @@ class StubRunner:
         never = set(info.eos_token_ids)
         self._vocabulary = [id_ for id_ in range(info.vocab_size) if id_ not in never]
         self._seeds: dict[str, int] = {}
+        self._vectors = _Vectors(info)
 
     @property
     def info(self) -> EngineInfo:
@@ -58,8 +69,10 @@ class StubRunner:
         """One step. Never raises."""
         for row_id in plan.removed:
             self._seeds.pop(row_id, None)
+            self._vectors.forget(row_id)
         for added in plan.added:
             self._seeds[added.request.id] = added.request.sampling.seed or 0
+            self._vectors.expect(added.request)
         if self._step_s:
             time.sleep(self._step_s)
         seeds, vocabulary = self._seeds, self._vocabulary
@@ -71,7 +84,40 @@ class StubRunner:
                 position = row.start + len(row.token_ids)
                 ids.append(row.id)
                 tokens.append((vocabulary[(seeds[row.id] + position * _STRIDE) % size],))
-        return Computed(StepResult(tuple(ids), tuple(tokens), (None,) * len(ids)))
+        pooled = self._vectors.of(plan.rows)
+        return Computed(StepResult(tuple(ids), tuple(tokens), (None,) * len(ids), pooled=pooled))
+
+
+class _Vectors:
+    """A vector is all zeros but for a one, at a place that the prompt's last token decides."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self._size = 0 if info.pooling is None else info.pooling.size
+        self._lengths: dict[str, int] = {}  # of the prompts that are to become one
+
+    def expect(self, request: Request) -> None:
+        """Note a request, if it asks for a vector."""
+        if request.pooling is not None:
+            self._lengths[request.id] = len(request.prompt_token_ids)
+
+    def forget(self, request_id: str) -> None:
+        """The request is no longer there."""
+        self._lengths.pop(request_id, None)
+
+    def of(self, rows: Iterable[ScheduledRow]) -> dict[str, bytes]:
+        """The vectors of the prompts that end in these rows, as little-endian float32."""
+        lengths = self._lengths
+        if not lengths:
+            return {}
+        return {
+            row.id: self._one(row.token_ids[-1])
+            for row in rows
+            if row.start + len(row.token_ids) == lengths.get(row.id)
+        }
+
+    def _one(self, token: int) -> bytes:
+        place = token % self._size
+        return bytes(4 * place) + struct.pack("<f", 1.0) + bytes(4 * (self._size - 1 - place))
 
 
 def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> StubRunner:
@@ -96,6 +142,7 @@ def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = No
         memory=memory,
         fingerprint=fingerprint(model, [], "stub"),
         load_s=time.monotonic() - started_s,
+        pooling=PoolingInfo(kind="last", size=model.spec.hidden_size),
     )
     if on_progress is not None:
         on_progress(1.0, "no weights")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import ModelLoadError
 from engine.paths import default_model_dir
+from engine.pooling import PoolingParams
 from engine.requests import fan_out
 from engine.types import Request, SamplingParams
 
@@ -47,6 +49,20 @@ def test_tokens_are_a_function_of_seed_and_position():
         resumed_token_ids=tuple(together["a/1"][:11]),
     )
     assert run(core, [resumed])["r"] == together["a/1"][11:]
+
+
+def test_vectors_cost_as_little():
+    core = make_core(scheduler=SchedulerConfig(max_num_batched_tokens=8))
+    prompts = {"a": (1, 2, 300), "b": tuple(range(40))}
+    for id_, prompt in prompts.items():
+        core.add(Request(id=id_, prompt_token_ids=prompt, pooling=PoolingParams()))
+    found = {}
+    while core.has_work:
+        found |= core.step().embeddings
+    for id_, prompt in prompts.items():
+        vector = np.frombuffer(found[id_], "<f4")
+        assert vector.size == core.info.pooling.size
+        assert np.flatnonzero(vector).tolist() == [prompt[-1] % vector.size]
 
 
 def test_sizes_come_from_the_config():
