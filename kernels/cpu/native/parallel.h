@@ -71,9 +71,9 @@ class alignas(64) Run {
   std::atomic<uint64_t> span_{0};
 };
 
-// Calls a body, made by each thread for itself, with items that lie one after the other in memory:
-// each thread walks along a run of its own, and who is done takes items from the ends of the others'
-// runs. Cores are not equally quick, least of all those that are shared with somebody else.
+// Calls body(item), made by each thread for itself, for items that lie one after the other in
+// memory: each thread walks along a run of its own, and who is done takes items from the ends of the
+// others' runs. Cores are not equally quick, least of all those that are shared with somebody else.
 template <class Make>
 inline void parallel_runs(int64_t count, Make make) {
   constexpr int64_t MOST = 64;  // runs; threads beyond these help

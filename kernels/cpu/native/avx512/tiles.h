@@ -36,9 +36,9 @@ inline float to_float(bf16 value) {
 
 bool has_amx();  // the processor has AMX, and the kernel lets this process use it
 
-// Calls body(begin, end, panel), made by each thread for itself, for parts of the rows by panels. The
-// rows of a part, at most `max_rows`, stay in the cache, so that a panel is read from memory once for
-// many rows, and the rows once for many panels.
+// Calls body(begin, end, panel), made by each thread for itself, for parts of the rows by panels.
+// The rows of a part, at most `max_rows`, stay in the cache, so that a panel is read from memory
+// once for many rows, and the rows once for many panels.
 template <class Make>
 void for_panels(int64_t rows, int64_t outputs, int64_t max_rows, Make make) {
   if (rows == 0) return;
