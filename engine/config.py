@@ -17,6 +17,12 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
 
+_GPU_STEP_TOKENS = 2048
+# Beyond this a CPU makes no more tokens a second, and whoever runs waits longer for each of them.
+_CPU_STEP_TOKENS = 256
+_CPU_PROMPT_TOKENS = 64  # of a step in which all sequences run: prompts go on beside them
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one step and the order of the queue."""
 
@@ -35,11 +41,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def step_tokens(self) -> int:
         """Tokens of one step where nothing else was decided."""
-        return self.max_num_batched_tokens or 2048
+        return self.max_num_batched_tokens or _GPU_STEP_TOKENS
 
     def on(self, device: str) -> SchedulerConfig:
         """The same, with what was left open decided for a device such as ``cuda:0``."""
-        tokens = 512 if device == "cpu" else 2048
+        tokens = _GPU_STEP_TOKENS
+        if device == "cpu":
+            tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + _CPU_PROMPT_TOKENS)
         return msgspec.structs.replace(
             self, max_num_batched_tokens=self.max_num_batched_tokens or tokens
         )

@@ -98,7 +98,8 @@ class LLM:
             num_threads: CPU threads; one a core when left out.
             seed: of dummy weights.
             max_num_seqs: sequences that run at once.
-            max_num_batched_tokens: tokens that one step computes; 2048 on a GPU, 512 on a CPU.
+            max_num_batched_tokens: tokens that one step computes; 2048 on a GPU, on
+                a CPU 64 more than ``max_num_seqs`` and at least 256.
             scheduling_policy: order of the queue.
             block_size: tokens in one KV block; 64 on a GPU and 16 on a CPU when left out.
             enable_prefix_caching: reuse the KV blocks of prompts that begin alike.

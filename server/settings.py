@@ -192,7 +192,8 @@ class Settings(BaseSettings):
         None,
         _SCHEDULER,
         "Tokens computed by one step, prompts and outputs together. When left out: 2048 on a GPU, "
-        "512 on a CPU, where all who run wait longer for a step.",
+        "on a CPU, where all who run wait longer for a step, 64 more than the most sequences, and "
+        "at least 256.",
         ge=1,
     )
     scheduling_policy: Policy | None = setting(

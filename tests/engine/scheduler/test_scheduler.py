@@ -321,3 +321,11 @@ def test_a_long_prompt_that_finds_no_room_is_looked_up_once() -> None:
     scheduler.add(request("long", 600, 1, prompt=(1, 2) * 300))
     first, second = (count_lines(lambda: run(scheduler)) for _ in range(2))
     assert second < first / 5
+
+
+@pytest.mark.parametrize("max_num_seqs", [8, 256, 1000])
+def test_on_a_cpu_prompts_go_on_beside_a_full_batch(max_num_seqs):
+    limits = SchedulerConfig(max_num_seqs=max_num_seqs).on("cpu")
+    assert max_num_seqs + 64 <= limits.step_tokens <= max_num_seqs + 256
+    chosen = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=7)
+    assert chosen.on("cpu").step_tokens == 7
