@@ -66,7 +66,7 @@ def read_fields(
         _check_count(name, fields.get(name), limit)
     body = shape.read(fields)
     ignored = body.ignored()
-    if getattr(body, "priority", None) and settings.scheduling_policy != "priority":
+    if getattr(body, "priority", None) and settings.scheduling_policy not in ("priority", "fair"):
         ignored.append("priority")
     return body, report_ignored(ignored, strict=settings.strict)
 

@@ -9,7 +9,7 @@ import pytest
 
 from server.openai import generation
 from tests.server.asgi import running_app
-from tests.servers import MODEL, Server, running_server
+from tests.servers import MODEL, Server, http_post, running_server
 
 ENDLESS = {"max_tokens": 1500, "ignore_eos": True}
 LATE = {
@@ -38,7 +38,7 @@ def test_what_is_late_ends_with_a_504(server: Server, deadline_ms: int) -> None:
 
 def test_a_stream_that_is_late_says_so(server: Server) -> None:
     before = server.metrics()
-    body = {"model": MODEL, "prompt": "One", **ENDLESS, "deadline_ms": 300}
+    body = {"model": MODEL, "prompt": "One", **ENDLESS, "max_tokens": 4000, "deadline_ms": 1500}
     *chunks, error, done, _ = server.stream("/v1/completions", body).split(b"\n\n")
     assert chunks, "some of it came before"
     assert json.loads(error.removeprefix(b"data: ")) == {"error": LATE}
@@ -63,13 +63,20 @@ def test_a_deadline_is_a_number_of_milliseconds(server: Server) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-quire-deadline-ms")
 
 
-def test_a_default_for_all(tmp_path: Path) -> None:
-    flags = ("--load-format", "stub", "--stub-step-ms", "20", "--default-deadline-s", "0.4")
-    with running_server(tmp_path / "log", *flags) as server:
+def test_a_default_for_all_and_an_end_for_those_who_wait(tmp_path: Path) -> None:
+    flags = ("--load-format", "stub", "--stub-step-ms", "20", "--max-num-seqs", "1")
+    with running_server(tmp_path / "log", *flags, "--default-deadline-s", "2") as server:
         assert server.complete(**ENDLESS).status_code == 504
         assert server.complete(max_tokens=1).status_code == 200
-        # Its own word counts, and one that waits behind another ends too.
-        assert server.complete(max_tokens=40, deadline_ms=60_000).status_code == 200
+        # Its own word counts, though it is the later one.
+        body = {"model": MODEL, "prompt": "One", **ENDLESS, "deadline_ms": 60_000}
+        with server.connect() as first:
+            first.sendall(http_post("/v1/completions", json.dumps(body).encode()))
+            server.wait_for(lambda m: m["num_requests_running"] == 1, "the first to run")
+            assert server.complete(max_tokens=1, deadline_ms=100).status_code == 504
+            waiting = server.metrics()
+            assert (waiting["num_requests_running"], waiting["num_requests_waiting"]) == (1, 0)
+        server.wait_idle()
 
 
 async def test_a_deadline_passes_while_the_model_loads() -> None:
