@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from engine.client import EngineClient
 from server import profile, system
@@ -23,6 +23,7 @@ from server.access.body import BodyGuard
 from server.access.keys import KeyGuard
 from server.access.ledger import Ledger
 from server.access.scopes import permit
+from server.anthropic import routes as messages
 from server.batches.service import make_runner
 from server.errors import ApiError, bad_field, cut
 from server.http.context import RequestContext
@@ -84,7 +85,7 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
     app.state.server = state
     app.state.responses = BackgroundResponses(state)
     rooms = (
-        *(chat, completions, embeddings, scoring, responses, files, batches),
+        *(chat, completions, embeddings, scoring, responses, messages, files, batches),
         *(models, tokens, system, profile, usage_route),
     )
     for room in rooms:
@@ -105,25 +106,16 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
     return app
 
 
-async def _on_http_exception(request: Request, error: Exception) -> Response:
+async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
     """What the framework refuses by itself: unknown routes and methods."""
     assert isinstance(error, HTTPException)
-    return _to_response(ApiError(error.status_code, headers=error.headers))
+    raise ApiError(error.status_code, headers=error.headers)
 
 
-async def _on_invalid_parameter(request: Request, error: Exception) -> Response:
+async def _on_invalid_parameter(request: Request, error: Exception) -> NoReturn:
     """What the framework finds wrong with a parameter of the path or the query."""
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     name = str(problem["loc"][-1])
     reason = "is required" if problem["type"] == "missing" else problem["msg"]
-    return _to_response(bad_field(cut(name), reason[:1].lower() + reason[1:]))
-
-
-def _to_response(answer: ApiError) -> Response:
-    return Response(
-        answer.body(),
-        status_code=answer.status,
-        headers=answer.headers,
-        media_type="application/json",
-    )
+    raise bad_field(cut(name), reason[:1].lower() + reason[1:])

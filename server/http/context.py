@@ -12,6 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access.caller import caller_in
+from server.anthropic.errors import error_body, is_messages_path
 from server.errors import ApiError, to_api_error, unavailable
 from server.http.disconnect import ClientGone
 from server.state import ServerState
@@ -63,12 +64,13 @@ class RequestContext:
             status = 499  # nobody is there to be answered
         except asyncio.CancelledError:  # the server ends without waiting any longer
             if not status:
-                await _answer(unavailable("The server is shutting down."), send_with_headers)
+                ending = unavailable("The server is shutting down.")
+                await _answer(ending, scope, send_with_headers)
         except Exception as error:
             if status:  # too late for a status; the connection is cut so that it shows
                 _log.exception("request %s failed after its answer began", request_id)
                 raise
-            await _answer(self._told(error, request_id), send_with_headers)
+            await _answer(self._told(error, request_id), scope, send_with_headers)
         finally:
             self._state.requests_in_flight -= waited_for
             self._live_ids.discard(request_id)
@@ -110,8 +112,11 @@ class RequestContext:
             )
 
 
-async def _answer(error: ApiError, send: Send) -> None:
-    body = error.body()
+async def _answer(error: ApiError, scope: Scope, send: Send) -> None:
+    if is_messages_path(scope["path"]):
+        body = error_body(error, scope["state"]["request_id"])
+    else:
+        body = error.body()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -27,6 +27,7 @@ _REF = "#/components/schemas/"
 _ALWAYS = (400, 408, 413, 415, 431, 500, 503)
 _WITH_KEYS = (401, 403, 429)
 _OPEN_PATHS = ("/health",)
+_ERROR = {"$ref": _REF + "Error"}
 _REQUEST_ID = {"x-request-id": {"schema": {"type": "string"}, "description": "Quote it to ask."}}
 _RETRY_AFTER = {"retry-after": {"schema": {"type": "string"}, "description": "Seconds to wait."}}
 _IGNORED = {
@@ -59,6 +60,7 @@ def describe(
     chunk: type | UnionType | None = None,
     body_required: bool = True,
     errors: Collection[int] = (),
+    error: type[msgspec.Struct] | None = None,
 ) -> Description:
     """The part of an operation's description that FastAPI cannot see (``openapi_extra``).
 
@@ -69,9 +71,10 @@ def describe(
         body_required: whether the body may not be left out.
         errors: statuses besides those that any route may answer, such as 404 and 409. A route
             that names a model has 404 by itself, and so has one with a parameter in its path.
+        error: the shape of an error's body; OpenAI's when left out.
     """
     events = get_args(chunk) or (chunk,)
-    shapes = [shape for shape in (body, answer, *events) if isinstance(shape, type)]
+    shapes = [shape for shape in (body, answer, error, *events) if isinstance(shape, type)]
     content: dict[str, Any] = {}
     if isinstance(answer, str):
         content[answer] = {"schema": {"type": "string"}}
@@ -91,7 +94,7 @@ def describe(
     if "deadline_ms" in fields:
         statuses.add(504)
     for status in sorted(statuses):
-        answers[str(status)] = _error(status)
+        answers[str(status)] = _error(status, _ERROR if error is None else _ref(error))
     operation: dict[str, Any] = {"responses": answers}
     if "deadline_ms" in fields:
         operation["parameters"] = [_DEADLINE]
@@ -162,14 +165,15 @@ def _complete(path: str, operation: dict[str, Any], *, with_keys: bool) -> None:
         operation["security"] = []
     elif with_keys:
         statuses |= set(_WITH_KEYS)
+    error = answers["400"]["content"]["application/json"]["schema"] if "400" in answers else _ERROR
     for status in statuses:
-        answers.setdefault(str(status), _error(status))
+        answers.setdefault(str(status), _error(status, error))
     operation["responses"] = dict(sorted(answers.items()))
 
 
-def _error(status: int) -> dict[str, Any]:
+def _error(status: int, schema: dict[str, str]) -> dict[str, Any]:
     headers = _REQUEST_ID | _RETRY_AFTER if status in (429, 503) else _REQUEST_ID
-    content = {"application/json": {"schema": {"$ref": _REF + "Error"}}}
+    content = {"application/json": {"schema": schema}}
     return {"description": meaning_of(status), "content": content, "headers": headers}
 
 

@@ -1,0 +1,100 @@
+"""From the parts of an answer to its content blocks, whole or as the events that build them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from server.anthropic.outputs import (
+    MessageBlock,
+    MessageDelta,
+    MessageEvent,
+    MessageText,
+    MessageThinking,
+    MessageToolUse,
+)
+from server.text.parts import Part, Reasoning, Text, ToolCallArguments, ToolCallBegin
+
+
+class BlockWriter:
+    """Opens, fills and closes the blocks of one answer, one after the other."""
+
+    def __init__(self) -> None:
+        self._open: MessageBlock | None = None
+        self._index = -1
+
+    def push(self, parts: Sequence[Part]) -> list[MessageEvent]:
+        """The events that tell ``parts``."""
+        events: list[MessageEvent] = []
+        for part in parts:
+            match part:
+                case Text(text):
+                    if not isinstance(self._open, MessageText):
+                        events += self._begin(MessageText())
+                    events.append(self._delta(type="text_delta", text=text))
+                case Reasoning(text):
+                    if not isinstance(self._open, MessageThinking):
+                        events += self._begin(MessageThinking())
+                    events.append(self._delta(type="thinking_delta", thinking=text))
+                case ToolCallBegin(_, id, name):
+                    events += self._begin(MessageToolUse(id=tool_use_id(id), name=name))
+                case ToolCallArguments(_, text):
+                    events.append(self._delta(type="input_json_delta", partial_json=text))
+        return events
+
+    def close(self) -> list[MessageEvent]:
+        """The event that ends the open block, if there is one."""
+        if self._open is None:
+            return []
+        self._open = None
+        return [MessageEvent(type="content_block_stop", index=self._index)]
+
+    def _begin(self, block: MessageBlock) -> list[MessageEvent]:
+        events = self.close()
+        self._open = block
+        self._index += 1
+        start = MessageEvent(type="content_block_start", index=self._index, content_block=block)
+        return [*events, start]
+
+    def _delta(self, **fields: Any) -> MessageEvent:
+        delta = MessageDelta(**fields)
+        return MessageEvent(type="content_block_delta", index=self._index, delta=delta)
+
+
+def whole_blocks(parts: Sequence[Part]) -> list[MessageBlock]:
+    """The blocks of an answer that has ended."""
+    blocks: list[MessageBlock] = []
+    pieces: list[list[str]] = []  # of the blocks, in their order
+    for part in parts:
+        last = blocks[-1] if blocks else None
+        match part:
+            case Text() if not isinstance(last, MessageText):
+                blocks.append(MessageText())
+            case Reasoning() if not isinstance(last, MessageThinking):
+                blocks.append(MessageThinking())
+            case ToolCallBegin(_, id, name):
+                blocks.append(MessageToolUse(id=tool_use_id(id), name=name))
+        if len(blocks) > len(pieces):
+            pieces.append([])
+        if not isinstance(part, ToolCallBegin):
+            pieces[-1].append(part.text)
+    for block, texts in zip(blocks, pieces, strict=True):
+        _fill(block, "".join(texts))
+    return blocks
+
+
+def _fill(block: MessageBlock, text: str) -> None:
+    match block:
+        case MessageText():
+            block.text = text
+        case MessageThinking():
+            block.thinking = text
+        case MessageToolUse():
+            block.input = msgspec.Raw(text.encode()) if text else {}
+
+
+def tool_use_id(id: str) -> str:
+    """A call's id as this API's clients know them."""
+    return f"toolu_{id.removeprefix('call_')}"

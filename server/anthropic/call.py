@@ -1,0 +1,147 @@
+"""One Messages request: a conversation, and its answer in this API's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from server.access.caller import Caller
+from server.anthropic.blocks import BlockWriter, whole_blocks
+from server.anthropic.errors import error_detail
+from server.anthropic.inputs import MessagesRequest, TokenCountRequest
+from server.anthropic.outputs import (
+    MessageAnswer,
+    MessageDelta,
+    MessageEvent,
+    MessageTokensDetails,
+    MessageUsage,
+    StopReason,
+    to_sse,
+)
+from server.anthropic.translate import chat_body, naming_fields
+from server.errors import ApiError
+from server.openai.conversation import Conversation
+from server.openai.endpoint import new_id
+from server.openai.generation import Choice, Generation
+from server.openai.inputs import ChatRequest
+from server.state import ServerState
+from server.text.parts import Part
+
+
+class MessageEnding:
+    """How these streams end: after ``message_stop`` with nothing, after an error with its event."""
+
+    end = b""
+
+    def error(self, answer: ApiError) -> bytes:
+        """See ``sse.Ending``."""
+        return to_sse(MessageEvent(type="error", error=error_detail(answer)))
+
+
+async def converse(
+    state: ServerState, caller: Caller, request: TokenCountRequest, id: str | None = None
+) -> Conversation:
+    """The conversation that a request asks to be continued, judged and encoded.
+
+    Raises:
+        ApiError: a field is at fault, or nothing can be served.
+        RequestError: as before, found by the engine's own rules.
+    """
+    with naming_fields():
+        body = ChatRequest.read(chat_body(request))
+        return await Conversation.prepare(state, caller, body, id=id)
+
+
+class MessageCall:
+    """A request, judged and encoded, ready to be answered once."""
+
+    def __init__(self, request: MessagesRequest, conversation: Conversation) -> None:
+        self._conversation = conversation
+        left = conversation.model.info.max_model_len - len(conversation.prompt)
+        # More than the context holds may be asked for; the answer then says that it was full.
+        self._fills_context = request.max_tokens > left
+        conversation.sampling = msgspec.structs.replace(
+            conversation.sampling,
+            max_tokens=min(request.max_tokens, left),
+            stop=tuple(request.stop_sequences or ()),
+        )
+
+    @classmethod
+    async def prepare(
+        cls, state: ServerState, caller: Caller, request: MessagesRequest
+    ) -> MessageCall:
+        """Judge a request against the model and encode its messages; raises as ``converse``."""
+        return cls(request, await converse(state, caller, request, new_id("msg")))
+
+    async def complete(self) -> MessageAnswer:
+        """The whole answer."""
+        conversation = self._conversation
+        parts: list[Part] = []
+        with naming_fields(), conversation.generation() as generation:
+            async for turns in conversation.turns(generation):
+                for _, gained, _ in turns:
+                    parts += gained
+        answer = self._blank(generation)
+        answer.content = whole_blocks(parts)
+        answer.stop_reason, answer.stop_sequence = self._end(generation.choices[0])
+        return answer
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The answer as server-sent events."""
+        conversation = self._conversation
+        writer = BlockWriter()
+        begun = False
+        with naming_fields(), conversation.generation() as generation:
+            async for turns in conversation.turns(generation):
+                events: list[MessageEvent] = []
+                if not begun:  # with the first tokens it is known what was found in the cache
+                    begun = True
+                    start = MessageEvent(type="message_start", message=self._blank(generation))
+                    events = [start, MessageEvent(type="ping")]
+                for _, parts, _ in turns:
+                    events += writer.push(parts)
+                if events:
+                    yield b"".join(map(to_sse, events))
+        reason, sequence = self._end(generation.choices[0])
+        delta = MessageDelta(stop_reason=reason, stop_sequence=sequence)
+        end = MessageEvent(type="message_delta", delta=delta, usage=_usage(generation))
+        last = [*writer.close(), end, MessageEvent(type="message_stop")]
+        yield b"".join(map(to_sse, last))
+
+    def _blank(self, generation: Generation) -> MessageAnswer:
+        return MessageAnswer(
+            id=self._conversation.id,
+            model=self._conversation.model.name,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=_usage(generation),
+        )
+
+    def _end(self, choice: Choice) -> tuple[StopReason, str | None]:
+        """Why the answer ended, and the stop sequence that it ended with."""
+        sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
+        reason: StopReason
+        match choice.finish_reason:
+            case "tool_calls":
+                reason = "tool_use"
+            case "length":
+                full = self._fills_context
+                reason = "model_context_window_exceeded" if full else "max_tokens"
+            case _:
+                reason = "end_turn" if sequence is None else "stop_sequence"
+        return reason, sequence
+
+
+def _usage(generation: Generation) -> MessageUsage:
+    usage = generation.usage
+    cached = usage.prompt_tokens_details.cached_tokens
+    return MessageUsage(
+        input_tokens=usage.prompt_tokens - cached,
+        cache_read_input_tokens=cached,
+        output_tokens=usage.completion_tokens,
+        output_tokens_details=MessageTokensDetails(
+            usage.completion_tokens_details.reasoning_tokens
+        ),
+    )

@@ -1,0 +1,37 @@
+"""Errors in Anthropic's shape, for the paths of its API."""
+
+from __future__ import annotations
+
+import msgspec
+
+from server.anthropic.outputs import MessagesError, MessagesErrorDetail
+from server.errors import ApiError
+
+PREFIX = "/v1/messages"
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_messages_path(path: str) -> bool:
+    """Whether errors at ``path`` are told in Anthropic's shape."""
+    return path == PREFIX or path.startswith(PREFIX + "/")
+
+
+def error_detail(error: ApiError) -> MessagesErrorDetail:
+    """What is wrong."""
+    return MessagesErrorDetail(_TYPES.get(error.status, "invalid_request_error"), error.message)
+
+
+def error_body(error: ApiError, request_id: str) -> bytes:
+    """The error as JSON, in Anthropic's shape."""
+    body = MessagesError(error=error_detail(error), request_id=request_id)
+    return msgspec.json.encode(body)

@@ -1,0 +1,155 @@
+"""The bodies of /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from server.anthropic.content import (
+    Block,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    read_content,
+    read_text,
+)
+from server.errors import cut
+from server.openai.deadline import MAX_DEADLINE_MS
+from server.openai.inputs import Shape
+from server.openai.unsupported import ignored_params
+
+_MAX_STOPS = 64
+_MAX_STOP_CHARS = 4096
+_MIN_THINKING_TOKENS = 1024
+
+_BLOCK = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
+_BLOCKS: dict[str, tuple[type[Block], ...]] = {
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
+    "system": (TextBlock,),
+}
+_INERT = ("metadata", "service_tier", "cache_control", "inference_geo")  # accepted as they are
+
+Content = Annotated[list[Block], PlainValidator(read_content), WithJsonSchema(_CONTENT)]
+SystemText = Annotated[str, PlainValidator(read_text), WithJsonSchema(_CONTENT)]
+StopSequence = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
+
+
+class InputMessage(Shape):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        for block in self.content:
+            if not isinstance(block, _BLOCKS[self.role]):
+                kind = type(block).__struct_config__.tag
+                raise ValueError(f"content: a message of the {self.role} cannot hold {kind!r}")
+        return self
+
+
+class ToolDefinition(Shape):
+    """A tool that the model may call, and the client runs."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_server_tools(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind not in (None, "custom"):
+            problem = f"tools of type {cut(str(kind), 40)!r} are not supported"
+            raise ValueError(f"type: {problem}; define what the client runs by an input_schema")
+        return value
+
+
+class ToolChoice(Shape):
+    """Whether tools are to be called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_name(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("name: belongs to the type 'tool', and to that alone")
+        return self
+
+
+class ThinkingConfig(Shape):
+    """Whether the model is to think before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=_MIN_THINKING_TOKENS)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Shape):
+    """What the answer's text is held to."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Shape):
+    """How much effort an answer is worth, and its form."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class TokenCountRequest(Shape):
+    """POST /v1/messages/count_tokens: a conversation, as it would be sent."""
+
+    model: Annotated[str, Field(max_length=256)]
+    messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
+    system: SystemText | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @model_validator(mode="after")
+    def _check_turns(self) -> Self:
+        choice = self.tool_choice
+        if choice is not None and choice.type in ("any", "tool"):
+            names = [tool.name for tool in self.tools or ()]
+            if not names:
+                raise ValueError("tool_choice: needs 'tools' to choose from")
+            if choice.name is not None and choice.name not in names:
+                raise ValueError("tool_choice: names a tool that is not in 'tools'")
+        last = self.messages[-1]
+        if any(isinstance(block, ToolUseBlock) for block in last.content):
+            raise ValueError("messages: must not end with a call that has no result")
+        return self
+
+    def ignored(self) -> list[str]:
+        """The names of the fields that asked for something and have no effect."""
+        extra = self.model_extra or {}
+        names = ignored_params({name: extra[name] for name in extra if name not in _INERT})
+        if self.thinking is not None and self.thinking.budget_tokens is not None:
+            names.append("thinking.budget_tokens")
+        return names
+
+
+class MessagesRequest(TokenCountRequest):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
+    stop_sequences: Annotated[list[StopSequence], Field(max_length=_MAX_STOPS)] | None = None
+    stream: bool | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None

@@ -1,0 +1,127 @@
+"""The shapes of answers and of the events of a stream. Keys are those of Anthropic's API."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class MessageText(Struct, tag="text", kw_only=True):
+    """A block of text."""
+
+    text: str = ""
+    citations: None = None
+
+
+class MessageThinking(Struct, tag="thinking", kw_only=True):
+    """A block of thinking. There is nothing to be signed."""
+
+    thinking: str = ""
+    signature: str = ""
+
+
+class MessageToolUse(Struct, tag="tool_use", kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: Any = msgspec.field(default_factory=dict)
+
+
+MessageBlock = MessageText | MessageThinking | MessageToolUse
+
+
+class MessageTokensDetails(Struct):
+    """Part of ``usage``."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(Struct, kw_only=True):
+    """Tokens taken in and generated. What was found in the cache is not in ``input_tokens``."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: MessageTokensDetails
+
+
+class MessageAnswer(Struct, kw_only=True):
+    """The answer of /v1/messages."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[MessageBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Struct):
+    """The answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+class MessageDelta(Struct, omit_defaults=True, kw_only=True):
+    """More of a block, which ``type`` names, or how the answer ended."""
+
+    type: Literal["text_delta", "thinking_delta", "input_json_delta"] | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    partial_json: str | UnsetType = UNSET
+    stop_reason: StopReason | UnsetType | None = UNSET
+    stop_sequence: str | UnsetType | None = UNSET
+
+
+class MessagesErrorDetail(Struct):
+    """What is wrong."""
+
+    type: str
+    message: str
+
+
+class MessageEvent(Struct, kw_only=True):
+    """An event of a stream; ``type`` tells which of the other fields there are."""
+
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "ping",
+        "error",
+    ]
+    index: int | UnsetType = UNSET
+    message: MessageAnswer | UnsetType = UNSET
+    content_block: MessageBlock | UnsetType = UNSET
+    delta: MessageDelta | UnsetType = UNSET
+    usage: MessageUsage | UnsetType = UNSET
+    error: MessagesErrorDetail | UnsetType = UNSET
+
+
+class MessagesError(Struct, kw_only=True):
+    """The body of an error."""
+
+    type: Literal["error"] = "error"
+    error: MessagesErrorDetail
+    request_id: str
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def to_sse(event: MessageEvent) -> bytes:
+    """``event`` as one server-sent event with its name."""
+    return b"event: %b\ndata: %b\n\n" % (event.type.encode(), _encode(event))

@@ -1,0 +1,155 @@
+"""From a Messages request to the chat request that asks for the same, and errors back again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from engine.errors import RequestError
+from server.anthropic.content import (
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from server.anthropic.inputs import (
+    InputMessage,
+    MessagesRequest,
+    ThinkingConfig,
+    TokenCountRequest,
+    ToolChoice,
+)
+from server.errors import ApiError, to_api_error
+
+_SWITCHES = ("enable_thinking", "thinking")  # the names that chat templates have for it
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# Chat's fields, and what a client of this API calls them.
+_NAMES = {
+    "chat_template_kwargs": "thinking",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "prompt": "messages",
+    "max_completion_tokens": "max_tokens",
+}
+
+
+def chat_body(request: TokenCountRequest) -> dict[str, Any]:
+    """The body of the chat request; limits and stop sequences of the answer are not in it."""
+    body: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
+    if request.messages[-1].role == "assistant":  # the answer goes on where it leaves off
+        body["continue_final_message"] = True
+    if request.tools:
+        body["tools"] = [_tool(tool.model_dump()) for tool in request.tools]
+    if request.tool_choice is not None:
+        body |= _choice(request.tool_choice)
+    wants = _wants_thinking(request.thinking)
+    if wants is not None:
+        body["chat_template_kwargs"] = dict.fromkeys(_SWITCHES, wants)
+    config = request.output_config
+    if config is not None and config.effort is not None:
+        body["reasoning_effort"] = "xhigh" if config.effort == "max" else config.effort
+    if config is not None and config.format is not None:
+        schema = {"name": "output", "schema": config.format.schema_, "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if request.thinking is not None and request.thinking.display == "omitted":
+        body["include_reasoning"] = False
+    if isinstance(request, MessagesRequest):
+        shared = ("stream", "temperature", "top_p", "top_k")
+        body |= {name: getattr(request, name) for name in shared}
+    return {name: value for name, value in body.items() if value is not None}
+
+
+@contextlib.contextmanager
+def naming_fields() -> Iterator[None]:
+    """Errors that name chat's fields name this API's outside the block."""
+    try:
+        yield
+    except (ApiError, RequestError) as error:
+        told = to_api_error(error, "")
+        if told.param is None:
+            raise
+        field = told.param.split(".")[0]
+        name = _NAMES.get(field, field)
+        message = told.message.replace(f"'{told.param}'", f"'{name}'")
+        raise ApiError(
+            told.status, message, param=name, code=told.code, headers=told.headers
+        ) from None
+
+
+def _messages(request: TokenCountRequest) -> list[dict[str, Any]]:
+    """The turns as chat has them; neighbours of one role are one turn, as they are there."""
+    messages: list[dict[str, Any]] = []
+    if request.system:
+        messages.append({"role": "system", "content": request.system})
+    names: dict[str, str] = {}  # of the tools, by their calls' ids
+    for message in request.messages:
+        if message.role == "assistant":
+            _add_assistant(messages, message, names)
+        else:
+            _add_others(messages, message, names)
+    return messages
+
+
+def _add_others(
+    messages: list[dict[str, Any]], message: InputMessage, names: dict[str, str]
+) -> None:
+    for block in message.content:
+        if isinstance(block, ToolResultBlock):
+            # Chat has no word for a call that failed but the text itself.
+            text = f"Error: {block.text}" if block.is_error else block.text
+            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+            if block.tool_use_id in names:
+                result["name"] = names[block.tool_use_id]
+            messages.append(result)
+        elif isinstance(block, TextBlock):
+            if messages and messages[-1]["role"] == message.role:
+                messages[-1]["content"] += "\n" + block.text
+            else:
+                messages.append({"role": message.role, "content": block.text})
+
+
+def _add_assistant(
+    messages: list[dict[str, Any]], message: InputMessage, names: dict[str, str]
+) -> None:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    turn = messages[-1]
+    for block in message.content:
+        match block:
+            case TextBlock(text):
+                turn["content"] += text
+            case ThinkingBlock(thinking):
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + thinking
+            case ToolUseBlock(id, name, arguments):
+                names[id] = name
+                function = {"name": name, "arguments": arguments}
+                call = {"id": id, "type": "function", "function": function}
+                turn.setdefault("tool_calls", []).append(call)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    for field in ("description", "strict"):
+        if tool[field] is not None:
+            function[field] = tool[field]
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolChoice) -> dict[str, Any]:
+    if choice.type == "tool":
+        fields: dict[str, Any] = {
+            "tool_choice": {"type": "function", "function": {"name": choice.name}}
+        }
+    else:
+        fields = {"tool_choice": _CHOICES[choice.type]}
+    if choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _wants_thinking(thinking: ThinkingConfig | None) -> bool | None:
+    """Whether the template is told to let the model think; None leaves it to the model."""
+    if thinking is None:
+        return False  # as in Anthropic's API, who wants it says so
+    return {"enabled": True, "disabled": False}.get(thinking.type)
