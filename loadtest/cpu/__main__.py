@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--note", default="", metavar="TEXT", help="kept in the file, such as a peer's version")
     add("--models-dir", type=Path, default=Path("loadtest/out/models"), metavar="DIR")
     add("--command", default="", help="runs Quire's command line, where it is not this checkout's")
+    add("--earlier", default="", metavar="CMD", help="the same of another version, to take turns")
     for program, variable in PROGRAMS.items():
         flag = variable.removeprefix("QUIRE_BENCH_").lower().replace("_", "-")
         given = os.environ.get(variable, "")
@@ -119,6 +120,7 @@ def _measure(name: str, options: argparse.Namespace, result: dict[str, Any]) -> 
         programs={program: getattr(options, program) for program in PROGRAMS},
         models=options.models_dir,
         command=command,
+        earlier=shlex.split(options.earlier),
         on_load=keep,
     )
     entry["servers"].update(servers)

@@ -11,7 +11,7 @@ from typing import Any
 from loadtest.cpu.ceilings import measure_ceilings
 from loadtest.cpu.loads import MAIN, OVERHEAD, PREFIX, CpuLoad, floor_s
 from loadtest.cpu.rounds import idle_share, measure_load
-from loadtest.cpu.sides import MAX_SEQUENCES, Peer, running_peers, running_quire
+from loadtest.cpu.sides import MAX_SEQUENCES, Peer, running_earlier, running_peers, running_quire
 from loadtest.machine import tree_peak_bytes
 from loadtest.models import SHAPES, ensure_model
 
@@ -86,6 +86,7 @@ def measure_part(
     programs: Mapping[str, str],
     models: Path,
     command: Sequence[str],
+    earlier: Sequence[str] = (),
     on_load: Callable[[str, dict[str, Any]], None],
 ) -> dict[str, Any]:
     """One part's servers: how long each took to be ready, its peak memory, Quire's use when idle.
@@ -98,6 +99,7 @@ def measure_part(
         programs: command lines of the peers that take part, by program.
         models: where the models are made.
         command: what runs Quire's command line; this interpreter's where empty.
+        earlier: what runs that of another version of Quire, which then takes part.
         on_load: told each load's key and result as soon as it is measured.
 
     Raises:
@@ -110,9 +112,10 @@ def measure_part(
     ceilings = measure_ceilings()
     with (
         running_quire(model, part.flags, command) as quire,
+        running_earlier(model, part.flags, earlier) as before,
         running_peers(part.peers, programs, model, MAX_SEQUENCES) as peers,
     ):
-        sides = {QUIRE: quire, **peers}
+        sides = {QUIRE: quire, **before, **peers}
         for load in chosen:
             results = measure_load(sides, load, vocab=shape.vocab, rounds=rounds, tries=tries)
             limit_s = floor_s(shape, load, part.weight_bits, ceilings)

@@ -17,6 +17,7 @@ from loadtest.cpu.checkpoints.w8a8 import ensure_w8a8
 from loadtest.process import RunningServer, running_command, running_server
 
 MODEL_NAME = "model"  # under which every side serves it
+EARLIER = "quire, earlier"
 MAX_MODEL_LEN = 4096
 MAX_SEQUENCES = 64
 PROGRAMS = {"vllm": "QUIRE_BENCH_VLLM", "llama": "QUIRE_BENCH_LLAMA_SERVER"}
@@ -56,6 +57,23 @@ def running_quire(
     arguments = [str(model), "--served-model-name", MODEL_NAME, *flags]
     with running_server(arguments, command=command) as server:
         yield server
+
+
+@contextlib.contextmanager
+def running_earlier(
+    model: Path, flags: Sequence[str], command: Sequence[str]
+) -> Iterator[dict[str, RunningServer]]:
+    """Another version of Quire, ready and then paused; nothing where no command is given.
+
+    Raises:
+        RuntimeError: it did not start; holds the end of its output.
+    """
+    if not command:
+        yield {}
+        return
+    with running_quire(model, flags, command) as server:
+        server.pause()
+        yield {EARLIER: server}
 
 
 @contextlib.contextmanager
