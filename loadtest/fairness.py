@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--policies", default="fair,fcfs", help="of the scheduler, each on a server of its own")
     add("--noise", default="0,1,10", help="what the noisy key sends, in shares")
     add("--quiet-share", type=float, default=0.4, help="of its share that the quiet key sends")
+    add("--in-flight", type=int, default=128, help="requests that measure what the server can do")
     add("--round-s", type=float, default=10.0)
     add("--rounds", type=int, default=3)
     add("--input-len", type=int, default=64)
@@ -129,7 +130,7 @@ class _Bench:
 
     async def capacity(self) -> float:
         """Requests a second that the server finishes when it never lacks any."""
-        concurrency = 128
+        concurrency = self._options.in_flight
         first = await self._send("noisy", concurrency, Load(concurrency=concurrency), "probe")
         rate = _rate(first)
         count = max(2 * concurrency, int(rate * self._options.round_s))
