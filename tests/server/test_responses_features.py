@@ -35,7 +35,9 @@ class Place(BaseModel):
 
 @pytest.fixture
 def client(base_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
         yield client
 
 

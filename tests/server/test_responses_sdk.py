@@ -17,13 +17,17 @@ FRANCE = "What is the capital of France?"
 
 @pytest.fixture
 def client(base_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
         yield client
 
 
 @pytest.fixture
 async def async_client(base_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(
+        base_url=base_url, api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
         yield client
 
 

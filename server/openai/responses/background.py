@@ -160,7 +160,7 @@ class BackgroundResponses:
             raise
         self._state.requests_in_flight += 1  # a graceful end waits for it
         job.task = asyncio.create_task(job.run(self._store))
-        job.task.add_done_callback(lambda _: self._forget(job))
+        job.task.add_done_callback(lambda task: self._forget(job, task))
         if self._saver is None:
             self._saver = asyncio.create_task(self._save())
         return job
@@ -238,9 +238,11 @@ class BackgroundResponses:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: Job, task: asyncio.Task[None]) -> None:
         del self._jobs[job.id]
         self._state.requests_in_flight -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("response %s failed in the background", job.id, exc_info=error)
 
     async def _save(self) -> None:
         """Keep how far the jobs are, and end those that nobody wants, while there are any."""
