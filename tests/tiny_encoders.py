@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", _SHAPE),
     "bert_relu": ("BertConfig", {**_SHAPE, "hidden_act": "relu", "layer_norm_eps": 1e-5}),
     "distilbert": ("DistilBertConfig", _DISTIL),
+    "mpnet": ("MPNetConfig", _ROBERTA),
     "roberta": ("RobertaConfig", {**_ROBERTA, "type_vocab_size": 1}),
     "xlm_roberta": ("XLMRobertaConfig", {**_ROBERTA, "hidden_act": "gelu_new"}),
 }

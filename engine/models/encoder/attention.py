@@ -6,7 +6,7 @@ together; what is padded is masked, and at most a quarter of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,14 +21,22 @@ class Bucket(NamedTuple):
     tokens: torch.Tensor  # [B * T] int64: which of the batch's tokens; any where it is padding
     num_texts: int
     is_token: torch.Tensor | None  # [B, T] bool; None: there is no padding
+    # Of the scores, [B or 1, heads or 1, T or 1, T]: what is added to them, or what of them counts.
+    mask: torch.Tensor | None
 
 
-def make_buckets(lengths: Sequence[int], device: torch.device) -> list[Bucket]:
+Bias = Callable[[int], torch.Tensor]  # T -> [heads, T, T], added to the scores of T tokens
+
+
+def make_buckets(
+    lengths: Sequence[int], device: torch.device, bias: Bias | None = None
+) -> list[Bucket]:
     """The texts of a batch by length.
 
     Args:
         lengths: of the texts, in tokens; they lie one after the other.
         device: of the batch.
+        bias: of the model's scores, where it has one.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     starts = [0]
@@ -38,11 +46,11 @@ def make_buckets(lengths: Sequence[int], device: torch.device) -> list[Bucket]:
     members: list[int] = []
     for index in order:
         if members and lengths[index] > lengths[members[0]] * 5 // 4 + _SLACK_TOKENS:
-            buckets.append(_bucket(members, starts, lengths, device))
+            buckets.append(_bucket(members, starts, lengths, device, bias))
             members = []
         members.append(index)
     if members:
-        buckets.append(_bucket(members, starts, lengths, device))
+        buckets.append(_bucket(members, starts, lengths, device, bias))
     return buckets
 
 
@@ -63,8 +71,7 @@ def attend(fused: torch.Tensor, buckets: Sequence[Bucket], num_heads: int) -> to
         padded = fused.index_select(0, bucket.tokens)  # [B * T, 3 * hidden_size]
         shape = (bucket.num_texts, -1, 3, num_heads, size // num_heads)
         query, key, value = padded.view(shape).permute(2, 0, 3, 1, 4)  # [B, heads, T, head_dim]
-        mask = None if bucket.is_token is None else bucket.is_token[:, None, None, :]
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bucket.mask)
         flat = attended.transpose(1, 2).reshape(-1, size)
         if bucket.is_token is None:
             out.index_copy_(0, bucket.tokens, flat)
@@ -75,12 +82,20 @@ def attend(fused: torch.Tensor, buckets: Sequence[Bucket], num_heads: int) -> to
 
 
 def _bucket(
-    members: Sequence[int], starts: Sequence[int], lengths: Sequence[int], device: torch.device
+    members: Sequence[int],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    device: torch.device,
+    bias: Bias | None,
 ) -> Bucket:
     begins = torch.tensor([starts[index] for index in members])
     counts = torch.tensor([lengths[index] for index in members])
     steps = torch.arange(int(counts.max()))
     is_token = steps[None, :] < counts[:, None]  # [B, T]
     tokens = torch.where(is_token, begins[:, None] + steps[None, :], begins[:, None])
-    mask = None if bool(is_token.all()) else is_token.to(device)
-    return Bucket(tokens.view(-1).to(device), len(members), mask)
+    kept = None if bool(is_token.all()) else is_token.to(device)
+    mask = None if kept is None else kept[:, None, None, :]
+    if bias is not None:
+        added = bias(steps.numel())[None]
+        mask = added if mask is None else added.masked_fill(~mask, float("-inf"))
+    return Bucket(tokens.view(-1).to(device), len(members), kept, mask)

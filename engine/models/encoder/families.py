@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from engine.models.config_reader import ConfigReader
@@ -39,6 +40,15 @@ def roberta(reader: ConfigReader) -> EncoderSpec:
     return _read_bert(reader, first_position=(padding[0] if padding else 1) + 1)
 
 
+def mpnet(reader: ConfigReader) -> EncoderSpec:
+    """MPNet (Song et al. 2020): distances between tokens count besides, and no token types."""
+    buckets = reader.count("relative_attention_num_buckets", 32)
+    if buckets % 4:
+        raise reader.error("relative_attention_num_buckets", "must be a multiple of 4")
+    spec = _read_bert(reader, first_position=2)
+    return replace(spec, num_token_types=0, relative_buckets=buckets)
+
+
 def distilbert(reader: ConfigReader) -> EncoderSpec:
     """DistilBERT: BERT without token types, under names of its own."""
     for key in ("attention_dropout", "dropout", "qa_dropout", "seq_classif_dropout"):
@@ -72,6 +82,7 @@ class EncoderFamily(NamedTuple):
 ENCODERS: dict[str, EncoderFamily] = {
     "bert": EncoderFamily(bert, "BERT, MiniLM, BGE and E5 in English, many rerankers"),
     "distilbert": EncoderFamily(distilbert, "DistilBERT"),
+    "mpnet": EncoderFamily(mpnet, "MPNet, all-mpnet-base"),
     "roberta": EncoderFamily(roberta, "RoBERTa"),
     "xlm-roberta": EncoderFamily(roberta, "XLM-RoBERTa, BGE-M3, multilingual E5, BGE rerankers"),
 }

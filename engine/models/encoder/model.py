@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from engine.models.encoder.attention import attend, make_buckets
+from engine.models.encoder.relative import distance_buckets
 from engine.models.encoder.spec import EncoderActivation, EncoderSpec
 from engine.models.linear import DenseLinear, Linear, LinearMethod
 from engine.models.loader import Weights
@@ -54,6 +55,7 @@ class Encoder:
         self._embedding = self._tensor("embedding")
         self._positions = self._tensor("positions")
         self._token_types = self._tensor("token_types") if spec.num_token_types else None
+        self._relative = self._tensor("relative_bias") if spec.relative_buckets else None
         self._embedding_norm = self._norm("embedding_norm")
         self._layers = tuple(self._layer(i, method) for i in range(spec.num_layers))
         self._head: tuple[Linear, Linear] | None = None
@@ -89,7 +91,8 @@ class Encoder:
             kinds = token_types.clamp(max=self._token_types.shape[0] - 1)
             x = x + functional.embedding(kinds, self._token_types)
         x = self._embedding_norm(x)
-        buckets = make_buckets(lengths, self.device)
+        bias = None if self._relative is None else self._bias
+        buckets = make_buckets(lengths, self.device, bias)
         for layer in self._layers:
             attended = attend(layer.qkv(x), buckets, self.spec.num_heads)
             x = layer.attention_norm(layer.output(attended) + x)
@@ -105,6 +108,12 @@ class Encoder:
         pooler, classifier = self._head
         activate = torch.tanh if self.spec.head_activation == "tanh" else torch.relu
         return classifier(activate(pooler(hidden))).float()
+
+    def _bias(self, num_tokens: int) -> torch.Tensor:
+        """What is added to the scores of so many tokens: [heads, num_tokens, num_tokens]."""
+        assert self._relative is not None
+        where = distance_buckets(num_tokens, self.spec.relative_buckets, self.device)
+        return functional.embedding(where, self._relative).permute(2, 0, 1)
 
     # ------------------------------------------------------------ loading
 

@@ -21,6 +21,7 @@ class EncoderSpec:
     max_position_embeddings: int  # rows of the table, those that no text uses included
     first_position: int = 0  # where the positions of a text begin in that table
     num_token_types: int = 0  # kinds of tokens, for pairs of texts; 0: there is no such table
+    relative_buckets: int = 0  # distances that attention tells apart besides (MPNet); 0: none
     norm_eps: float = 1e-12
     activation: EncoderActivation = "gelu"
     num_labels: int = 0  # of the classification head; 0: there is none

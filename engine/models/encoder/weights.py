@@ -63,14 +63,29 @@ _DISTILBERT = (
     *_linear("pre_classifier", "pooler"),
     *_linear("classifier", "classifier"),
 )
+_MPNET = (
+    *_EMBEDDINGS,
+    Rule("encoder.relative_attention_bias.weight", "relative_bias"),
+    *_linear(_LAYER + "attention.attn.q", "{i}.qkv", 0),
+    *_linear(_LAYER + "attention.attn.k", "{i}.qkv", 1),
+    *_linear(_LAYER + "attention.attn.v", "{i}.qkv", 2),
+    *_linear(_LAYER + "attention.attn.o", "{i}.output"),
+    *_norm(_LAYER + "attention.LayerNorm", "{i}.attention_norm"),
+    *_linear(_LAYER + "intermediate.dense", "{i}.up"),
+    *_linear(_LAYER + "output.dense", "{i}.down"),
+    *_norm(_LAYER + "output.LayerNorm", "{i}.mlp_norm"),
+    *_linear("classifier.dense", "pooler"),
+    *_linear("classifier.out_proj", "classifier"),
+)
 _TABLES = {
     "bert": _BERT,
+    "mpnet": _MPNET,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "distilbert": _DISTILBERT,
 }
 # Whole models name their encoder; the oldest checkpoints name a norm's parts as TensorFlow did.
-_PREFIX = re.compile(r"(bert|roberta|distilbert)\.")
+_PREFIX = re.compile(r"(bert|roberta|distilbert|mpnet)\.")
 _OLD_NORMS = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 # Buffers, and heads of training that make no embedding.
 _UNUSED = re.compile(
@@ -111,6 +126,8 @@ def encoder_parameters(spec: EncoderSpec) -> dict[str, Parameter]:
         "positions": Parameter((spec.max_position_embeddings,), (hidden,)),
         **_norm_parameters("embedding_norm", hidden),
     }
+    if spec.relative_buckets:
+        found["relative_bias"] = Parameter((spec.relative_buckets,), (spec.num_heads,))
     if spec.num_token_types:
         found["token_types"] = Parameter((spec.num_token_types,), (hidden,))
     for i in range(spec.num_layers):

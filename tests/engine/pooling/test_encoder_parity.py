@@ -44,14 +44,14 @@ def test_vectors_equal_hugging_face(tmp_path, kind):
         np.testing.assert_allclose(alone, together[3], atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "xlm_roberta"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "mpnet", "xlm_roberta"])
 def test_heads_score_as_hugging_face_does(tmp_path, kind):
     model = tiny_encoders.save(kind, tmp_path, num_labels=1)
     core, texts = load(tmp_path), prompts(12, 40, 33)
     assert core.info.pooling.num_labels == 1
     for text in texts:
         types = torch.tensor([[0] * 9 + [1] * (len(text) - 9)])
-        inputs = {"token_type_ids": types} if kind != "distilbert" else {}
+        inputs = {} if kind in ("distilbert", "mpnet") else {"token_type_ids": types}
         with torch.no_grad():
             expected = model(torch.tensor([text]), **inputs).logits[0]
         params = PoolingParams(scores=True, second_from=9)

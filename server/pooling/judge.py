@@ -1,0 +1,110 @@
+"""Scores of pairs of texts, by whichever of two ways the model has.
+
+A model with a head that scores reads both texts at once (a cross-encoder); of any other, each text
+becomes an embedding, and the score is the cosine of the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from operator import mul
+from typing import NamedTuple
+
+from engine.pooling import PoolingParams, relevance
+from server.access.caller import Caller
+from server.errors import ApiError
+from server.pooling.encoding import cut_length, encode_both, encode_inputs
+from server.pooling.shapes import PoolingRequest, PoolingUsage
+from server.pooling.vectors import PooledPrompt, compute_vectors, pooling_of, to_floats
+from server.state import Model, ServerState
+
+_INLINE_BYTES = 2**19  # of vectors; more are multiplied on a thread
+
+
+class Scores(NamedTuple):
+    """Of pairs of texts, in order."""
+
+    scores: list[float]
+    usage: PoolingUsage
+
+
+class Judge:
+    """Pairs of texts, encoded for the kind of model at hand.
+
+    Args:
+        prompts: what is submitted.
+        places: for each pair the prompts whose cosine is its score, or one prompt that is scored.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        caller: Caller,
+        model: Model,
+        body: PoolingRequest,
+        prompts: list[PooledPrompt],
+        places: list[tuple[int, ...]],
+    ) -> None:
+        self._state = state
+        self._caller = caller
+        self._model = model
+        self._body = body
+        self._prompts = prompts
+        self._places = places
+
+    async def scores(self, id: str) -> Scores:
+        """Compute them. Raises as ``compute_vectors`` does."""
+        vectors = await compute_vectors(
+            self._state, self._caller, self._model, self._body, id, self._prompts
+        )
+        if sum(map(len, vectors)) <= _INLINE_BYTES:
+            scores = self._compare(vectors)
+        else:
+            scores = await asyncio.to_thread(self._compare, vectors)
+        num_tokens = sum(len(prompt.token_ids) for prompt in self._prompts)
+        return Scores(scores, PoolingUsage(num_tokens, num_tokens))
+
+    def _compare(self, vectors: Sequence[bytes]) -> list[float]:
+        numbers = [to_floats(vector) for vector in vectors]
+        pooling = pooling_of(self._model)
+        return [
+            relevance(numbers[place[0]][0], pooling)
+            if len(place) == 1
+            else sum(map(mul, numbers[place[0]], numbers[place[1]]))
+            for place in self._places
+        ]
+
+
+async def make_judge(
+    state: ServerState,
+    caller: Caller,
+    model: Model,
+    body: PoolingRequest,
+    pairs: Sequence[tuple[str, str]],
+    param: str,
+) -> Judge:
+    """Encode ``pairs`` for the model; errors about their texts name ``param``.
+
+    Raises:
+        ApiError: 400, the model's head does not score, or a text cannot be taken.
+        ContextLengthExceeded: texts are longer than the model takes.
+    """
+    pooling = pooling_of(model)
+    limit = cut_length(body.truncate_prompt_tokens, model)
+    if pooling.num_labels:
+        if pooling.num_labels > 1:
+            message = f"This model tells {pooling.num_labels} labels apart; it gives no one score."
+            raise ApiError(400, message, param="model")
+        prompts = [
+            PooledPrompt(ids, PoolingParams(kind=pooling.kind, scores=True, second_from=second))
+            for ids, second in await encode_both(pairs, model, limit, param)
+        ]
+        return Judge(state, caller, model, body, prompts, [(i,) for i in range(len(pairs))])
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))  # each once
+    index_of = {text: index for index, text in enumerate(texts)}
+    params = PoolingParams(kind=pooling.kind)
+    encoded = await encode_inputs(texts, model, limit, param=param)
+    prompts = [PooledPrompt(ids, params) for ids in encoded]
+    places = [(index_of[first], index_of[second]) for first, second in pairs]
+    return Judge(state, caller, model, body, prompts, places)
