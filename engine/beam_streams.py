@@ -22,6 +22,8 @@ from engine.client import EngineClient, RequestStream
 from engine.errors import EngineDead
 from engine.types import Request, RequestOutput, RequestTimings, TokenLogprobs
 
+_RESUBMIT_S = 0.05  # between two looks for an engine that is being restarted
+
 
 def submit_beams(
     client: EngineClient, requests: Sequence[Request], params: BeamParams
@@ -71,7 +73,7 @@ class _Group:
         try:
             while not self._search.is_done:
                 if self._num_steps:
-                    self._live = self._submit()
+                    self._live = await self._submit_again()
                 self._num_steps += 1
                 self._search.advance([await self._next(stream) for stream in self._live])
             self._tell(self._search.best)
@@ -92,6 +94,16 @@ class _Group:
                 for index, beam in enumerate(search.beams)
             ]
         )
+
+    async def _submit_again(self) -> list[RequestStream]:
+        """As ``_submit``, once there is an engine: it may be on its way back."""
+        while True:
+            try:
+                return self._submit()
+            except EngineDead:
+                if self._client.dead:
+                    raise
+            await asyncio.sleep(_RESUBMIT_S)
 
     async def _next(self, stream: RequestStream) -> TokenLogprobs:
         """The logprobs of a short request's only token."""

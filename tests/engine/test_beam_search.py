@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from engine.driver import Driver
 from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.inline import InlineClient
 from engine.paths import default_model_dir
+from engine.process import SubprocessClient
 from engine.requests import fan_out
 from engine.results import RequestResult
 from engine.text.tokenizer import Tokenizer
@@ -41,16 +44,19 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def driver(twin: tuple[Path, Any]) -> Iterator[Driver]:
-    config = EngineConfig(
-        model=str(twin[0]),
+    driver = Driver(EngineCore.load(make_config(twin[0])), tokenizer())
+    yield driver
+    assert driver.core.stats.blocks.held == 0, "blocks did not come back"
+    driver.close()
+
+
+def make_config(directory: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(directory),
         dtype="float32",
         num_threads=1,
         cache=CacheConfig(block_size=4, num_blocks=200),
     )
-    driver = Driver(EngineCore.load(config), tokenizer())
-    yield driver
-    assert driver.core.stats.blocks.held == 0, "blocks did not come back"
-    driver.close()
 
 
 def tokenizer() -> Tokenizer:
@@ -123,13 +129,7 @@ async def test_through_a_client_it_finds_the_same(driver: Driver, twin: tuple[Pa
     beams = BeamParams(width=4)
     params = SamplingParams(max_tokens=10, n=4, stop_token_ids=(11, 58), logprobs=0)
     expected = search(driver, beams, max_tokens=10, stop_token_ids=(11, 58), logprobs=0)
-    config = EngineConfig(
-        model=str(twin[0]),
-        dtype="float32",
-        num_threads=1,
-        cache=CacheConfig(block_size=4, num_blocks=200),
-    )
-    client = InlineClient(config)
+    client = InlineClient(make_config(twin[0]))
     await client.start()
     try:
         groups = [
@@ -162,6 +162,30 @@ async def test_through_a_client_it_finds_the_same(driver: Driver, twin: tuple[Pa
         for stream in submit_beams(client, refused, beams):
             with pytest.raises(ContextLengthExceeded):
                 await stream.next()
+    finally:
+        await client.close()
+
+
+async def test_a_search_outlives_the_engine(
+    driver: Driver, twin: tuple[Path, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    fields = {"max_tokens": 100, "ignore_eos": True}
+    beams = BeamParams(width=3)
+    prompt, expected = PROMPTS[0], search(driver, beams, **fields)[0]
+    client = SubprocessClient(make_config(twin[0]))
+    await client.start()
+    try:
+        group = submit_beams(client, fan_out("r", prompt, SamplingParams(n=3, **fields)), beams)
+        some = asyncio.Event()
+        client.on_output(lambda output: some.set() if output.stats.num_steps > 20 else None)
+        await some.wait()
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        outputs = [await stream.next() for stream in group]
+        assert client.num_restarts == 1
+        assert [output.token_ids for output in outputs] == [
+            completion.token_ids for completion in expected.outputs
+        ]
     finally:
         await client.close()
 
