@@ -26,3 +26,10 @@ def test_the_page_tells_the_options_of_a_stream() -> None:
         r"^\| `stream_options` .*$", (ROOT / "docs" / "parameters.md").read_text(), re.MULTILINE
     )
     assert all(f"`{name}`" in row for name in StreamOptions.model_fields)
+
+
+def test_the_page_links_to_pages_that_are_there() -> None:
+    docs = ROOT / "docs"
+    links = re.findall(r"\]\((\w[\w-]*\.md)", (docs / "parameters.md").read_text())
+    assert links
+    assert all((docs / link).is_file() for link in links)
