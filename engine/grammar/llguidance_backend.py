@@ -99,17 +99,19 @@ class LlguidanceMatcher:
         """See ``Matcher``."""
         begin_s = time.thread_time()
         is_accepted = self._matcher.consume_tokens(list(token_ids))
-        self._spend(begin_s, len(token_ids))
         if not is_accepted:
             raise GrammarFailed(self._reason())
+        self._spend(time.thread_time() - begin_s - len(token_ids) * _SPARE_S_A_TOKEN)
 
     def fill(self, mask: np.ndarray) -> None:
         """See ``Matcher``."""
         begin_s = time.thread_time()
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._spend(begin_s, 0)
+        # ``mask.ctypes`` would take as long again as the mask of a small vocabulary.
+        address: int = mask.__array_interface__["data"][0]
+        self._matcher.unsafe_compute_mask_ptr(address, mask.nbytes)
         if self._matcher.is_error():
             raise GrammarFailed(self._reason())
+        self._spend(time.thread_time() - begin_s)
 
     def rollback(self, num_tokens: int) -> None:
         """See ``Matcher``."""
@@ -121,9 +123,8 @@ class LlguidanceMatcher:
         """See ``Matcher``."""
         return self._matcher.is_stopped()
 
-    def _spend(self, begin_s: float, num_tokens: int) -> None:
-        self._spare_s += num_tokens * _SPARE_S_A_TOKEN - (time.thread_time() - begin_s)
-        self._spare_s = min(self._spare_s, _SPARE_S)
+    def _spend(self, seconds: float) -> None:
+        self._spare_s = min(self._spare_s - seconds, _SPARE_S)
         if self._spare_s < 0.0:
             raise GrammarFailed("the grammar takes too long to follow this text")
 

@@ -80,10 +80,15 @@ class Sampler:
         masked = np.flatnonzero(state.is_masked(batch.slots[batch.sampling_rows]))
         if not masked.size:
             return None, {}
-        rows: list[MaskedRow] = []
-        for row in batch.sampling_rows[masked].tolist():
-            begin, end = batch.query_start[row : row + 2]
-            token_ids = batch.token_ids[begin:end].tolist()
-            rows.append(MaskedRow(int(batch.slots[row]), int(batch.starts[row]), token_ids))
+        at = batch.sampling_rows[masked]
+        places = zip(
+            batch.slots[at].tolist(),
+            batch.starts[at].tolist(),
+            batch.query_start[at].tolist(),
+            batch.query_start[at + 1].tolist(),
+            strict=True,
+        )
+        token_ids = batch.token_ids.tolist()
+        rows = [MaskedRow(slot, start, token_ids[begin:end]) for slot, start, begin, end in places]
         failures = state.masks.update(rows, self._uploads.send)
         return state.masks.lines, {int(masked[index]): why for index, why in failures.items()}

@@ -83,7 +83,6 @@ class Constraint:
                 self._matcher.accept(self._output_ids[-self._num_unseen :])
                 self._num_unseen = 0
             self._matcher.fill(line)
-            line &= self._in_vocab
         if self._allowed is not None:
             _narrow(line, self._allowed)
         if num_output < self._ends_from:

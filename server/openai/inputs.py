@@ -252,7 +252,7 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
         named = ignored_params(options, prefix="stream_options.")
         if self.stream_options and self.stream_options.continuous_usage_stats:
             named += [] if self.include_usage else ["stream_options.continuous_usage_stats"]
-        return super().ignored() + named + self.idle_fields()
+        return super().ignored() + named + self.ignored_options() + self.idle_fields()
 
     @property
     def include_usage(self) -> bool:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from engine.types import Grammar
 from server.errors import bad_field
 from server.openai.gbnf import to_lark
+from server.openai.unsupported import ignored_params
 
 _NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
@@ -95,6 +96,18 @@ class StructuredFields(BaseModel):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     grammar: str | None = None
+
+    def ignored_options(self) -> list[str]:
+        """Names of what these fields hold and has no effect."""
+        names: list[str] = []
+        if self.response_format is not None:
+            names += ignored_params(self.response_format.model_extra, "response_format.")
+            wrapped = self.response_format.json_schema
+            if wrapped is not None:
+                names += ignored_params(wrapped.model_extra, "response_format.json_schema.")
+        if self.structured_outputs is not None:
+            names += ignored_params(self.structured_outputs.model_extra, "structured_outputs.")
+        return names
 
 
 class Held(NamedTuple):

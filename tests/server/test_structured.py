@@ -244,6 +244,19 @@ def test_a_malformed_request_is_refused(server: Server, fields: dict, param: str
     assert len(answer.content) < 4096
 
 
+def test_options_without_effect_are_named(server: Server):
+    answer = server.chat(
+        max_tokens=4,
+        structured_outputs={"json": {"const": 1}, "whitespace_pattern": " ", "backend": None},
+    )
+    assert answer.headers["x-quire-ignored-params"] == "structured_outputs.whitespace_pattern"
+    wrapped = {"name": "x", "schema": {"const": 1}, "examples": [1]}
+    answer = server.chat(
+        max_tokens=4, response_format={"type": "json_schema", "json_schema": wrapped}
+    )
+    assert answer.headers["x-quire-ignored-params"] == "response_format.json_schema.examples"
+
+
 def test_a_recursive_schema_is_served(server: Server):
     tree = {
         "type": "object",
