@@ -21,9 +21,10 @@ from typing import Any
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
+from engine.errors import Failure
 from engine.requests import fan_out
 from engine.runner import load_runner
-from engine.sampling.masks import MaskLines
+from engine.sampling.masks import MaskedRow, MaskLines, Send
 from engine.types import Grammar, SamplingParams
 
 _ROWS = (1, 16, 64)
@@ -140,14 +141,14 @@ class _MaskClock:
         self.spent_s = 0.0
         update = MaskLines.update
 
-        def timed(lines: MaskLines, *arguments: Any) -> Any:
+        def timed(self_: MaskLines, rows: Sequence[MaskedRow], send: Send) -> dict[int, Failure]:
             begun_s = time.thread_time()
             try:
-                return update(lines, *arguments)
+                return update(self_, rows, send)
             finally:
                 self.spent_s += time.thread_time() - begun_s
 
-        MaskLines.update = timed
+        setattr(MaskLines, "update", timed)  # noqa: B010 - its type names the first argument
 
 
 if __name__ == "__main__":
