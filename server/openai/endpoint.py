@@ -189,7 +189,7 @@ async def encode_chat(
     if continue_final and body.messages[-1].role != "assistant":
         raise bad_field("continue_final_message", "needs a last message of the assistant")
     return await model.template.encode_chat(
-        [message.for_template(model.answers.history_id) for message in body.messages],
+        [message.for_template(model.answers) for message in body.messages],
         tools=tools,
         add_generation_prompt=not continue_final if wanted is None else wanted,
         continue_final_message=continue_final,

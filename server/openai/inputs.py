@@ -7,7 +7,6 @@ here is accepted, kept in ``model_extra`` and reported: see ``unsupported.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -26,6 +25,7 @@ from server.openai.extra_fields import ExtraFields
 from server.openai.structured import StructuredFields
 from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
 from server.openai.unsupported import ignored_params, refuse_unsupported
+from server.text.answers import AnswerFormat
 
 MAX_MODEL_NAME = 256
 _MAX_STOPS = 4
@@ -164,8 +164,8 @@ class Message(Shape):
         calls = (call.function.arguments for call in self.tool_calls or [])
         return len(self.content or "") + sum(map(len, calls))
 
-    def for_template(self, read_id: Callable[[str], str] = str) -> dict[str, Any]:
-        """The message as chat templates expect it, with ids as ``read_id`` gives them."""
+    def for_template(self, answers: AnswerFormat) -> dict[str, Any]:
+        """The message as the chat template of a model with such answers expects it."""
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         content = self.refusal if self.content is None else self.content
         message: dict[str, Any] = {"role": role, "content": content}
@@ -173,11 +173,11 @@ class Message(Shape):
         if self.function_call is not None:
             calls.append(EarlierCall(function=self.function_call))
         if calls:
-            message["tool_calls"] = [call.for_template(read_id) for call in calls]
+            message["tool_calls"] = [call.for_template(answers) for call in calls]
         if self.name is not None:
             message["name"] = self.name
         if self.tool_call_id is not None:
-            message["tool_call_id"] = read_id(self.tool_call_id)
+            message["tool_call_id"] = answers.past_id(self.tool_call_id)
         reasoning = self.reasoning_content or self.reasoning
         if reasoning is not None:  # templates know it by either name
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}

@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -24,6 +23,7 @@ from pydantic import (
 )
 
 from server.openai.tool_schema import schema_problem
+from server.text.answers import AnswerFormat
 
 _MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -194,18 +194,13 @@ class EarlierCall(_ToolShape):
     type: Literal["function"] = "function"
     function: EarlierFunction
 
-    def for_template(self, read_id: Callable[[str], str] = str) -> dict[str, Any]:
-        """The call as chat templates expect it: with its arguments as an object."""
-        arguments = self.function.arguments
-        if isinstance(arguments, str):
-            try:
-                parsed = json.loads(arguments or "{}")
-            except (ValueError, RecursionError):
-                parsed = None  # what a model got wrong is shown to it as it was
-            arguments = parsed if isinstance(parsed, dict) else arguments
-        function = {"name": self.function.name, "arguments": arguments}
-        call: dict[str, Any] = {"type": "function", "function": function}
-        return call if self.id is None else {"id": read_id(self.id), **call}
+    def for_template(self, answers: AnswerFormat) -> dict[str, Any]:
+        """The call as the chat template of a model with such answers expects it."""
+        function = self.function
+        arguments = answers.past_arguments(function.arguments)
+        call: dict[str, Any] = {"type": "function"}
+        call["function"] = {"name": function.name, "arguments": arguments}
+        return call if self.id is None else {"id": answers.past_id(self.id), **call}
 
 
 Tools = Annotated[list[Tool], Field(max_length=_MAX_TOOLS), AfterValidator(_check_names)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Self
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from engine.text.tokenizer import Tokenizer
 from server.text import dialects, reasoning
@@ -26,6 +28,9 @@ ToolCallParser = Literal[
 ]
 ReasoningParser = Literal["auto", "none", "think", "mistral", "seed", "exaone", "granite"]
 
+# Templates of Llama refuse a history with two calls in one answer, in these words.
+_ONE_CALL = "only supports single tool-calls"
+
 
 @dataclass(frozen=True)
 class AnswerFormat:
@@ -35,6 +40,7 @@ class AnswerFormat:
     reasoning: ReasoningMarks | None  # None: no reasoning
     reasons_unasked: bool  # the chat template shows the marks, and not only a switch
     takes_tools: bool  # the chat template shows tools to the model
+    takes_text_arguments: bool  # it wants the arguments of earlier calls as JSON text
     special_ids: dict[str, int]  # of the marks above that are special tokens
 
     @classmethod
@@ -59,6 +65,8 @@ class AnswerFormat:
             dialect = dialects.dialect_of(source)
         else:
             dialect = dialects.BY_NAME.get(tool_call_parser)
+        if dialect is not None and _ONE_CALL in source:
+            dialect = replace(dialect, is_single=True)
         if reasoning_parser == "auto":
             marks = reasoning.marks_of(source, tokenizer.added_tokens)
         else:
@@ -71,10 +79,33 @@ class AnswerFormat:
             marks,
             marks is not None and marks.end in source,
             dialects.takes_tools(source),
+            _joins_arguments(source),
             {text: id_ for text, id_ in ids.items() if id_ is not None},
         )
 
-    def history_id(self, id: str) -> str:
-        """A call's id as the chat template takes it: Mistral's want nine characters."""
+    def past_id(self, id: str) -> str:
+        """An earlier call's id as the chat template takes it: Mistral's want nine characters."""
         dialect = self.dialect
         return id if dialect is None or dialect.id_prefix else id[-dialect.id_chars :]
+
+    def past_arguments(self, arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+        """An earlier call's arguments as the chat template takes them: nearly all want the object.
+
+        What a model got wrong is shown to it as it was.
+        """
+        if self.takes_text_arguments:
+            return arguments if isinstance(arguments, str) else json.dumps(arguments)
+        if isinstance(arguments, dict):
+            return arguments
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return arguments
+        return value if isinstance(value, dict) else arguments
+
+
+def _joins_arguments(template: str) -> bool:
+    """Whether a template writes a call's arguments as if they were a string."""
+    joined = re.search(r"""arguments(?:['"]\])?\s*\+""", template)
+    converted = re.search(r"""arguments(?:['"]\])?\s*\|\s*(?:tojson|items)""", template)
+    return joined is not None and converted is None

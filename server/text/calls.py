@@ -59,7 +59,7 @@ class Calls:
 
     def end(self) -> None:
         """The call is complete; what has been read up to here will not be text."""
-        self.flush()
+        self._flush()
         self.count += 1
         self.is_open = self.is_told = False
         self._source.kept_from = self._source.at
@@ -70,16 +70,20 @@ class Calls:
         self.arguments(arguments)
         self.end()
 
-    def flush(self) -> None:
-        """Tell what has been held back."""
-        for part in self._pending:
-            self._tell(part)
-        self._pending.clear()
+    def tell_as_far(self) -> None:
+        """Tell a call that will not be complete, as far as it came."""
+        self._flush()
+        self.is_told = True
 
     def drop(self) -> None:
         """Forget a call that has not been told."""
         self._pending.clear()
         self.is_open = False
+
+    def _flush(self) -> None:
+        for part in self._pending:
+            self._tell(part)
+        self._pending.clear()
 
     def _put(self, part: Part) -> None:
         if self._whole:

@@ -48,6 +48,7 @@ class Dialect:
     between: str = ""
     ends: str = ""
     arguments: Literal["json", "python", "xml"] = "json"  # how they are written
+    is_single: bool = False  # no more than one call in an answer
     id_chars: int = 24
     id_prefix: str = "call_"
 

@@ -155,28 +155,25 @@ class AnswerParser:
 
     def _read_calls(self, dialect: Dialect, opener: str) -> Read[None]:
         source, calls = self._source, self._calls
-        num_before = calls.count
+        num_before, malformed = calls.count, None
         source.kept_from = source.at
-        malformed = None
         try:
             yield from dialect.read(source, calls)
         except Malformed as error:
             malformed = error
-        if calls.count > num_before or calls.is_told:
-            self._held, self._is_fresh = "", True
-        if malformed is not None:
-            if self._is_cut and isinstance(malformed, Unfinished) and calls.is_open:
-                self._held, self._is_fresh = "", True
-                calls.flush()
-                calls.is_told = True
-                source.skip_rest()
-            elif calls.is_told:
-                yield from self._read_rest_of_call(dialect)
-            else:
-                calls.drop()
-                source.at = source.kept_from
-                if calls.count == num_before and opener not in self._hidden:
-                    self._say(opener)
+        is_cut = self._is_cut and isinstance(malformed, Unfinished) and calls.is_open
+        if calls.count > num_before or calls.is_told or is_cut:
+            self._held, self._is_fresh = "", True  # white space before a call
+        if is_cut:
+            calls.tell_as_far()
+            source.skip_rest()
+        elif malformed is not None and calls.is_told:
+            yield from self._read_rest_of_call(dialect)
+        elif malformed is not None:  # it is text, in which there may be calls
+            calls.drop()
+            source.at = source.kept_from
+            if calls.count == num_before and opener not in self._hidden:
+                self._say(opener)
         source.kept_from = None
 
     def _read_rest_of_call(self, dialect: Dialect) -> Read[None]:

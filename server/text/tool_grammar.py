@@ -79,7 +79,9 @@ def _rest(lark: Lark, dialect: Dialect, tools: Sequence[CallableTool], is_parall
         head, tail = lark.literal(tool.name + after_name), lark.literal(dialect.tail)
         calls.append(f"{head} {arguments} {tail}")
     call = lark.rule(" | ".join(calls))
-    several = f"({lark.literal(dialect.between + before_name)} {call})*" if is_parallel else ""
+    several = ""
+    if is_parallel and not dialect.is_single:
+        several = f"({lark.literal(dialect.between + before_name)} {call})*"
     return lark.rule(f"{call} {several} {lark.literal(dialect.ends)}")
 
 

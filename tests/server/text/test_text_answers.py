@@ -82,3 +82,24 @@ def test_the_demo_model(tokenizer: Tokenizer) -> None:
 def test_without_a_template(tokenizer: Tokenizer) -> None:
     answers = AnswerFormat.of(None, tokenizer)
     assert (answers.dialect, answers.reasoning, answers.takes_tools) == (None, None, False)
+
+
+def test_arguments_of_earlier_calls_are_what_the_template_joins(tokenizer: Tokenizer) -> None:
+    joins = "{{ sep + tool['function']['arguments'] + end }}"
+    for template, given, past in (
+        (joins, '{"a": 1}', '{"a": 1}'),
+        (joins, {"a": 1}, '{"a": 1}'),
+        ("{{ tool.function.arguments | tojson }}", '{"a": 1}', {"a": 1}),
+        ("{% for k, v in call.arguments|items %}{{ k + v }}{% endfor %}", "", {}),
+        ("{{ arguments }}", "not json", "not json"),
+        ("{{ arguments }}", "[1]", "[1]"),
+    ):
+        answers = AnswerFormat.of(template, tokenizer)
+        assert answers.past_arguments(given) == past, template
+
+
+def test_a_template_that_takes_one_call_a_turn(tokenizer: Tokenizer) -> None:
+    source = TEMPLATES["llama3"] + "This model only supports single tool-calls at once!"
+    dialect = AnswerFormat.of(source, tokenizer).dialect
+    assert dialect is not None
+    assert (dialect.name, dialect.is_single) == ("llama3", True)

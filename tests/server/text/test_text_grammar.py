@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -156,6 +157,14 @@ def test_text_is_free_until_a_call_begins(kind: str, request: pytest.FixtureRequ
         assert not takes(tokenizer, rules, WRONG)
         assert not takes(tokenizer, rules, f"I stop.\n{WRONG}")
         assert takes(tokenizer, rules, f"{CALL}\n{CALL}") == rules.is_parallel
+
+
+def test_one_call_where_the_template_takes_no_more(plain: Tokenizer) -> None:
+    for is_single in (False, True):
+        dialect = dataclasses.replace(dialects.BY_NAME["hermes"], is_single=is_single)
+        rules = AnswerRules(dialect=dialect, tools=TOOLS, is_required=True, special_ids={})
+        assert takes(plain, rules, CALL)
+        assert takes(plain, rules, f"{CALL}\n{CALL}") != is_single
 
 
 def test_reasoning_comes_first(plain: Tokenizer) -> None:
