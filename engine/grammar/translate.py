@@ -38,15 +38,21 @@ def to_llguidance(grammar: Grammar) -> str:
 
 
 def refusal(reason: str) -> InvalidParameter:
-    """What is told of the library's reason to refuse a grammar."""
-    if "coerce_one_of" in reason:
-        reason = (
+    """What is told of the library's reason to refuse a grammar.
+
+    Its first line says what is wrong; those after it repeat the grammar.
+    """
+    lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
+    problem = lines[0] if lines else "it cannot be compiled"
+    if "coerce_one_of" in problem:
+        problem = (
             "'oneOf' can be held only where it is clear that no value satisfies two of its schemas"
         )
-    lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
-    words = " ".join(lines)[:300] or "it cannot be compiled"
-    code = "grammar_timeout" if _TOO_LARGE.search(reason) else None
-    return InvalidParameter(words, param="grammar", code=code)
+        lines = [problem]
+    elif "JSON schema" in problem:
+        lines = [problem]  # what is wrong lies within one line of the grammar
+    code = "grammar_timeout" if _TOO_LARGE.search(problem) else None
+    return InvalidParameter(" ".join(lines)[:300] or problem, param="grammar", code=code)
 
 
 def _of_schema(schema: dict[str, Any]) -> str:
