@@ -129,13 +129,13 @@ class Account:
 
     def headers(self) -> dict[str, str]:
         """The ``x-ratelimit-*`` headers as of now; none where there are no such limits."""
-        if self._ledger is None:
-            return {}
-        headers: dict[str, str] = {}
         limits = (
             ("requests", self.limits.requests_per_minute),
             ("tokens", self.limits.tokens_per_minute),
         )
+        headers: dict[str, str] = {}
+        if self._ledger is None or not any(limit for _, limit in limits):
+            return headers
         now_s = self._clock()
         with self._ledger.record(self.name) as record:
             for bucket, limit in limits:

@@ -249,6 +249,28 @@ def test_keys_are_made_rotated_and_revoked_while_the_server_runs(
         assert name not in server.log.read_text()
 
 
+def test_workers_keep_to_one_limit_and_count_together(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    write_key_file(
+        path, KeyFile(keys=[KeyEntry.model_validate(entry("slow", requests_per_minute=12))])
+    )
+    flags = ("--api-key-file", str(path), "--data-dir", str(tmp_path), "--api-workers", "2")
+    with running_server(tmp_path / "log", *flags, "--load-format", "stub", key="r") as server:
+        # A connection each: the kernel spreads them over the workers.
+        statuses = [call(server, "slow").status_code for _ in range(12)]
+        assert sorted(statuses) == [200] * 2 + [429] * 10
+
+        def usage() -> dict[str, int]:
+            rows = get(server, "r", "/v1/usage?tenant=slow").json()["data"]
+            return rows[-1] if rows else {}
+
+        wait_until(lambda: usage().get("requests") == 2, "what both workers have counted")
+        path.write_text(path.read_text().replace('"slow"', '"other"'))
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: call(server, "slow").status_code == 200, "another's limits")
+        wait_until(lambda: call(server, "slow").status_code == 200, "the same on each worker")
+
+
 # ---------------------------------------------------------------- the file itself
 
 
