@@ -192,6 +192,11 @@ class ServerState:
         if not self.admission.take(num_sequences, caller):
             self._refuse("queue_full", caller.tenant)
 
+    def check_room(self, caller: Caller) -> None:
+        """Raise what ``admit`` would raise for one sequence, before any work is done for it."""
+        if not self.admission.has_room(1, caller):
+            self._refuse("queue_full", caller.tenant)
+
     def release(self, num_sequences: int, caller: Caller) -> None:
         """Undo ``admit`` as sequences end."""
         self.admission.give_back(num_sequences, caller)

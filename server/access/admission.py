@@ -37,14 +37,19 @@ class Admission:
         if caller.background:
             self.background += count
             return True
-        tenant = self._tenants.get(caller.tenant) or _Tenant()
-        if self.live + count > self.most and tenant.live + count > self._share(caller):
+        if not self.has_room(count, caller):
             return False
+        tenant = self._tenants.get(caller.tenant) or _Tenant()
         self.live += count
         tenant.live += count
         tenant.weight = caller.weight
         self._tenants[caller.tenant] = tenant
         return True
+
+    def has_room(self, count: int, caller: Caller) -> bool:
+        """Whether ``take`` would take ``count`` sequences on now."""
+        tenant = self._tenants.get(caller.tenant) or _Tenant()
+        return self.live + count <= self.most or tenant.live + count <= self._share(caller)
 
     def give_back(self, count: int, caller: Caller) -> None:
         """Undo ``take`` as sequences end."""

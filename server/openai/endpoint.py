@@ -15,7 +15,7 @@ from starlette.responses import Response
 from engine.errors import ContextLengthExceeded
 from engine.text.tokenizer import Tokenizer
 from server.access.body import check_json_type
-from server.access.caller import Caller
+from server.access.caller import Caller, caller_of
 from server.errors import bad_field
 from server.http.disconnect import ClientGone, until_disconnect
 from server.openai.deadline import caller_until, until_deadline
@@ -95,8 +95,9 @@ async def respond(
         shape: what the body must be.
         prepare: judges the body of a caller against the model, and encodes it.
     """
-    body, headers = await read_request(request, shape)
     state = state_of(request)
+    state.check_room(caller_of(request))  # who is over its share costs the others nothing more
+    body, headers = await read_request(request, shape)
     caller = caller_until(request, body.deadline_ms, state.settings.default_deadline_s)
 
     async def prepared() -> Call:
