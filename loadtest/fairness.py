@@ -99,6 +99,7 @@ async def _measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
         for level in levels:
             rounds[level].append(await bench.round(share, level, f"{index} {level}"))
     bench.close()
+    await asyncio.sleep(0.1)  # for the connections to be gone before their loop is
     noise = [_summary(level, records) for level, records in rounds.items()]
     most, fair = max(levels), 1.0 if 1.0 in levels else min(levels)
     p99 = {level: told["ttft_ms"]["p99"] for level, told in zip(levels, noise, strict=True)}

@@ -55,7 +55,8 @@ def test_every_route_asks_for_a_key(guarded_server: Server, method: str, path: s
         return
     assert without.status == 401
     assert without.error["type"] == "authentication_error"
-    assert without.error["code"] == "invalid_api_key"
+    if not path.startswith("/v1/messages"):  # Anthropic's errors have no codes
+        assert without.error["code"] == "invalid_api_key"
     assert request(guarded_server, method, path, f"Authorization: Bearer {KEY}").status != 401
 
 

@@ -252,7 +252,7 @@ def test_keys_are_made_rotated_and_revoked_while_the_server_runs(
 def test_workers_keep_to_one_limit_and_count_together(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     write_key_file(
-        path, KeyFile(keys=[KeyEntry.model_validate(entry("slow", requests_per_minute=12))])
+        path, KeyFile(keys=[KeyEntry.model_validate(entry("slow", requests_per_minute=2))])
     )
     flags = ("--api-key-file", str(path), "--data-dir", str(tmp_path), "--api-workers", "2")
     with running_server(tmp_path / "log", *flags, "--load-format", "stub", key="r") as server:
