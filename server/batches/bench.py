@@ -51,7 +51,8 @@ class SharedSlots:
                 self._freed.clear()
                 wait_s = None if self._num_taken >= self._limit else _THROTTLED_LOOK_S
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._freed.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await self._freed.wait()
             self._num_taken += 1
 
     def release(self) -> None:

@@ -41,8 +41,10 @@ class BatchRunner:
             while True:
                 with contextlib.suppress(StoreError):  # logged where it is raised; look again later
                     await self._look()
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes with the news.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), _LOOK_S)
+                    async with asyncio.timeout(_LOOK_S):
+                        await news.wait()
         finally:
             tasks = list(self._running.values())
             for task in tasks:
