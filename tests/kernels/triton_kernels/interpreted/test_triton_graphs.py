@@ -20,6 +20,13 @@ SAMPLINGS = (
     SamplingParams(temperature=0.9, seed=3, top_p=0.9, max_tokens=4),
     SamplingParams(temperature=0.0, frequency_penalty=1.5, max_tokens=5),
     SamplingParams(temperature=0.7, seed=5, logit_bias={30: 4.0}, logprobs=2, max_tokens=3),
+    SamplingParams(
+        temperature=0.8,
+        seed=7,
+        allowed_token_ids=(30, 31, 90),
+        bad_token_ids=((30, 31), (31, 30)),
+        max_tokens=4,
+    ),
 )
 
 
@@ -65,6 +72,7 @@ def test_text_is_that_of_the_steps_that_are_not_captured(tmp_path) -> None:
     expected, _ = texts(directory, graphs=False, overlap=False)
     captured, num_replays = texts(directory, graphs=True, overlap=True)
     assert captured == expected
+    assert set(captured["4"]) <= {30, 31, 90}, "masked rows go another way"
     assert num_replays >= 4
 
 
