@@ -26,6 +26,7 @@ SAYS = {
     "openai_stream.py": " tokens]",
     "openai_async.py": "\n",
     "openai_embeddings.py": "relevance_score",
+    "openai_batch.py": "France -> ",
     "openai_tools.py": "21 degrees",
 }
 
