@@ -63,6 +63,13 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None  # overrides the memory budget
 
 
+class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Adapters that are kept."""
+
+    max_loaded: int = 8  # on the device, unless one step needs more; 0: none are taken
+    max_on_host: int = 64
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the engine process is told. Crosses the boundary at start."""
 
@@ -82,6 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     stub_step_ms: float = 0.0  # milliseconds that a step takes under load_format "stub"
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
+    lora: LoraConfig = LoraConfig()
     profile_dir: str | None = None  # where traces of steps are written; None: there are none
     log_level: LogLevel = "info"  # of the engine's own process, where it has one
     log_format: LogFormat = "text"

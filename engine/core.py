@@ -156,11 +156,13 @@ class EngineCore:
         Raises:
             ContextLengthExceeded: it can never fit the context or the KV cache.
             InvalidParameter: it names tokens that the model does not have, its prompt is empty,
-                its id is in use, its grammar is known not to work, or the model is of another
-                kind.
+                its id is in use, its grammar is known not to work, its adapter cannot be used, or
+                the model is of another kind.
         """
         _check_kind(request, self._info)
         self._check_tokens(request)
+        if request.adapter is not None:
+            self._runner.load_adapter(request.adapter)
         if request.sampling.grammar is None:
             self._scheduler.add(request)
             return

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.types import Request, SamplingParams
+from engine.types import Adapter, Request, SamplingParams
 
 _MASK = 2**64 - 1
 
@@ -20,6 +20,7 @@ def fan_out(
     *,
     priority: int = 0,
     cache_salt: str = "",
+    adapter: Adapter | None = None,
     tenant: str = "",
     weight: float = 1.0,
     deadline_s: float | None = None,
@@ -42,6 +43,7 @@ def fan_out(
             fork_of=request_id if index else None,
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
             tenant=tenant,
             weight=weight,
             background=background,

@@ -128,6 +128,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
 
+class Adapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that has been registered. Made where it is; the engine reads it when asked."""
+
+    id: str  # of this registration: an adapter of the same name with other weights has another
+    name: str  # under which clients ask for it
+    path: str  # a directory as PEFT saves it
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence to be continued. Crosses the boundary; made by ``engine.requests.fan_out``."""
 
@@ -140,6 +148,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0  # lower runs first, under the priority policy
     background: bool = False  # after all others under every policy, and preempted before them
     cache_salt: str = ""  # requests share cached prefixes only within one salt
+    adapter: Adapter | None = None  # and only with the same adapter
     tenant: str = ""  # whose share of the engine it uses, under the fair policy
     weight: float = 1.0  # of that share against other tenants'; positive
     arrival_s: float = 0.0  # time.monotonic() at the door

@@ -12,6 +12,7 @@ import torch
 
 from kernels.attention import AttentionBackend, LayerCache
 from kernels.inputs import StepInputs, StepRows
+from kernels.lora import AdapterRows, AdapterWeights
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
 
 
@@ -65,6 +66,17 @@ class Operations(Protocol):
         /,
     ) -> torch.Tensor:
         """See ``kernels.reference.moe``."""
+        ...
+
+    def add_adapters(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        weights: AdapterWeights,
+        rows: AdapterRows,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.lora``."""
         ...
 
     def build_inputs(

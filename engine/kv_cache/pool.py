@@ -132,9 +132,9 @@ class BlockPool:
 
     # ------------------------------------------------------------ cached prefixes
 
-    def chain(self, salt: str) -> PrefixChain:
+    def chain(self, salt: str, adapter: str = "") -> PrefixChain:
         """An empty chain of digests for one sequence."""
-        return PrefixChain(self._hash_key, salt, self.block_size)
+        return PrefixChain(self._hash_key, salt, self.block_size, adapter)
 
     def match(self, chain: PrefixChain, token_ids: Sequence[int]) -> list[int]:
         """Blocks that hold the longest cached prefix of ``token_ids``; ``share`` them to hold them.

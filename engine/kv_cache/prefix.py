@@ -7,8 +7,8 @@
 ``digest i = blake2b(digest i-1 || tokens of block i)``: it stands for the whole prefix up to the
 end of block ``i``, so a block found by its digest needs no look at its tokens. The hash is keyed
 with bytes drawn at start (RFC 7693, keyed BLAKE2b): nobody outside can construct a collision, and
-so nobody can be served another's prefix. The root is made of the request's salt, which keeps the
-prefixes of different salts apart.
+so nobody can be served another's prefix. The root is made of the request's salt and of its adapter,
+which keeps the prefixes of different ones apart.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ class PrefixChain:
 
     __slots__ = ("_block_size", "_digests", "_key", "_parent")
 
-    def __init__(self, key: bytes, salt: str, block_size: int) -> None:
+    def __init__(self, key: bytes, salt: str, block_size: int, adapter: str = "") -> None:
         self._key = key
         self._block_size = block_size
         self._parent = _digest(key, b"root", salt.encode("utf-8", "surrogatepass"))
+        if adapter:
+            self._parent = _digest(key, self._parent, b"adapter" + adapter.encode())
         self._digests: list[bytes] = []
 
     def digests(self, token_ids: Sequence[int], num_blocks: int) -> list[bytes]:

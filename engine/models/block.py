@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine.models.mlp import bind_mlp
+from engine.models.mlp import Adapters, bind_mlp
 from engine.models.modules import Layer
 from engine.models.norms import Norm, NormWeights, bind_norm
 from engine.models.spec import DecoderSpec, Placement
@@ -30,16 +30,20 @@ class StepState:
     slot_mapping: torch.Tensor  # [num_tokens] int64: where each token's keys and values go
     positions: torch.Tensor  # [num_tokens] int64
     rotations: tuple[Rotation, ...]  # of the positions, one for each of the model's ropes
+    adapters: Adapters | None = None  # of the tokens; None: no row has any
+    wanted_adapters: Adapters | None = None  # of the tokens whose result is read
 
 
 class Block:
     """A layer's attention and MLP, each from what it reads to what is added to ``x``."""
 
-    def __init__(self, spec: DecoderSpec, layer: Layer, kernels: Kernels) -> None:
+    def __init__(self, spec: DecoderSpec, layer: Layer, kernels: Kernels, index: int) -> None:
         self._spec = spec
+        self._qkv_name = f"{index}.qkv.weight"
+        self._output_name = f"{index}.output.weight"
         self._layer = layer
         self._attention, self._operations = kernels
-        self._feed = bind_mlp(spec, layer.mlp, self._operations)
+        self._feed = bind_mlp(spec, layer.mlp, self._operations, index)
         self._scale = spec.residual_scale
         self._num_heads = spec.num_heads + 2 * spec.num_kv_heads
 
@@ -57,6 +61,8 @@ class Block:
         """Store keys and values; [num_tokens, hidden_size] -> [num_tokens, query_size]."""
         spec, layer = self._spec, self._layer
         fused = layer.qkv(read)
+        if state.adapters is not None:
+            fused = state.adapters.add(fused, read, self._qkv_name)
         if self._query_norm is not None:
             fused = self._norm_wide(fused)
         query = self._operations.norm_rope_store(
@@ -70,13 +76,16 @@ class Block:
         attended = self._attention.forward(state.attention, layer.attention, query, cache)
         return attended.view(-1, spec.query_size)
 
-    def output(self, attended: torch.Tensor) -> torch.Tensor:
+    def output(self, attended: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
         """[n, query_size] -> [n, hidden_size], to be added."""
-        return self._finish(self._layer.output(attended), self._attention_after)
+        out = self._layer.output(attended)
+        if adapters is not None:
+            out = adapters.add(out, attended, self._output_name)
+        return self._finish(out, self._attention_after)
 
-    def mlp(self, read: torch.Tensor) -> torch.Tensor:
+    def mlp(self, read: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size], to be added."""
-        return self._finish(self._feed(read), self._mlp_after)
+        return self._finish(self._feed(read, adapters), self._mlp_after)
 
     def _finish(self, out: torch.Tensor, after: Norm | None) -> torch.Tensor:
         if after is not None:
@@ -134,13 +143,15 @@ class Walk:
         wanted: torch.Tensor | None,
     ) -> torch.Tensor:
         # The sum and the norm behind it are one operation, so a layer ends with the next one's.
+        adapters = state.adapters
         normed = self._blocks[0][0].attention_norm(x)  # type: ignore[misc]
         for (block, next_norm), cache in zip(self._blocks, caches, strict=True):
             attended = block.attend(normed, state, cache)
             if block is self._last and wanted is not None:
+                adapters = state.wanted_adapters
                 x, attended = _select(wanted, x, attended)
-            normed = block.mlp_norm.add(block.output(attended), x)  # type: ignore[union-attr]
-            normed = next_norm.add(block.mlp(normed), x)  # type: ignore[union-attr]
+            normed = block.mlp_norm.add(block.output(attended, adapters), x)  # type: ignore[union-attr]
+            normed = next_norm.add(block.mlp(normed, adapters), x)  # type: ignore[union-attr]
         return normed
 
     def _post(
@@ -150,12 +161,14 @@ class Walk:
         caches: Sequence[LayerCache],
         wanted: torch.Tensor | None,
     ) -> torch.Tensor:
+        adapters = state.adapters
         for (block, _), cache in zip(self._blocks, caches, strict=True):
             attended = block.attend(x, state, cache)
             if block is self._last and wanted is not None:
+                adapters = state.wanted_adapters
                 x, attended = _select(wanted, x, attended)
-            x += block.output(attended)
-            x += block.mlp(x)
+            x += block.output(attended, adapters)
+            x += block.mlp(x, adapters)
         return self._last_norm(x)
 
     def _parallel(
@@ -165,14 +178,16 @@ class Walk:
         caches: Sequence[LayerCache],
         wanted: torch.Tensor | None,
     ) -> torch.Tensor:
+        adapters = state.adapters
         normed = self._blocks[0][0].attention_norm(x)  # type: ignore[misc]
         for (block, next_norm), cache in zip(self._blocks, caches, strict=True):
             attended = block.attend(normed, state, cache)
             read = normed if block.mlp_norm is None else block.mlp_norm(x)
             if block is self._last and wanted is not None:
+                adapters = state.wanted_adapters
                 x, attended, read = _select(wanted, x, attended, read)
-            out = block.output(attended)
-            out += block.mlp(read)
+            out = block.output(attended, adapters)
+            out += block.mlp(read, adapters)
             normed = next_norm.add(out, x)  # type: ignore[union-attr]
         return normed
 

@@ -47,7 +47,7 @@ class Decoder:
         weight = modules.norm.weight
         # As a tensor of the model's dtype would hold it: checkpoints were trained with that.
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=weight.dtype).item()
-        blocks = [Block(spec, layer, kernels) for layer in modules.layers]
+        blocks = [Block(spec, layer, kernels, i) for i, layer in enumerate(modules.layers)]
         self._walk = Walk(spec, blocks, bind_norm(spec.norm, modules.norm, self._operations))
         self._ropes: list[tuple[torch.Tensor, float, int | None]] = []
         for rope in spec.ropes:

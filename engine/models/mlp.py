@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -15,13 +16,25 @@ from kernels.operations import Operations
 Activate = Callable[[torch.Tensor], torch.Tensor]
 
 
+class Adapters(Protocol):
+    """What a step's adapters add to linear layers (``engine/lora``)."""
+
+    def add(self, out: torch.Tensor, x: torch.Tensor, parameter: str, /) -> torch.Tensor:
+        """``out``, what a layer gave for ``x``, with each token's delta added in place."""
+        ...
+
+
+Feed = Callable[[torch.Tensor, Adapters | None], torch.Tensor]
+
+
 def bind_mlp(
-    spec: DecoderSpec, weights: MlpWeights | ExpertWeights, operations: Operations
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """[n, hidden_size] -> [n, hidden_size], a tensor of its own."""
+    spec: DecoderSpec, weights: MlpWeights | ExpertWeights, operations: Operations, index: int
+) -> Feed:
+    """What layer ``index`` does: [n, hidden_size] -> [n, hidden_size], a tensor of its own."""
     activate = _activation(spec, operations)
     if isinstance(weights, MlpWeights):
-        return partial(_mlp, weights, activate)
+        names = f"{index}.gate_up.weight", f"{index}.down.weight"
+        return partial(_adapted_mlp, weights, activate, names)
     assert spec.moe is not None
     return Experts(spec.moe, weights, activate, operations)
 
@@ -41,8 +54,8 @@ class Experts:
         self._activate = activate
         self._operations = operations
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] -> [n, hidden_size]."""
+    def __call__(self, x: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
+        """[n, hidden_size] -> [n, hidden_size]. Experts have no adapters: none is read for them."""
         weights = self._weights
         ids, shares = self._route(x)
         if weights.stacked is not None:
@@ -79,6 +92,19 @@ class Experts:
                 out.index_add_(0, tokens[own], made.float().mul_(factors[own]))
                 begin += count
         return out.to(x.dtype)
+
+
+def _adapted_mlp(
+    weights: MlpWeights,
+    activate: Activate,
+    names: tuple[str, str],
+    x: torch.Tensor,
+    adapters: Adapters | None,
+) -> torch.Tensor:
+    if adapters is None:
+        return _mlp(weights, activate, x)
+    inner = activate(adapters.add(weights.gate_up(x), x, names[0]))
+    return adapters.add(weights.down(inner), inner, names[1])
 
 
 def _mlp(weights: MlpWeights, activate: Activate, x: torch.Tensor) -> torch.Tensor:

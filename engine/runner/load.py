@@ -11,6 +11,7 @@ from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache.storage import KVCache, plan_memory
+from engine.lora.store import AdapterStore
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config, read_headers
 from engine.models.decoder import Decoder
 from engine.models.encoder.spec import EncoderSpec
@@ -91,6 +92,13 @@ def _load_decoder_runner(
         eos_token_ids=spec.eos_token_ids,
         device=device,
     )
+    adapters = AdapterStore(
+        spec,
+        dtype,
+        device,
+        max_loaded=0 if config.batch_invariant else config.lora.max_loaded,
+        max_on_host=config.lora.max_on_host,
+    )
     graphs = None
     captures = spec.generates and kernels.attention.is_capturable and not config.enforce_eager
     if device.type == "cuda" and captures:
@@ -104,7 +112,7 @@ def _load_decoder_runner(
             CudaCapture(),
         )
     logger.info(memory.describe())
-    return ModelRunner(info, decoder, cache, kernels, attention, rows, graphs)
+    return ModelRunner(info, decoder, cache, kernels, attention, rows, adapters, graphs)
 
 
 def _longest_made_for(model: ModelConfig, spec: DecoderSpec) -> int | None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from engine.errors import EngineDead, OutOfMemory
 from engine.kv_cache.storage import KVCache
+from engine.lora.batch import step_adapters
+from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
 from engine.profiler import Spans
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
@@ -27,7 +30,7 @@ from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler
 from engine.runner.transfer import Downloads, Uploads
 from engine.sampling.logprobs import logprob_columns
-from engine.types import EngineInfo, ScheduledRow, StepPlan, StepResult
+from engine.types import Adapter, EngineInfo, ScheduledRow, StepPlan, StepResult
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepInputs
 from kernels.operations import Kernels
@@ -61,6 +64,7 @@ class ModelRunner:
         kernels: those the decoder was made with.
         attention_spec: what the kernels were chosen for.
         rows: empty.
+        adapters: empty too.
         graphs: of decode steps; None where the kernels cannot be captured.
     """
 
@@ -72,6 +76,7 @@ class ModelRunner:
         kernels: Kernels,
         attention_spec: AttentionSpec,
         rows: RowTable,
+        adapters: AdapterStore,
         graphs: DecodeGraphs | None = None,
     ) -> None:
         self._info = info
@@ -80,6 +85,7 @@ class ModelRunner:
         self._kernels = kernels
         self._spec = attention_spec
         self._rows = rows
+        self._adapters = adapters
         self._graphs = graphs
         self._sampler = Sampler(kernels.operations, rows, Uploads(attention_spec.device))
         self._uploads = Uploads(attention_spec.device)
@@ -100,6 +106,10 @@ class ModelRunner:
     def mark(self, spans: Spans) -> None:
         """See ``Runner.mark``."""
         self._spans = spans
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """See ``Runner.load_adapter``."""
+        self._adapters.load(adapter)
 
     def prepare(self) -> bool:
         """Capture a graph, if there is one to be captured; see ``Runner.prepare``."""
@@ -133,6 +143,8 @@ class ModelRunner:
     def _load_graph(self, batch: HostBatch, plan: StepPlan) -> DecodeGraph | None:
         """The captured graph that serves the step, with the batch in it; None: there is none."""
         if self._graphs is None or plan.copies or self._judges(batch):
+            return None
+        if any(self._rows.requests[slot].adapter for slot in batch.slots.tolist()):
             return None
         graph = self._graphs.find(batch)
         if graph is not None:
@@ -168,6 +180,10 @@ class ModelRunner:
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
         )
+        adapters = step_adapters(self._adapters, batch, table, operations)
+        if adapters is not None:
+            of_tokens, of_wanted = adapters
+            state = replace(state, adapters=of_tokens, wanted_adapters=of_wanted)
         return _Inputs(sent, inputs, state)
 
     def _compute(

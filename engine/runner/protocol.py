@@ -48,7 +48,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from engine.profiler import Spans
-from engine.types import EngineInfo, StepPlan, StepResult
+from engine.types import Adapter, EngineInfo, StepPlan, StepResult
 
 
 class Launched(Protocol):
@@ -82,6 +82,14 @@ class Runner(Protocol):
 
     def mark(self, spans: Spans) -> None:
         """Mark ``inputs``, ``forward`` and ``sample`` of each step with ``spans`` from now on."""
+        ...
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Have an adapter ready for rows that name it; quick where it is already.
+
+        Raises:
+            InvalidParameter: it cannot be used with this model, or the runner takes none.
+        """
         ...
 
     def prepare(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
-from engine.errors import ModelLoadError
+from engine.errors import InvalidParameter, ModelLoadError
 from engine.models.checkpoint import fingerprint, read_config
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
@@ -24,6 +24,7 @@ from engine.pooling import PoolingInfo
 from engine.profiler import Spans
 from engine.runner.protocol import Computed, Launched
 from engine.types import (
+    Adapter,
     EngineInfo,
     MemoryPlan,
     Request,
@@ -60,6 +61,10 @@ class StubRunner:
 
     def mark(self, spans: Spans) -> None:
         """There are no parts to be marked."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """There is no model to be adapted. Raises InvalidParameter."""
+        raise InvalidParameter("a stub takes no adapters", param="model")
 
     def prepare(self) -> bool:
         """There is nothing to prepare."""

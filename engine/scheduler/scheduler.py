@@ -109,7 +109,8 @@ class Scheduler:
         live = self._state.sequences
         if request.id in live:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
-        chain = self._pool.chain(request.cache_salt)
+        adapter = request.adapter.id if request.adapter else ""
+        chain = self._pool.chain(request.cache_salt, adapter)
         seq = sequence_of(request, self._num_added, chain, self._max_len, self._eos, grammar)
         seq.leader = leader_of(seq, live)
         self._num_added += 1

@@ -123,9 +123,9 @@ def leader_of(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:
     leader = live.get(request.fork_of) if request.fork_of is not None else None
     if leader is None or seq.owes_prompt:
         return None
-    same_salt = leader.request.cache_salt == request.cache_salt
-    same_prompt = leader.request.prompt_token_ids == request.prompt_token_ids
-    return leader if same_salt and same_prompt else None
+    own, other = request, leader.request
+    is_same = (own.cache_salt, own.adapter) == (other.cache_salt, other.adapter)
+    return leader if is_same and own.prompt_token_ids == other.prompt_token_ids else None
 
 
 def _checked_length(num_prompt: int, wanted: int | None, max_len: int) -> int:

@@ -7,9 +7,11 @@ from kernels.cpu.layers import add_rms_norm, rms_norm, silu_mul
 from kernels.cpu.sampling import sample
 from kernels.reference.fused import gelu_mul
 from kernels.reference.layers import rope_tables
+from kernels.reference.lora import add_adapters
 from kernels.reference.moe import fused_moe
 
 __all__ = [
+    "add_adapters",
     "add_rms_norm",
     "build_inputs",
     "copy_blocks",

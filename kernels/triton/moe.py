@@ -44,13 +44,14 @@ def fused_moe(
 ) -> torch.Tensor:
     """See ``kernels.reference.moe.fused_moe``; all contiguous."""
     num_tokens, top_k = expert_ids.shape
-    routing = _route(expert_ids, gate_up.shape[0])
-    projected = _grouped_matmul(x, gate_up, routing, top_k, None)
-    expanded = _grouped_matmul(silu_mul(projected), down, routing, 1, expert_weights)
+    routing = route(expert_ids, gate_up.shape[0])
+    projected = grouped_matmul(x, gate_up, routing, top_k, None)
+    expanded = grouped_matmul(silu_mul(projected), down, routing, 1, expert_weights)
     return expanded.view(num_tokens, top_k, -1).sum(dim=1, dtype=torch.float32).to(x.dtype)
 
 
-def _route(expert_ids: torch.Tensor, num_experts: int) -> _Routing:
+def route(expert_ids: torch.Tensor, num_experts: int) -> _Routing:
+    """Which pairs each expert works on: expert_ids [n, top_k] int64, each below num_experts."""
     num_pairs = expert_ids.numel()
     # Small tiles where an expert sees few rows: a tile reads all of its expert's weights.
     rows = min(128, max(16, power_of_2(num_pairs // num_experts)))
@@ -63,7 +64,7 @@ def _route(expert_ids: torch.Tensor, num_experts: int) -> _Routing:
     return _Routing(pairs, starts, tile_starts, num_tiles, rows)
 
 
-def _grouped_matmul(
+def grouped_matmul(
     x: torch.Tensor,
     weights: torch.Tensor,
     routing: _Routing,

@@ -5,10 +5,12 @@ from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
+from kernels.triton.lora import add_adapters
 from kernels.triton.moe import fused_moe
 from kernels.triton.sampling import sample
 
 __all__ = [
+    "add_adapters",
     "add_rms_norm",
     "build_inputs",
     "copy_blocks",

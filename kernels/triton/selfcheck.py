@@ -17,6 +17,7 @@ import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.inputs import StepRows
+from kernels.lora import AdapterWeights, adapter_rows
 from kernels.operations import Kernels
 from kernels.reference import operations as reference
 from kernels.reference.attention import ReferenceAttention
@@ -86,7 +87,21 @@ def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _
     x, residual, weight = (_noise(random, spec.dtype, *s) for s in ([5, hidden],) * 2 + ([hidden],))
     yield _both(kernels, spec, "rms_norm", x, weight, 1e-5)
     yield _both(kernels, spec, "add_rms_norm", x, residual, weight, 1e-5)
-    yield _both(kernels, spec, "silu_mul", _noise(random, spec.dtype, 5, 2 * hidden))
+    for activation in ("silu_mul", "gelu_mul"):
+        yield _both(kernels, spec, activation, _noise(random, spec.dtype, 5, 2 * hidden))
+
+
+def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+    """Experts; and adapters, with a token that has none."""
+    x = _noise(random, spec.dtype, 5, 48)
+    gate_up, down = _noise(random, spec.dtype, 3, 64, 48), _noise(random, spec.dtype, 3, 48, 32)
+    chosen = torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
+    shares = torch.rand(5, 2, generator=random)
+    yield _both(kernels, spec, "fused_moe", x, gate_up / 7, down / 6, chosen, shares)
+    rows = adapter_rows(np.array([2, -1, 0, 2, 1]), _CPU)
+    ups = _noise(random, spec.dtype, 3, 64, 8)
+    weights = AdapterWeights(_noise(random, spec.dtype, 3, 8, 48) / 7, ups)
+    yield _both(kernels, spec, "add_adapters", _noise(random, spec.dtype, 5, 64), x, weights, rows)
 
 
 def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
@@ -159,6 +174,7 @@ _SEEDS = itertools.count()
 _CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], _Pairs]] = {
     "attention": _attention,
     "norms and activations": _layers,
+    "grouped products": _grouped_products,
     "cache writes": _cache_writes,
     "input building": _inputs,
     "sampling": _sampling,

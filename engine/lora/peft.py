@@ -1,0 +1,185 @@
+"""Reads adapters as the PEFT library saves them, onto the decoder's own parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.errors import InvalidParameter, ModelLoadError
+from engine.models.rope import rotary_order
+from engine.models.safetensors import Header, read_header, read_into
+from engine.models.spec import DecoderSpec
+from engine.models.weights import Target, parameters, targets
+
+MAX_RANK = 512
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
+_MAX_CONFIG_BYTES = 2**20
+
+# Keys of adapter_config.json that change what an adapter computes, and the values that do not.
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "use_dora": (False,),
+    "use_qalora": (False,),
+    "fan_in_fan_out": (False,),
+    "lora_bias": (False,),
+    "modules_to_save": ([],),
+    "rank_pattern": ({},),  # ranks are read from the tensors, but their scales are not told
+    "alpha_pattern": ({},),
+    "layer_replication": ([],),
+    "megatron_config": ({},),
+    "trainable_token_indices": ([], {}),
+    "target_parameters": ([],),
+    "exclude_modules": ([],),
+    "alora_invocation_tokens": ([],),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What an adapter adds to one linear layer: ``up @ down @ x``.
+
+    The parts of a fused layer lie side by side: their ``down`` one below the other, their ``up``
+    on a diagonal of blocks.
+    """
+
+    down: torch.Tensor  # [rank, inputs]
+    up: torch.Tensor  # [outputs, rank], the scale multiplied in
+
+
+def read_adapter(directory: Path, spec: DecoderSpec, dtype: torch.dtype) -> dict[str, Delta]:
+    """The deltas of an adapter, by the parameter they belong to, on the host.
+
+    Raises:
+        InvalidParameter: the directory holds no adapter, one for another model, or one that
+            asks for what is not supported; one line without the directory's path.
+    """
+    try:
+        scale = _read_scale(directory / _CONFIG)
+        return _Reader(spec, dtype, read_header(directory / _WEIGHTS), scale).read()
+    except OSError as error:
+        raise _refused(f"{Path(error.filename or _CONFIG).name}: {error.strerror}") from None
+    except ModelLoadError as error:
+        raise _refused(str(error).replace(str(directory), "").lstrip("/")) from None
+
+
+class _Reader:
+    def __init__(
+        self, spec: DecoderSpec, dtype: torch.dtype, header: Header, scale: tuple[float, bool]
+    ) -> None:
+        self._spec = spec
+        self._dtype = dtype
+        self._header = header
+        self._alpha, self._by_root = scale
+        self._wanted = parameters(spec)
+        self._places = targets(spec, self._wanted)
+
+    def read(self) -> dict[str, Delta]:
+        parts: dict[str, dict[int | None, dict[str, torch.Tensor]]] = {}
+        for name in sorted(self._header.entries):
+            target, side = self._place(name)
+            own = parts.setdefault(target.parameter, {}).setdefault(target.part, {})
+            own[side] = self._tensor(name)
+        return {parameter: self._fuse(parameter, own) for parameter, own in parts.items()}
+
+    def _place(self, name: str) -> tuple[Target, str]:
+        match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
+        if match is None:
+            raise _refused(f"tensor '{name[:120]}' is no part of a LoRA that is supported")
+        module = match["module"]
+        target = self._places.get(f"{module}.weight")
+        is_linear = target is not None and f".{_last(target.parameter)}" in _LINEARS
+        if target is None or not is_linear or target.layout is not None:
+            raise _refused(f"module '{module[:120]}' is no linear layer that can be adapted here")
+        return target, match["side"]
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        entry = self._header.entries[name]
+        if len(entry.shape) != 2 or not entry.dtype.is_floating_point:
+            raise _refused(f"tensor '{name[:120]}' must be a matrix of floats")
+        tensor = torch.empty(entry.shape, dtype=torch.float32)
+        with self._header.path.open("rb") as file:
+            read_into(file, entry, tensor)
+        return tensor
+
+    def _fuse(self, name: str, parts: dict[int | None, dict[str, torch.Tensor]]) -> Delta:
+        parameter = self._wanted[name]
+        inputs = parameter.trailing[0]
+        downs: list[torch.Tensor] = []
+        ups: list[torch.Tensor] = []
+        for part, sides in sorted(parts.items(), key=lambda item: item[0] or 0):
+            if len(sides) != 2:
+                raise _refused(f"'{name}' has one of its two matrices only")
+            down, up = sides["A"], sides["B"]
+            rank = down.shape[0]
+            rows = parameter.rows(part)
+            shape = (rows.stop - rows.start, rank)
+            if not 0 < rank <= MAX_RANK or down.shape[1] != inputs or up.shape != shape:
+                raise _refused(
+                    f"'{name}' has matrices of {list(down.shape)} and {list(up.shape)}, where "
+                    f"this model's layer is [{shape[0]}, {inputs}] and ranks end at {MAX_RANK}"
+                )
+            placed = torch.zeros(parameter.shape[0], rank)
+            placed[rows] = up * self._scale(rank)
+            downs.append(down)
+            ups.append(placed)
+        up = torch.cat(ups, dim=1)
+        if name.endswith(".qkv.weight"):
+            up = self._in_rotary_order(up)
+        return Delta(torch.cat(downs).to(self._dtype), up.to(self._dtype))
+
+    def _scale(self, rank: int) -> float:
+        """``alpha / r``, or ``alpha / sqrt(r)`` (rsLoRA, Kalajdzievski 2023)."""
+        return self._alpha / (math.sqrt(rank) if self._by_root else rank)
+
+    def _in_rotary_order(self, up: torch.Tensor) -> torch.Tensor:
+        """Rows in the order in which the layer's own have been put at load."""
+        order = rotary_order(self._spec)
+        if order is None:
+            return up
+        rows = self._spec.query_size + self._spec.kv_size
+        heads = up[:rows].unflatten(0, (-1, self._spec.head_dim))[:, order]
+        return torch.cat((heads.flatten(0, 1), up[rows:]))
+
+
+_LINEARS = frozenset({".qkv.weight", ".output.weight", ".gate_up.weight", ".down.weight"})
+
+
+def _last(parameter: str) -> str:
+    """``3.qkv.weight`` -> ``qkv.weight``; a shared expert's keeps its prefix."""
+    return parameter.partition(".")[2]
+
+
+def _read_scale(path: Path) -> tuple[float, bool]:
+    """``lora_alpha``, and whether it is divided by the rank's root."""
+    with path.open("rb") as file:
+        raw = file.read(_MAX_CONFIG_BYTES + 1)
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise _refused(f"{_CONFIG} is not JSON") from None
+    if not isinstance(config, dict) or len(raw) > _MAX_CONFIG_BYTES:
+        raise _refused(f"{_CONFIG} must be an object of at most 1 MiB")
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise _refused(f"peft_type is {kind!r:.40}; only 'LORA' is supported")
+    for key, plain in _PLAIN.items():
+        value = config.get(key)
+        if value is not None and value not in plain:
+            raise _refused(f"'{key}' is {value!r:.80}, which is not supported")
+    alpha, by_root = config.get("lora_alpha", 8), config.get("use_rslora", False)
+    if type(alpha) not in (int, float) or not math.isfinite(alpha) or type(by_root) is not bool:
+        raise _refused("'lora_alpha' must be a number, and 'use_rslora' true or false")
+    return float(alpha), by_root
+
+
+def _refused(why: str) -> InvalidParameter:
+    return InvalidParameter(f"the adapter cannot be used: {why}", param="model")

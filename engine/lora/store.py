@@ -1,0 +1,142 @@
+"""The adapters that are loaded: all on the host, those in use in slots on the device."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from engine.errors import InvalidParameter
+from engine.lora.peft import Delta, read_adapter
+from engine.models.spec import DecoderSpec
+from engine.types import Adapter
+from kernels.lora import AdapterWeights
+
+
+class AdapterStore:
+    """Adapters by id; least recently used ones leave first, from the device and from the host.
+
+    Adapters of one layer lie in one tensor, a slot each, as grouped products read them. Slots are
+    made when they are needed: ``max_loaded`` of them, and more where the rows of one step ask for
+    more. A server without adapters pays nothing.
+
+    Args:
+        spec: of the model.
+        dtype, device: of its weights.
+        max_loaded: slots on the device, unless one step needs more; 0: no adapters are taken.
+        max_on_host: adapters that are kept on the host.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_loaded: int,
+        max_on_host: int,
+    ) -> None:
+        self._spec = spec
+        self._dtype = dtype
+        self._device = device
+        self._max_loaded = max_loaded
+        self._max_on_host = max(max_loaded, max_on_host)
+        self._on_host: OrderedDict[str, dict[str, Delta]] = OrderedDict()  # least recent first
+        self._slots: OrderedDict[str, int] = OrderedDict()  # the same
+        self._num_slots = 0
+        self._layers: dict[str, AdapterWeights] = {}  # by parameter
+
+    def load(self, adapter: Adapter) -> None:
+        """Read an adapter onto the host, if it is not there.
+
+        Raises:
+            InvalidParameter: it cannot be used with this model.
+        """
+        if not self._max_loaded:
+            message = "adapters are off here: --max-loras is 0, or --batch-invariant is on"
+            raise InvalidParameter(message, param="model")
+        if adapter.id in self._on_host:
+            self._on_host.move_to_end(adapter.id)
+            return
+        deltas = read_adapter(Path(adapter.path), self._spec, self._dtype)
+        if not deltas:
+            raise InvalidParameter("the adapter cannot be used: it is empty", param="model")
+        self._on_host[adapter.id] = deltas
+        for id_ in list(self._on_host):
+            if len(self._on_host) <= self._max_on_host:
+                break
+            if id_ not in self._slots and id_ != adapter.id:
+                del self._on_host[id_]
+
+    def slots(self, adapters: Iterable[Adapter]) -> dict[str, int]:
+        """Slots of all these adapters at once, by id; those that are not there are brought.
+
+        Raises:
+            InvalidParameter: one has to be read again, and its files are no longer right.
+        """
+        wanted = {adapter.id: adapter for adapter in adapters}
+        for id_ in wanted:
+            if id_ in self._slots:
+                self._slots.move_to_end(id_)
+        for id_, adapter in wanted.items():
+            if id_ not in self._slots:
+                self.load(adapter)
+                slot = self._free_slot(wanted)
+                self._fill(slot, self._on_host[id_])
+                self._slots[id_] = slot
+        return {id_: self._slots[id_] for id_ in wanted}
+
+    def layer(self, parameter: str) -> AdapterWeights | None:
+        """What adapters add to a layer; None where none of them adds anything."""
+        return self._layers.get(parameter)
+
+    def _free_slot(self, wanted: dict[str, Adapter]) -> int:
+        """A slot that no row of this step uses."""
+        if self._num_slots >= self._max_loaded:
+            for id_ in self._slots:
+                if id_ not in wanted:
+                    return self._slots.pop(id_)
+        return self._grow(self._num_slots + 1)
+
+    def _grow(self, num_slots: int) -> int:
+        """Make room for ``num_slots``; returns the last."""
+        for name, weights in self._layers.items():
+            more = num_slots - weights.down.shape[0]
+            self._layers[name] = AdapterWeights(
+                torch.cat((weights.down, weights.down.new_zeros(more, *weights.down.shape[1:]))),
+                torch.cat((weights.up, weights.up.new_zeros(more, *weights.up.shape[1:]))),
+            )
+        self._num_slots = num_slots
+        return num_slots - 1
+
+    def _fill(self, slot: int, deltas: dict[str, Delta]) -> None:
+        for name in deltas.keys() | self._layers.keys():
+            delta = deltas.get(name)
+            if delta is not None:
+                self._widen(name, delta)
+            weights = self._layers[name]
+            weights.down[slot] = 0
+            weights.up[slot] = 0
+            if delta is not None:
+                rank = delta.down.shape[0]
+                weights.down[slot, :rank] = delta.down.to(self._device)
+                weights.up[slot, :, :rank] = delta.up.to(self._device)
+
+    def _widen(self, name: str, delta: Delta) -> None:
+        """Have tensors for a layer, wide enough for this delta's rank."""
+        weights = self._layers.get(name)
+        rank, have = delta.down.shape[0], 0 if weights is None else weights.down.shape[1]
+        if have >= rank:
+            return
+        down = torch.zeros(
+            (self._num_slots, rank, delta.down.shape[1]), dtype=self._dtype, device=self._device
+        )
+        up = torch.zeros(
+            (self._num_slots, delta.up.shape[0], rank), dtype=self._dtype, device=self._device
+        )
+        if weights is not None:
+            down[:, :have] = weights.down
+            up[:, :, :have] = weights.up
+        self._layers[name] = AdapterWeights(down, up)

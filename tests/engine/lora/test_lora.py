@@ -1,0 +1,215 @@
+"""Adapters as PEFT saves them: each row of a mixed batch equals its merged model."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.errors import InvalidParameter
+from engine.types import Adapter, Request, SamplingParams
+from tests import tiny_models
+
+peft = pytest.importorskip("peft")
+
+NUM_OUTPUT = 10
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# name -> (family, PEFT's options)
+ADAPTERS = {
+    "all": {"r": 4, "lora_alpha": 16, "target_modules": ALL},
+    "attention": {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
+    "root": {"r": 8, "lora_alpha": 12, "use_rslora": True, "target_modules": ALL},
+    "mlp": {"r": 3, "lora_alpha": 9, "target_modules": ["gate_proj", "down_proj"]},
+}
+FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
+_OTHER_NAMES = {
+    "gpt_neox": ["dense", "dense_h_to_4h", "dense_4h_to_h"],
+    "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+}
+
+
+def make_adapter(base, kind, directory, seed, **options):
+    """A random adapter, saved by PEFT; returns the merged model."""
+    if kind in _OTHER_NAMES:
+        options["target_modules"] = _OTHER_NAMES[kind]
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **options))
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.data.normal_(0, 0.3)
+        adapted.save_pretrained(directory)
+        return adapted.merge_and_unload()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def served(request, tmp_path_factory):
+    """(base directory, {name: adapter}, prompts, {name or None: greedy continuations})."""
+    kind = request.param
+    root = tmp_path_factory.mktemp(f"lora-{kind}")
+    base = tiny_models.save(kind, root / "base")
+    rng = random.Random(2)
+    shared = [rng.randrange(3, 160) for _ in range(19)]
+    prompts = [shared + [rng.randrange(3, 160) for _ in range(n)] for n in (1, 6)]
+    prompts += [[rng.randrange(3, 160) for _ in range(n)] for n in (2, 13)]
+    adapters, texts = {}, {None: continuations(tiny_models.build(kind), prompts)}
+    for seed, (name, options) in enumerate(ADAPTERS.items()):
+        path = root / name
+        merged = make_adapter(tiny_models.build(kind), kind, path, seed, **options)
+        adapters[name] = Adapter(id=f"{kind}-{name}", name=name, path=str(path))
+        texts[name] = continuations(merged, prompts)
+    return base, adapters, prompts, texts
+
+
+def continuations(model, prompts):
+    texts = []
+    for prompt in prompts:
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=NUM_OUTPUT,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        texts.append(output[0, len(prompt) :].tolist())
+    return texts
+
+
+def engine(base, *, max_loaded=8, **scheduler):
+    return EngineCore.load(
+        EngineConfig(
+            model=str(base),
+            dtype="float32",
+            device="cpu",
+            scheduler=SchedulerConfig(**scheduler),
+            cache=CacheConfig(block_size=4, num_blocks=512),
+            lora=LoraConfig(max_loaded=max_loaded, max_on_host=max_loaded),
+        )
+    )
+
+
+def run(core, requests):
+    for request in requests:
+        core.add(request)
+    tokens = {request.id: [] for request in requests}
+    while core.has_work:
+        output = core.step()
+        assert not output.errors
+        for id_, new in zip(output.ids, output.token_ids, strict=True):
+            tokens[id_] += new
+    return tokens
+
+
+def requests_of(adapters, prompts, order):
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True, seed=1)
+    return [
+        Request(
+            id=f"{name}-{i}",
+            prompt_token_ids=tuple(prompts[i]),
+            sampling=sampling,
+            adapter=adapters.get(name),
+        )
+        for name, i in order
+    ]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {},
+        {"max_num_batched_tokens": 7},
+        {"overlap": True},
+        {"max_num_seqs": 3},
+        {"max_loaded": 1},
+    ],
+    ids=["at once", "chunks", "overlapped", "few at once", "one slot"],
+)
+def test_each_row_of_a_mixed_batch_equals_its_merged_model(served, schedule):
+    base, adapters, prompts, texts = served
+    order = [(name, i) for i in range(len(prompts)) for name in (None, *adapters)]
+    tokens = run(engine(base, **schedule), requests_of(adapters, prompts, order))
+    for name, i in order:
+        assert tokens[f"{name}-{i}"] == texts[name][i], (name, i)
+
+
+def test_prefixes_of_different_adapters_are_kept_apart(served):
+    base, adapters, prompts, texts = served
+    core = engine(base)
+    for name in (None, "all", None, "all", "root"):
+        request = requests_of(adapters, prompts, [(name, 1)])
+        assert run(core, request)[f"{name}-1"] == texts[name][1]
+    assert core.stats.prefix_cache_hits == 2 * (len(prompts[1]) - 1) // 4 * 4
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """A tiny model's directory and an adapter's beside it, to be spoiled."""
+    base = tiny_models.save("llama", tmp_path / "base")
+    make_adapter(tiny_models.build("llama"), "llama", tmp_path / "a", 0, **ADAPTERS["all"])
+    return base, tmp_path / "a"
+
+
+def _config(**changes):
+    def spoil(path):
+        file = path / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return spoil
+
+
+def _tensors(change):
+    def spoil(path):
+        file = path / "adapter_model.safetensors"
+        save_file(change(load_file(file)), file)
+
+    return spoil
+
+
+def _without_first(tensors):
+    return dict(list(tensors.items())[1:])
+
+
+def _renamed(tensors):
+    return {name.replace("q_proj", "lm_head"): tensor for name, tensor in tensors.items()}
+
+
+def _cut(tensors):
+    return {name: tensor[:, :-1].contiguous() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (_config(use_dora=True), "use_dora"),
+        (_config(bias="all"), "bias"),
+        (_config(modules_to_save=["lm_head"]), "modules_to_save"),
+        (_config(rank_pattern={"q_proj": 2}), "rank_pattern"),
+        (_config(peft_type="IA3"), "peft_type"),
+        (_config(lora_alpha="x"), "lora_alpha"),
+        (lambda path: (path / "adapter_config.json").write_text("{"), "not JSON"),
+        (lambda path: (path / "adapter_config.json").unlink(), "adapter_config.json"),
+        (lambda path: (path / "adapter_model.safetensors").unlink(), "adapter_model"),
+        (lambda path: (path / "adapter_model.safetensors").write_bytes(b"x" * 64), "adapter_model"),
+        (_tensors(_without_first), "one of its two matrices"),
+        (_tensors(_renamed), "can be adapted"),
+        (_tensors(_cut), "matrices of"),
+        (_tensors(lambda tensors: {"x": torch.zeros(2)}), "no part of a LoRA"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(adapter, spoil, why):
+    base, path = adapter
+    spoil(path)
+    core = engine(base)
+    request = requests_of({"a": Adapter("1", "a", str(path))}, [[5, 6]], [("a", 0)])
+    with pytest.raises(InvalidParameter, match=why) as refusal:
+        core.add(*request)
+    assert str(path.parent) not in str(refusal.value)
+    assert not core.has_work
