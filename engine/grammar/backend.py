@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from engine.types import Grammar
+
+if TYPE_CHECKING:  # the client's side of the boundary does without it
+    import numpy as np
 
 
 class Matcher(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.scheduler.output import OutputBuilder
-from engine.scheduler.pooled import Pooled
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, Planned
@@ -142,6 +141,9 @@ class ResultTaker:
             if part is None or params is None or seq.table is not table:
                 continue
             if seq.pooled is None:
+                # Not at the top: it brings numpy, which the clients' side does without.
+                from engine.scheduler.pooled import Pooled
+
                 seq.pooled = Pooled(params)
             seq.pooled.add(part)
 

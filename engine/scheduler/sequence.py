@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.kv_cache.pool import BlockTable
 from engine.kv_cache.prefix import PrefixChain
-from engine.scheduler.pooled import Pooled
 from engine.types import Request
 
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar
+    from engine.scheduler.pooled import Pooled
 
 
 class Status(enum.Enum):
