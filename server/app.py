@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
-from server import profile, system
+from server import lora, profile, system
 from server.access import usage_route
 from server.access.body import BodyGuard
 from server.access.keys import KeyGuard
@@ -86,7 +86,7 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
     app.state.responses = BackgroundResponses(state)
     rooms = (
         *(chat, completions, embeddings, scoring, responses, messages, files, batches),
-        *(models, tokens, system, profile, usage_route),
+        *(models, tokens, system, profile, lora, usage_route),
     )
     for room in rooms:
         app.include_router(room.router, dependencies=[Depends(permit)])

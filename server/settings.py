@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -32,6 +32,7 @@ from engine.config import (
     LoadFormat,
     LogFormat,
     LogLevel,
+    LoraConfig,
     Policy,
     Quantization,
     SchedulerConfig,
@@ -108,6 +109,25 @@ class Settings(BaseSettings):
         "Round the weights while they load: int8 (one scale for each output) or int4 (one for 32 "
         "inputs). On a CPU only.",
     )
+    loras: StringList = setting(
+        [],
+        _MODEL,
+        "LoRA adapter as PEFT saves it, as NAME=DIRECTORY; may be repeated. Clients ask for it by "
+        "its name, in place of the model's.",
+        name="lora",
+    )
+    lora_dir: Path | None = setting(
+        None,
+        _MODEL,
+        "Directory from which adapters may be loaded at run time; no such route when left out.",
+    )
+    max_loras: int = setting(
+        8,
+        _MODEL,
+        "Adapters kept on the device, unless those of one step are more; 0 takes none.",
+        ge=0,
+    )
+    max_cpu_loras: int = setting(64, _MODEL, "Adapters kept in the host's memory.", ge=1)
     device: Device = setting("auto", _MODEL, "Where to run; auto takes a GPU when there is one.")
     load_format: LoadFormat = setting(
         "auto",
@@ -385,6 +405,22 @@ class Settings(BaseSettings):
             return list(self.served_model_names)
         return [os.path.basename(os.path.normpath(self.model)) if self.model else DEMO_MODEL_NAME]
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Directories of the adapters, by name."""
+        return dict(row.partition("=")[::2] for row in self.loras)
+
+    @field_validator("loras")
+    @classmethod
+    def _check_loras(cls, rows: list[str]) -> list[str]:
+        for row in rows:
+            name, _, path = row.partition("=")
+            if not name or not path:
+                raise ValueError(f"must be NAME=DIRECTORY, not {row[:80]!r}")
+        if len({row.partition("=")[0] for row in rows}) < len(rows):
+            raise ValueError("names an adapter twice")
+        return rows
+
     def engine_config(self) -> EngineConfig:
         """What the engine process is told of all this."""
         return EngineConfig(
@@ -418,6 +454,7 @@ class Settings(BaseSettings):
                 memory_utilization=self.gpu_memory_utilization,
                 num_blocks=self.num_gpu_blocks_override,
             ),
+            lora=LoraConfig(max_loaded=self.max_loras, max_on_host=self.max_cpu_loras),
             profile_dir=None if self.profile is None else str(self.profile.absolute()),
             log_level=self.log_level,
             log_format=self.log_format,

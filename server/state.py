@@ -10,18 +10,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from engine.client import EngineClient
-from engine.errors import EngineDead, EngineError, ModelLoadError
+from engine.errors import EngineDead, EngineError, ModelLoadError, RequestError
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from engine.types import EngineInfo
+from engine.types import Adapter, EngineInfo
 from server.access.access import Access
 from server.access.admission import Admission
 from server.access.caller import Caller
 from server.access.ledger import Ledger
+from server.adapters import Adapters
 from server.errors import ApiError, overloaded, unavailable
 from server.grammars import Grammars
 from server.metrics import Metrics, Numbers
@@ -46,6 +47,7 @@ class Model:
     names: tuple[str, ...]  # the first is the one that answers carry
     sampling_defaults: dict[str, Any]  # for what requests leave out
     created: int  # Unix time at which it was loaded
+    adapter: Adapter | None = None  # what it is asked with; its name is then the first of names
 
     @property
     def name(self) -> str:
@@ -79,6 +81,7 @@ class ServerState:
     gather: Callable[[], Awaitable[Numbers]] | None = None
     grammars: Grammars = field(default_factory=Grammars)
     database: Database = field(init=False)  # opened when something is first kept or looked up
+    adapters: Adapters = field(init=False)
     access: Access = field(init=False)  # keys, limits, usage
     admission: Admission = field(init=False)
     files: FileStore = field(init=False)
@@ -92,6 +95,7 @@ class ServerState:
         self.database = Database(settings.data_dir or default_data_dir())
         self.files = FileStore(self.database)
         self.batches = BatchStore(self.database)
+        self.adapters = Adapters(settings.model_names, settings.lora_dir)
         self.access = Access(settings, self.database, self.metrics, self.ledger)
         # This process's share of what may run and wait.
         most = settings.max_num_seqs + settings.max_queued_requests
@@ -103,6 +107,7 @@ class ServerState:
         text = asyncio.create_task(asyncio.to_thread(_load_text, settings))
         try:
             info = await self.engine.start()
+            await self._load_adapters()
             tokenizer, template, sampling_defaults = await text
         except EngineError as error:
             self.fail(error)
@@ -131,6 +136,14 @@ class ServerState:
         template.start()  # the first request finds its process warm
         self.metrics.set_model(info)
         self._loaded.set()
+
+    async def _load_adapters(self) -> None:
+        """Those that the settings name. Raises ModelLoadError."""
+        for name, path in self.settings.adapters.items():
+            try:
+                await self.adapters.load(self.engine, name, path)
+            except (RequestError, ApiError) as error:
+                raise ModelLoadError(f"--lora {name}: {error}") from None
 
     def fail(self, error: EngineError) -> None:
         """Nothing can be served any more: those who wait are told, and health turns red."""
@@ -175,6 +188,19 @@ class ServerState:
         if self.failure is not None or self._model is None:
             raise unavailable()
         return self._model
+
+    async def model_named(self, name: str) -> Model:
+        """The model as it is served under a name: as it is, or with an adapter.
+
+        Raises:
+            ApiError: 404 where nothing is served so, 503 as ``model`` says.
+        """
+        model = await self.model()
+        adapter = self.adapters.get(name)
+        if adapter is None:
+            model.check_name(name)
+            return model
+        return replace(model, names=(name,), adapter=adapter)
 
     async def numbers(self) -> Numbers:
         """What the whole server has counted."""

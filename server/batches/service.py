@@ -32,7 +32,7 @@ def make_runner(state: ServerState) -> BatchRunner:
         batches=state.batches,
         slots=SharedSlots(share, is_busy=lambda: state.live_sequences > 0),
         answer=answer_for,
-        has_model=lambda name: name in settings.model_names,
+        has_model=lambda name: name in settings.model_names or name in state.adapters,
         max_line_bytes=settings.max_body_bytes,
     )
     return BatchRunner(bench, may_run=lambda: state.ready)

@@ -76,8 +76,7 @@ class CompletionCall:
         cls, state: ServerState, caller: Caller, body: CompletionRequest
     ) -> CompletionCall:
         """Judge the request against the model and encode its prompts."""
-        model = await state.model()
-        model.check_name(body.model)
+        model = await state.model_named(body.model)
         model.check_generates()
         ends = middle_of(model).stop_token_ids if body.suffix else ()
         jobs: list[Job] = []

@@ -94,8 +94,7 @@ class Conversation:
             ApiError: the request cannot be served as it was sent, or nothing can be served.
             RequestError: as before, found by the engine's own rules.
         """
-        model = await state.model()
-        model.check_name(body.model)
+        model = await state.model_named(body.model)
         model.check_generates()
         check_length(sum(message.num_chars for message in body.messages), model, "messages")
         tools = ToolUse.of(body, model.answers)

@@ -219,6 +219,7 @@ class Generation:
                 sampling,
                 priority=self._priority,
                 cache_salt=self._cache_salt,
+                adapter=self._model.adapter,
                 tenant=self._caller.tenant,
                 weight=self._caller.weight,
                 background=self._caller.background,

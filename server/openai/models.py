@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from server.adapters import Served
 from server.openai.endpoint import json_response, state_of
 from server.openai.outputs import ModelCard, ModelList
 from server.openai.schema import describe
@@ -16,8 +17,11 @@ router = APIRouter()
 @router.get("/v1/models", summary="List the models", openapi_extra=describe(None, ModelList))
 async def list_models(request: Request) -> Response:
     """The names under which the model is served."""
-    model = await state_of(request).model()
-    return json_response(ModelList(data=[_card(model, name) for name in model.names]))
+    state = state_of(request)
+    model = await state.model()
+    cards = [_card(model, name) for name in model.names]
+    cards += [_adapter_card(model, served) for served in state.adapters]
+    return json_response(ModelList(data=cards))
 
 
 # A name may hold a slash, as in org/name.
@@ -28,9 +32,23 @@ async def list_models(request: Request) -> Response:
 )
 async def retrieve_model(request: Request, model_id: str) -> Response:
     """One of the names under which the model is served."""
-    model = await state_of(request).model()
+    state = state_of(request)
+    model = await state.model()
+    for served in state.adapters:
+        if served.adapter.name == model_id:
+            return json_response(_adapter_card(model, served))
     model.check_name(model_id)
     return json_response(_card(model, model_id))
+
+
+def _adapter_card(model: Model, served: Served) -> ModelCard:
+    return ModelCard(
+        id=served.adapter.name,
+        created=served.created,
+        max_model_len=model.info.max_model_len,
+        root=model.name,
+        parent=model.name,
+    )
 
 
 def _card(model: Model, name: str) -> ModelCard:

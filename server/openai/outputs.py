@@ -216,6 +216,7 @@ class ModelCard(Struct, kw_only=True):
     created: int
     max_model_len: int
     root: str
+    parent: str | None = None  # of an adapter: the model it adapts
     owned_by: str = "quire"
 
 

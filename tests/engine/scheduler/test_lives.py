@@ -97,7 +97,7 @@ def share_what_is_free(patch: pytest.MonkeyPatch) -> None:
 @planted
 def ignore_salt(patch: pytest.MonkeyPatch) -> None:
     chain = BlockPool.chain
-    patch.setattr(BlockPool, "chain", lambda self, salt: chain(self, ""))
+    patch.setattr(BlockPool, "chain", lambda self, salt, adapter="": chain(self, "", adapter))
 
 
 @planted

@@ -1,0 +1,80 @@
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, under ``--lora-dir``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from msgspec import Struct
+from pydantic import Field
+from starlette.responses import Response
+
+from server.adapters import Adapters
+from server.errors import ApiError
+from server.openai.endpoint import json_response, read_request, state_of
+from server.openai.inputs import Shape
+from server.openai.schema import describe
+
+router = APIRouter()
+
+_Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class LoadAdapterRequest(Shape):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: _Name
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]  # within --lora-dir
+
+
+class UnloadAdapterRequest(Shape):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: _Name
+
+
+class AdapterStatus(Struct):
+    """The answer of both."""
+
+    lora_name: str
+    loaded: bool
+
+
+@router.post(
+    "/v1/load_lora_adapter",
+    summary="Serve an adapter from the adapters' directory",
+    openapi_extra=describe(LoadAdapterRequest, AdapterStatus, errors=(404,)),
+)
+async def load_adapter(request: Request) -> Response:
+    """Read an adapter and serve it under a name, as a model of its own."""
+    adapters = _adapters(request)
+    body, headers = await read_request(request, LoadAdapterRequest)
+    state = state_of(request)
+    await state.model()
+    path = adapters.find(body.lora_path)
+    await adapters.load(state.engine, body.lora_name, str(path))
+    return json_response(AdapterStatus(body.lora_name, loaded=True), headers)
+
+
+@router.post(
+    "/v1/unload_lora_adapter",
+    summary="Serve an adapter no longer",
+    openapi_extra=describe(UnloadAdapterRequest, AdapterStatus, errors=(404,)),
+)
+async def unload_adapter(request: Request) -> Response:
+    """Forget a name; requests that have begun with it go on."""
+    adapters = _adapters(request)
+    body, headers = await read_request(request, UnloadAdapterRequest)
+    adapters.unload(body.lora_name)
+    return json_response(AdapterStatus(body.lora_name, loaded=False), headers)
+
+
+def _adapters(request: Request) -> Adapters:
+    """Raise ApiError (404) where adapters are what they were at start."""
+    state = state_of(request)
+    if state.settings.lora_dir is None or state.settings.api_workers > 1:
+        message = (
+            "Adapters are loaded at run time only by a server with --lora-dir and one API worker."
+        )
+        raise ApiError(404, message)
+    return state.adapters

@@ -1,0 +1,163 @@
+"""Adapters over HTTP: by name, at start and at run time, over a crash, behind the admin scope."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from engine.paths import default_model_dir
+from tests.servers import MODEL, ROOT, Server, running_server
+
+peft = pytest.importorskip("peft")
+
+QUESTION = "What is the capital of France?"
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """name -> (directory, the answer of the merged model to QUESTION)."""
+    import torch
+    import transformers
+
+    root = tmp_path_factory.mktemp("adapters")
+    directory = default_model_dir()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    made = {}
+    for seed, name in enumerate(("one", "two")):
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="float32")
+        torch.manual_seed(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            options = peft.LoraConfig(r=4, lora_alpha=16, target_modules=TARGETS)
+            adapted = peft.get_peft_model(model, options)
+            for parameter_name, parameter in adapted.named_parameters():
+                if "lora_" in parameter_name:
+                    parameter.data.normal_(0, 0.3)
+            adapted.save_pretrained(root / name)
+            merged = adapted.merge_and_unload()
+        output = merged.generate(**prompt, max_new_tokens=12, do_sample=False)
+        told = output[0, prompt["input_ids"].shape[1] :]
+        made[name] = root / name, tokenizer.decode(told, skip_special_tokens=True)
+    assert made["one"][1] != made["two"][1]
+    return made
+
+
+@pytest.fixture(scope="module")
+def lora_server(
+    adapters: dict[str, tuple[Path, str]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """One adapter from the start, the other in a directory to load from."""
+    home = tmp_path_factory.mktemp("lora-server")
+    shutil.copytree(adapters["two"][0], home / "shelf" / "two")
+    flags = (
+        *("--lora", f"one={adapters['one'][0]}", "--lora-dir", str(home / "shelf")),
+        *("--dtype", "float32"),
+    )
+    with running_server(home / "server.log", *flags) as running:
+        yield running
+
+
+def ask(lora_server: Server, model: str) -> str:
+    answer = lora_server.chat(QUESTION, model=model, max_tokens=12)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == model
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def test_an_adapter_is_a_model_by_its_name(
+    lora_server: Server, adapters: dict[str, tuple[Path, str]]
+) -> None:
+    plain = ask(lora_server, MODEL)
+    assert ask(lora_server, "one") == adapters["one"][1]
+    assert ask(lora_server, MODEL) == plain == "The capital of France is Paris."
+    with openai.OpenAI(base_url=f"{lora_server.url}/v1", api_key="none") as client:
+        cards = {card.id: card.to_dict() for card in client.models.list()}
+        assert cards["one"]["parent"] == MODEL
+        assert client.models.retrieve("one").id == "one"
+    streamed = lora_server.complete("The capital of", model="one", stream=True)
+    assert '"model":"one"' in streamed.text
+
+
+def test_an_adapter_comes_and_goes(
+    lora_server: Server, adapters: dict[str, tuple[Path, str]]
+) -> None:
+    assert lora_server.chat(model="two").status_code == 404
+    loaded = lora_server.post("/v1/load_lora_adapter", {"lora_name": "two", "lora_path": "two"})
+    assert loaded.status_code == 200, loaded.text
+    assert ask(lora_server, "two") == adapters["two"][1]
+    assert ask(lora_server, "one") == adapters["one"][1]
+    assert lora_server.post("/v1/unload_lora_adapter", {"lora_name": "two"}).status_code == 200
+    assert lora_server.chat(model="two").status_code == 404
+    assert lora_server.post("/v1/unload_lora_adapter", {"lora_name": "two"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["../one", "/etc", "https://example.com/a", "no", "two\0", "a" * 999]
+)
+def test_nothing_is_loaded_from_elsewhere(lora_server: Server, path: str) -> None:
+    answer = lora_server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": path})
+    assert answer.status_code == 404, answer.text
+    assert answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_what_is_no_adapter_is_refused_and_harms_nobody(
+    lora_server: Server, tmp_path: Path
+) -> None:
+    shelf = Path(next(p for p in lora_server.process.args if str(p).endswith("shelf")))
+    (shelf / "empty").mkdir()
+    answer = lora_server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "empty"})
+    assert answer.status_code == 400, answer.text
+    assert "adapter_config.json" in answer.json()["error"]["message"]
+    assert str(shelf) not in answer.text
+    answer = lora_server.post("/v1/load_lora_adapter", {"lora_name": MODEL, "lora_path": "two"})
+    assert answer.status_code == 400
+    assert lora_server.chat(model="x").status_code == 404
+    lora_server.wait_idle()
+
+
+def test_adapters_outlive_the_engine(
+    lora_server: Server, adapters: dict[str, tuple[Path, str]]
+) -> None:
+    """A restarted engine reads again what requests name."""
+    assert ask(lora_server, "one") == adapters["one"][1]
+    engine = max(
+        psutil.Process(lora_server.process.pid).children(), key=lambda p: p.memory_info().rss
+    )
+    engine.kill()
+    lora_server.wait_for(lambda m: m["engine_restarts_total"] >= 1, "a restart")
+    assert ask(lora_server, "one") == adapters["one"][1]
+
+
+def test_without_a_directory_there_is_no_such_route(base_url: str) -> None:
+    import httpx
+
+    answer = httpx.post(
+        f"{base_url}/load_lora_adapter", json={"lora_name": "x", "lora_path": "x"}, timeout=30
+    )
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_a_bad_adapter_ends_the_start_with_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--lora", f"x={tmp_path}"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "--lora x: the adapter cannot be used: adapter_config.json" in done.stderr
+    assert "Traceback" not in done.stderr
