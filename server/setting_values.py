@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 _SCALES = {
     "": 1,
@@ -31,7 +31,19 @@ def _read_list(value: Any) -> Any:
     return value
 
 
+def _check_adapters(rows: list[str]) -> list[str]:
+    """Rows of ``NAME=DIRECTORY``, each name once."""
+    names = [row.partition("=")[0] for row in rows]
+    for row, name in zip(rows, names, strict=True):
+        if not name or row == name or row.endswith("="):
+            raise ValueError(f"must be NAME=DIRECTORY, not {row[:80]!r}")
+    if len(set(names)) < len(names):
+        raise ValueError("names an adapter twice")
+    return rows
+
+
 ScaledInt = Annotated[int, BeforeValidator(_read_number)]
 StringList = Annotated[list[str], BeforeValidator(_read_list)]
+AdapterList = Annotated[StringList, AfterValidator(_check_adapters)]
 Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]
 OriginList = Annotated[list[Origin], BeforeValidator(_read_list)]

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ValidationError, field_validator
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -25,24 +25,22 @@ from pydantic_settings import (
 )
 
 from engine.config import (
-    CacheConfig,
     Device,
     Dtype,
     EngineConfig,
     LoadFormat,
     LogFormat,
     LogLevel,
-    LoraConfig,
     Policy,
     Quantization,
-    SchedulerConfig,
 )
 from engine.paths import default_model_dir
 from engine.pooling import PoolingKind
 from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
+from server.engine_settings import engine_config
 from server.setting import Setting, setting, table_of
 from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
-from server.setting_values import OriginList, ScaledInt, StringList
+from server.setting_values import AdapterList, OriginList, ScaledInt, StringList
 from server.text.answers import ReasoningParser, ToolCallParser
 
 DEMO_MODEL_NAME = "quire-demo"
@@ -109,7 +107,7 @@ class Settings(BaseSettings):
         "Round the weights while they load: int8 (one scale for each output) or int4 (one for 32 "
         "inputs). On a CPU only.",
     )
-    loras: StringList = setting(
+    loras: AdapterList = setting(
         [],
         _MODEL,
         "LoRA adapter as PEFT saves it, as NAME=DIRECTORY; may be repeated. Clients ask for it by "
@@ -410,55 +408,9 @@ class Settings(BaseSettings):
         """Directories of the adapters, by name."""
         return dict(row.partition("=")[::2] for row in self.loras)
 
-    @field_validator("loras")
-    @classmethod
-    def _check_loras(cls, rows: list[str]) -> list[str]:
-        for row in rows:
-            name, _, path = row.partition("=")
-            if not name or not path:
-                raise ValueError(f"must be NAME=DIRECTORY, not {row[:80]!r}")
-        if len({row.partition("=")[0] for row in rows}) < len(rows):
-            raise ValueError("names an adapter twice")
-        return rows
-
     def engine_config(self) -> EngineConfig:
         """What the engine process is told of all this."""
-        return EngineConfig(
-            model=self.model_dir,
-            tokenizer=self.tokenizer,
-            dtype=self.dtype,
-            device=self.device,
-            load_format=self.load_format,
-            quantization=self.quantization,
-            max_model_len=self.max_model_len,
-            attention_backend=self.attention_backend,
-            batch_invariant=self.batch_invariant,
-            enforce_eager=self.enforce_eager,
-            pooling_type=self.pooling_type,
-            num_threads=self.num_threads,
-            seed=self.seed,
-            stub_step_ms=self.stub_step_ms,
-            scheduler=SchedulerConfig(
-                max_num_seqs=self.max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                policy=self.scheduling_policy or ("fair" if self.api_key_file else "fcfs"),
-                overlap=self.overlap,
-                batching_window_ms=self.batching_window_ms,
-                batching_window_prompts=self.batching_window_prompts,
-                batching_window_tokens=self.batching_window_tokens,
-            ),
-            cache=CacheConfig(
-                block_size=self.block_size,
-                enable_prefix_caching=self.enable_prefix_caching,
-                memory_bytes=self.kv_cache_memory_bytes,
-                memory_utilization=self.gpu_memory_utilization,
-                num_blocks=self.num_gpu_blocks_override,
-            ),
-            lora=LoraConfig(max_loaded=self.max_loras, max_on_host=self.max_cpu_loras),
-            profile_dir=None if self.profile is None else str(self.profile.absolute()),
-            log_level=self.log_level,
-            log_format=self.log_format,
-        )
+        return engine_config(self)
 
 
 def settings_table() -> list[Setting]:

@@ -50,6 +50,7 @@ def test_every_setting_has_a_flag_a_variable_and_a_yaml_key(tmp_path, monkeypatc
         "profile": "traces",
         "data_dir": "kept",
         "lora": "tone=adapters/tone",
+        "lora_dir": "adapters",
         "api_key_file": "keys.yaml",
         "cors_origin": "https://app.example",
         "ssl_certfile": "cert.pem",

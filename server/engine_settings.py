@@ -1,0 +1,50 @@
+"""From the settings of a server to the config of its engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
+
+if TYPE_CHECKING:
+    from server.settings import Settings
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """What the engine process is told of ``settings``."""
+    return EngineConfig(
+        model=settings.model_dir,
+        tokenizer=settings.tokenizer,
+        dtype=settings.dtype,
+        device=settings.device,
+        load_format=settings.load_format,
+        quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
+        attention_backend=settings.attention_backend,
+        batch_invariant=settings.batch_invariant,
+        enforce_eager=settings.enforce_eager,
+        pooling_type=settings.pooling_type,
+        num_threads=settings.num_threads,
+        seed=settings.seed,
+        stub_step_ms=settings.stub_step_ms,
+        scheduler=SchedulerConfig(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            policy=settings.scheduling_policy or ("fair" if settings.api_key_file else "fcfs"),
+            overlap=settings.overlap,
+            batching_window_ms=settings.batching_window_ms,
+            batching_window_prompts=settings.batching_window_prompts,
+            batching_window_tokens=settings.batching_window_tokens,
+        ),
+        cache=CacheConfig(
+            block_size=settings.block_size,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            memory_bytes=settings.kv_cache_memory_bytes,
+            memory_utilization=settings.gpu_memory_utilization,
+            num_blocks=settings.num_gpu_blocks_override,
+        ),
+        lora=LoraConfig(max_loaded=settings.max_loras, max_on_host=settings.max_cpu_loras),
+        profile_dir=None if settings.profile is None else str(settings.profile.absolute()),
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )
