@@ -17,10 +17,11 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CLIENTS := .venv-clients
 SERVER := $(VENV)/.server
 EVERYTHING := $(VENV)/.everything
 
-.PHONY: help install serve test test-slow check format bench bench-cpu gpu-check docker clean
+.PHONY: help install clients serve test test-slow check format bench bench-cpu gpu-check docker clean
 
 help: ## Tell the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,18 @@ $(EVERYTHING): $(SERVER)
 	@echo "Installing what the tests and checks need."
 	$(PIP) install -c constraints.txt -e '.[test]'
 	@touch $@
+
+# They disagree with each other and with us about versions: an environment of their own.
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/js/package-lock.json
+	@echo "Installing the client libraries into $(CLIENTS)."
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install \
+		-r tests/clients/requirements.txt
+	@if command -v npm >/dev/null; then npm ci --silent --prefix tests/clients/js; \
+		else echo "npm is missing: the JavaScript client is not tested."; fi
+	@touch $@
+
+clients: $(CLIENTS)/.installed ## Install the client libraries that tests/clients drives
 
 serve: $(SERVER) ## Serve the model that ships with Quire (ARGS="MODEL --port 9000 ...")
 	@exec $(BIN)/quire serve $(ARGS)
@@ -77,5 +90,5 @@ docker: ## Build the GPU image (ARGS="--build-arg TORCH=cpu" for the CPU one)
 	docker build -t quire $(ARGS) .
 
 clean: ## Remove the virtual environment and all caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) tests/clients/js/node_modules build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
