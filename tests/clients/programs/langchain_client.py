@@ -6,14 +6,14 @@ import sys
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class Capital(BaseModel):
     """A country's capital."""
 
-    country: str
-    city: str
+    country: str = Field(max_length=20)
+    city: str = Field(max_length=20)
 
 
 @tool
@@ -23,7 +23,9 @@ def get_weather(city: str) -> str:
 
 
 def main(base_url: str, model: str) -> None:
-    chat = ChatOpenAI(base_url=base_url, api_key="none", model=model, temperature=0, max_retries=0)
+    chat = ChatOpenAI(
+        base_url=base_url, api_key="none", model=model, temperature=0, max_retries=0, max_tokens=128
+    )
     asked = [SystemMessage("Be brief."), HumanMessage("What is the capital of France?")]
     answer = chat.invoke(asked)
     assert "Paris" in answer.content, answer
