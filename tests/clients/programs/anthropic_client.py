@@ -20,7 +20,7 @@ WEATHER = {
 def main(base_url: str, model: str) -> None:
     root = base_url.removesuffix("/v1")
     client = anthropic.Anthropic(base_url=root, api_key="none", max_retries=0)
-    asked = {"model": model, "max_tokens": 100, "temperature": 0}
+    asked = {"model": model, "max_tokens": 100, "extra_body": {"temperature": 0}}
     answer = client.messages.create(**asked, system="Be brief.", messages=QUESTION)
     assert "Paris" in answer.content[0].text, answer
     assert answer.stop_reason == "end_turn", answer
@@ -61,12 +61,13 @@ def main(base_url: str, model: str) -> None:
 
     asyncio.run(several())
 
+    refusal = None
     try:
         client.messages.create(**{**asked, "model": "no-such-model"}, messages=QUESTION)
     except anthropic.NotFoundError as error:
-        assert error.body["error"]["type"] == "not_found_error", error.body
-    else:
-        raise AssertionError("an unknown model was answered")
+        refusal = error.body
+    assert refusal is not None, "an unknown model was answered"
+    assert refusal["error"]["type"] == "not_found_error", refusal
 
 
 if __name__ == "__main__":
