@@ -79,12 +79,11 @@ class Adapters:
         root = self._directory.resolve()
         try:
             found = (root / path).resolve()
-            is_inside = found.is_relative_to(root) and found.is_dir()
+            if found.is_relative_to(root) and found.is_dir():
+                return found
         except (OSError, ValueError):  # too long, or with a NUL
-            is_inside = False
-        if not is_inside:
-            raise unknown_adapter(path)
-        return found
+            pass
+        raise unknown_adapter(path)
 
 
 def unknown_adapter(name: str) -> ApiError:

@@ -406,7 +406,8 @@ class Settings(BaseSettings):
     @property
     def adapters(self) -> dict[str, str]:
         """Directories of the adapters, by name."""
-        return dict(row.partition("=")[::2] for row in self.loras)
+        rows = (row.partition("=") for row in self.loras)
+        return {name: path for name, _, path in rows}
 
     def engine_config(self) -> EngineConfig:
         """What the engine process is told of all this."""

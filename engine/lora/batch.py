@@ -59,6 +59,8 @@ def step_adapters(
     device = table.tables.device
     tokens = np.repeat(rows, np.diff(batch.query_start))
     return (
-        StepAdapters(store, adapter_rows(tokens, device), operations),
-        StepAdapters(store, adapter_rows(rows[batch.sampling_rows], device), operations),
+        StepAdapters(store, adapter_rows(tokens, store.num_slots, device), operations),
+        StepAdapters(
+            store, adapter_rows(rows[batch.sampling_rows], store.num_slots, device), operations
+        ),
     )

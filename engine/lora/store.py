@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 from engine.errors import InvalidParameter
 from engine.lora.peft import Delta, read_adapter
@@ -45,7 +46,7 @@ class AdapterStore:
         self._max_on_host = max(max_loaded, max_on_host)
         self._on_host: OrderedDict[str, dict[str, Delta]] = OrderedDict()  # least recent first
         self._slots: OrderedDict[str, int] = OrderedDict()  # the same
-        self._num_slots = 0
+        self.num_slots = 0  # on the device
         self._layers: dict[str, AdapterWeights] = {}  # by parameter
 
     def load(self, adapter: Adapter) -> None:
@@ -94,21 +95,21 @@ class AdapterStore:
 
     def _free_slot(self, wanted: dict[str, Adapter]) -> int:
         """A slot that no row of this step uses."""
-        if self._num_slots >= self._max_loaded:
+        if self.num_slots >= self._max_loaded:
             for id_ in self._slots:
                 if id_ not in wanted:
                     return self._slots.pop(id_)
-        return self._grow(self._num_slots + 1)
+        return self._grow(self.num_slots + 1)
 
     def _grow(self, num_slots: int) -> int:
         """Make room for ``num_slots``; returns the last."""
         for name, weights in self._layers.items():
             more = num_slots - weights.down.shape[0]
             self._layers[name] = AdapterWeights(
-                torch.cat((weights.down, weights.down.new_zeros(more, *weights.down.shape[1:]))),
-                torch.cat((weights.up, weights.up.new_zeros(more, *weights.up.shape[1:]))),
+                functional.pad(weights.down, (0, 0, 0, 0, 0, more)),
+                functional.pad(weights.up, (0, 0, 0, more)),
             )
-        self._num_slots = num_slots
+        self.num_slots = num_slots
         return num_slots - 1
 
     def _fill(self, slot: int, deltas: dict[str, Delta]) -> None:
@@ -118,11 +119,11 @@ class AdapterStore:
                 self._widen(name, delta)
             weights = self._layers[name]
             weights.down[slot] = 0
-            weights.up[slot] = 0
+            weights.up[:, slot] = 0
             if delta is not None:
                 rank = delta.down.shape[0]
                 weights.down[slot, :rank] = delta.down.to(self._device)
-                weights.up[slot, :, :rank] = delta.up.to(self._device)
+                weights.up[:, slot, :rank] = delta.up.to(self._device)
 
     def _widen(self, name: str, delta: Delta) -> None:
         """Have tensors for a layer, wide enough for this delta's rank."""
@@ -131,10 +132,10 @@ class AdapterStore:
         if have >= rank:
             return
         down = torch.zeros(
-            (self._num_slots, rank, delta.down.shape[1]), dtype=self._dtype, device=self._device
+            (self.num_slots, rank, delta.down.shape[1]), dtype=self._dtype, device=self._device
         )
         up = torch.zeros(
-            (self._num_slots, delta.up.shape[0], rank), dtype=self._dtype, device=self._device
+            (delta.up.shape[0], self.num_slots, rank), dtype=self._dtype, device=self._device
         )
         if weights is not None:
             down[:, :have] = weights.down

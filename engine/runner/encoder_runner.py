@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from engine.errors import Failure
+from engine.errors import Failure, InvalidParameter
 from engine.models.encoder.model import Encoder
 from engine.profiler import Spans
 from engine.runner.model_runner import translated_errors
 from engine.runner.outcome import tell_pooled
 from engine.runner.pooling import pool_rows
 from engine.runner.protocol import Computed, Launched
-from engine.types import EngineInfo, Request, ScheduledRow, StepPlan, StepResult
+from engine.types import Adapter, EngineInfo, Request, ScheduledRow, StepPlan, StepResult
 
 
 class EncoderRunner:
@@ -38,6 +38,10 @@ class EncoderRunner:
     def mark(self, spans: Spans) -> None:
         """See ``Runner.mark``."""
         self._spans = spans
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """An encoder takes none. Raises InvalidParameter."""
+        raise InvalidParameter("an encoder takes no adapters", param="model")
 
     def prepare(self) -> bool:
         """There is nothing to prepare."""

@@ -1,10 +1,14 @@
-"""Adapters of several rows, one after the other: the twin of the grouped products."""
+"""Adapters of several rows in plain torch: the twin of the grouped products."""
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from kernels.lora import AdapterRows, AdapterWeights
+
+# Tokens of one adapter from which on a product of their own is worth its calls.
+_LONG_GROUP = 16
 
 
 def add_adapters(
@@ -12,9 +16,10 @@ def add_adapters(
 ) -> torch.Tensor:
     """``out[t] += up[s] @ down[s] @ x[t]`` for each token t with an adapter in slot s, in place.
 
-    Returns ``out``.
-
-    Segments as in Punica (Chen et al. 2023), by index instead of sorted.
+    Returns ``out``. Few tokens of many adapters go through all slots at once, and what is not their
+    own is struck out between the two products: ranks are so small that this costs less than the
+    calls of a product for each adapter. Else each adapter's tokens are a segment, as in Punica
+    (Chen et al. 2023), by index instead of sorted.
 
     Args:
         out: [n, outputs].
@@ -22,10 +27,17 @@ def add_adapters(
         weights: of the layer.
         rows: the tokens' slots.
     """
-    for slot, tokens in rows.groups:
+    num_slots, rank, inputs = weights.down.shape
+    groups = rows.groups
+    if len(groups) > 1 and x.shape[0] < _LONG_GROUP * len(groups):
+        inner = functional.linear(x, weights.down.view(num_slots * rank, inputs))
+        inner = inner.view(-1, num_slots, rank) * rows.is_own
+        all_up = weights.up.view(-1, num_slots * rank)
+        return out.add_(functional.linear(inner.view(-1, num_slots * rank), all_up))
+    for slot, tokens in groups:
         is_all = tokens.numel() == x.shape[0]
         read = x if is_all else x.index_select(0, tokens)
-        added = (read @ weights.down[slot].T) @ weights.up[slot].T
+        added = (read @ weights.down[slot].T) @ weights.up[:, slot].T
         if is_all:
             out += added
         else:

@@ -75,7 +75,7 @@ def grouped_matmul(
 
     Args:
         x: [rows, inputs].
-        weights: [experts, outputs, inputs].
+        weights: [experts, outputs, inputs]; the inputs of an output lie side by side.
         routing: which pair goes to which expert.
         pairs_a_row: pairs that share a row of x.
         factors: of each pair, float32, or None.
@@ -94,6 +94,8 @@ def grouped_matmul(
         factors,
         outputs,
         inputs,
+        weights.stride(0),
+        weights.stride(1),
         PAIRS_A_ROW=pairs_a_row,
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
@@ -117,6 +119,8 @@ def _grouped_matmul_kernel(
     factors,
     outputs,
     inputs,
+    expert_stride,
+    output_stride,
     PAIRS_A_ROW: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -140,8 +144,8 @@ def _grouped_matmul_kernel(
     is_column = columns < outputs
     depth = tl.arange(0, DEPTH)
     x_place = x + (pair // PAIRS_A_ROW * inputs)[:, None] + depth[None, :]
-    base = weights + expert.to(tl.int64) * outputs * inputs
-    weight_place = base + columns.to(tl.int64)[:, None] * inputs + depth[None, :]
+    base = weights + expert.to(tl.int64) * expert_stride
+    weight_place = base + columns.to(tl.int64)[:, None] * output_stride + depth[None, :]
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in range(0, inputs, DEPTH):
         is_deep = (depth < inputs - begin)[None, :]

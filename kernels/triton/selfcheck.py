@@ -98,8 +98,8 @@ def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Gener
     chosen = torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
     shares = torch.rand(5, 2, generator=random)
     yield _both(kernels, spec, "fused_moe", x, gate_up / 7, down / 6, chosen, shares)
-    rows = adapter_rows(np.array([2, -1, 0, 2, 1]), _CPU)
-    ups = _noise(random, spec.dtype, 3, 64, 8)
+    rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, _CPU)
+    ups = _noise(random, spec.dtype, 64, 3, 8)
     weights = AdapterWeights(_noise(random, spec.dtype, 3, 8, 48) / 7, ups)
     yield _both(kernels, spec, "add_adapters", _noise(random, spec.dtype, 5, 64), x, weights, rows)
 

@@ -1,0 +1,139 @@
+"""What adapters cost a decode step: several in one batch, against the same rows without any.
+
+    python -m loadtest.models 100m DIR
+    python -m tools.bench.lora DIR
+
+Adapters of all linear layers are made at random. The same sequences are continued with and without
+them, in turn; told are the medians of the steps' times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.models.checkpoint import read_config
+from engine.models.spec import DecoderSpec
+from engine.requests import fan_out
+from engine.types import Adapter, SamplingParams
+
+_PROMPT, _WARM_UP_STEPS, _ROUNDS = 64, 8, 3
+_GATE = 0.7  # of the throughput without adapters
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line of JSON. Returns 1 when the gate is missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a directory in Hugging Face format, of a Llama")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--adapters", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=24, help="timed, of each round")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    options = parser.parse_args(argv)
+    length = _PROMPT + _WARM_UP_STEPS + options.steps + 8
+    core = EngineCore.load(
+        EngineConfig(
+            model=options.model,
+            device=options.device,
+            max_model_len=length,
+            scheduler=SchedulerConfig(max_num_seqs=options.rows),
+            cache=CacheConfig(
+                enable_prefix_caching=False, num_blocks=options.rows * (1 + -(-length // 16))
+            ),
+        )
+    )
+    with tempfile.TemporaryDirectory() as home:
+        spec = read_config(options.model).spec
+        assert isinstance(spec, DecoderSpec)
+        adapters = [
+            _make(Path(home) / str(i), spec, options.rank, i) for i in range(options.adapters)
+        ]
+        told = measure(core, adapters, options.rows, options.steps)
+    told |= {"adapters": options.adapters, "rank": options.rank, "model": Path(options.model).name}
+    print(json.dumps(told))
+    return 1 if told["throughput"] < _GATE else 0
+
+
+def measure(
+    core: EngineCore, adapters: Sequence[Adapter], rows: int, steps: int
+) -> dict[str, Any]:
+    """Rounds without and with adapters, in turn."""
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(2 * _ROUNDS):
+        is_adapted = number % 2 == 1
+        ids = []
+        for index in range(rows):
+            prompt = [3 + (index * 131 + place * 7) % 1000 for place in range(_PROMPT)]
+            sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+            adapter = adapters[index % len(adapters)] if is_adapted else None
+            (request,) = fan_out(f"{number}-{index}", prompt, sampling, adapter=adapter)
+            core.add(request)
+            ids.append(request.id)
+        waiting = rows
+        while waiting:
+            waiting -= len(core.step().num_cached_tokens)  # told with the first token
+        for step in range(_WARM_UP_STEPS + steps):
+            begun_s = time.perf_counter()
+            core.step()
+            if step >= _WARM_UP_STEPS:
+                taken[is_adapted].append(time.perf_counter() - begun_s)
+        for id_ in ids:
+            core.abort(id_)
+        while core.has_work:
+            core.step()
+    plain_s, adapted_s = statistics.median(taken[False]), statistics.median(taken[True])
+    return {
+        "rows": rows,
+        "step_ms": plain_s * 1e3,
+        "adapted_step_ms": adapted_s * 1e3,
+        "throughput": plain_s / adapted_s,
+    }
+
+
+def _make(directory: Path, spec: DecoderSpec, rank: int, seed: int) -> Adapter:
+    """A random adapter of all linear layers of a Llama, in PEFT's format."""
+    hidden, inner, query, kv = (
+        *(spec.hidden_size, spec.intermediate_size),
+        *(spec.query_size, spec.kv_size),
+    )
+    shapes = {
+        "self_attn.q_proj": (query, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, query),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(spec.num_layers):
+        for module, (outputs, inputs) in shapes.items():
+            name = f"base_model.model.model.layers.{layer}.{module}"
+            down = torch.randn(rank, inputs, generator=random)
+            up = torch.randn(outputs, rank, generator=random)
+            tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = down / 50, up / 50
+    directory.mkdir()
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return Adapter(id=directory.name, name=directory.name, path=str(directory))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
