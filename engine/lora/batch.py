@@ -50,6 +50,8 @@ def step_adapters(
     Raises:
         InvalidParameter: an adapter can no longer be read.
     """
+    if store.is_empty:
+        return None
     of_rows = [table.requests[slot].adapter for slot in batch.slots.tolist()]
     adapters = [adapter for adapter in of_rows if adapter is not None]
     if not adapters:

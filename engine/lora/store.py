@@ -49,6 +49,11 @@ class AdapterStore:
         self.num_slots = 0  # on the device
         self._layers: dict[str, AdapterWeights] = {}  # by parameter
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no adapter was ever loaded."""
+        return not self._on_host
+
     def load(self, adapter: Adapter) -> None:
         """Read an adapter onto the host, if it is not there.
 

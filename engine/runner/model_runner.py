@@ -144,7 +144,7 @@ class ModelRunner:
         """The captured graph that serves the step, with the batch in it; None: there is none."""
         if self._graphs is None or plan.copies or self._judges(batch):
             return None
-        if any(self._rows.requests[slot].adapter for slot in batch.slots.tolist()):
+        if not self._adapters.is_empty and self._adapts(batch):
             return None
         graph = self._graphs.find(batch)
         if graph is not None:
@@ -228,6 +228,10 @@ class ModelRunner:
         requests = [self._rows.requests[slot] for slot in batch.slots.tolist()]
         bounds = batch.query_start.tolist()
         return list(pool_rows(rows, requests, bounds, hidden, self._model.logits))
+
+    def _adapts(self, batch: HostBatch) -> bool:
+        """Whether a row has an adapter: what adds it is not captured."""
+        return any(self._rows.requests[slot].adapter for slot in batch.slots.tolist())
 
     def _judges(self, batch: HostBatch) -> bool:
         """Whether a row tells of prompt tokens with this step."""

@@ -69,9 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if told["throughput"] < _GATE else 0
 
 
-def measure(
-    core: EngineCore, adapters: Sequence[Adapter], rows: int, steps: int
-) -> dict[str, Any]:
+def measure(core: EngineCore, adapters: Sequence[Adapter], rows: int, steps: int) -> dict[str, Any]:
     """Rounds without and with adapters, in turn."""
     taken: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * _ROUNDS):
