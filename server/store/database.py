@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from server.store.presence import Presence
 
 FILE_NAME = "quire.sqlite3"
 _BUSY_TIMEOUT_S = 10.0  # for other processes' writes; each is short
+_BUSY_RETRY_S = 0.02
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -113,6 +115,8 @@ class Database:
             self._presence = Presence(self.directory)
             return connection
         except (OSError, sqlite3.Error) as error:
+            if _is_busy(error):
+                raise  # it can be written, and is by others: the next call tries again
             reason = getattr(error, "strerror", None) or error
             _log.warning(
                 "cannot write %s (%s): what is stored stays in memory and ends with this process; "
@@ -156,7 +160,27 @@ def default_data_dir() -> Path:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    """A connection whose transactions are ours to begin. Raises sqlite3.Error."""
+    """A connection whose transactions are ours to begin. Raises sqlite3.Error.
+
+    Only one process at a time can make a file a WAL, and SQLite does not wait for that one as it
+    does for other locks: those that come together try again.
+    """
+    until_s = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            return _connect_once(path)
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() > until_s:
+                raise
+            time.sleep(_BUSY_RETRY_S)
+
+
+def _is_busy(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _connect_once(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
