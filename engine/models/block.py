@@ -6,16 +6,16 @@ norms stand; what attention and MLP are is the block's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.models.mlp import Adapters, bind_mlp
 from engine.models.modules import Layer
-from engine.models.norms import Norm, NormWeights, bind_norm
-from engine.models.spec import DecoderSpec, Placement
+from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
+from engine.models.spec import DecoderSpec
 from kernels.attention import LayerCache
 from kernels.operations import Kernels
 
@@ -50,8 +50,8 @@ class Block:
         def norm(weights: NormWeights | None) -> Norm | None:
             return None if weights is None else bind_norm(spec.norm, weights, self._operations)
 
-        self.attention_norm = norm(layer.attention_norm)
-        self.mlp_norm = norm(layer.mlp_norm)
+        self.attention_norm: Norm = norm(layer.attention_norm) or Unnormed()
+        self.mlp_norm: Norm = norm(layer.mlp_norm) or Unnormed()
         self._attention_after = norm(layer.attention_after)
         self._mlp_after = norm(layer.mlp_after)
         self._query_norm = norm(layer.wide_query_norm)
@@ -101,6 +101,14 @@ class Block:
         return torch.cat((query, key, value), dim=-1)
 
 
+class _Pass(NamedTuple):
+    """What a walk through the layers is given beside the residual stream."""
+
+    state: StepState
+    caches: Sequence[LayerCache]  # one for each layer, written in place
+    wanted: torch.Tensor | None  # [num_wanted] int64, the tokens whose result is read
+
+
 class Walk:
     """All layers, one after the other.
 
@@ -114,9 +122,10 @@ class Walk:
         # The norm behind each layer: the next layer's, and after the last the model's own.
         norms = (*(block.attention_norm for block in blocks[1:]), last_norm)
         self._blocks = tuple(zip(blocks, norms, strict=True))
+        self._first_norm = blocks[0].attention_norm
         self._last = blocks[-1]
-        self._last_norm = last_norm
-        self._go = _WALKS[spec.placement]
+        self._shares_norm = spec.shared_norm
+        self._go = self._side_by_side if spec.placement == "parallel" else self._in_turn
 
     def __call__(
         self,
@@ -132,72 +141,42 @@ class Walk:
             state: the step's.
             caches: one for each layer, written in place.
             wanted: [num_wanted] int64, or None.
-        """
-        return self._go(self, x, state, caches, wanted)
 
-    def _pre(
-        self,
-        x: torch.Tensor,
-        state: StepState,
-        caches: Sequence[LayerCache],
-        wanted: torch.Tensor | None,
-    ) -> torch.Tensor:
-        # The sum and the norm behind it are one operation, so a layer ends with the next one's.
+        Returns:
+            [num_wanted or num_tokens, hidden_size].
+        """
+        return self._go(x, _Pass(state, caches, wanted))
+
+    def _in_turn(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
+        """Attention, then the MLP. Norms that a placement does not have change nothing."""
+        state, caches, wanted = given
         adapters = state.adapters
-        normed = self._blocks[0][0].attention_norm(x)  # type: ignore[misc]
+        # The sum and the norm behind it are one operation, so a layer ends with the next one's.
+        normed = self._first_norm(x)
         for (block, next_norm), cache in zip(self._blocks, caches, strict=True):
             attended = block.attend(normed, state, cache)
             if block is self._last and wanted is not None:
                 adapters = state.wanted_adapters
                 x, attended = _select(wanted, x, attended)
-            normed = block.mlp_norm.add(block.output(attended, adapters), x)  # type: ignore[union-attr]
-            normed = next_norm.add(block.mlp(normed, adapters), x)  # type: ignore[union-attr]
+            normed = block.mlp_norm.add(block.output(attended, adapters), x)
+            normed = next_norm.add(block.mlp(normed, adapters), x)
         return normed
 
-    def _post(
-        self,
-        x: torch.Tensor,
-        state: StepState,
-        caches: Sequence[LayerCache],
-        wanted: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _side_by_side(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
+        """Attention and MLP of the same residual stream."""
+        state, caches, wanted = given
         adapters = state.adapters
-        for (block, _), cache in zip(self._blocks, caches, strict=True):
-            attended = block.attend(x, state, cache)
-            if block is self._last and wanted is not None:
-                adapters = state.wanted_adapters
-                x, attended = _select(wanted, x, attended)
-            x += block.output(attended, adapters)
-            x += block.mlp(x, adapters)
-        return self._last_norm(x)
-
-    def _parallel(
-        self,
-        x: torch.Tensor,
-        state: StepState,
-        caches: Sequence[LayerCache],
-        wanted: torch.Tensor | None,
-    ) -> torch.Tensor:
-        adapters = state.adapters
-        normed = self._blocks[0][0].attention_norm(x)  # type: ignore[misc]
+        normed = self._first_norm(x)
         for (block, next_norm), cache in zip(self._blocks, caches, strict=True):
             attended = block.attend(normed, state, cache)
-            read = normed if block.mlp_norm is None else block.mlp_norm(x)
+            read = normed if self._shares_norm else block.mlp_norm(x)
             if block is self._last and wanted is not None:
                 adapters = state.wanted_adapters
                 x, attended, read = _select(wanted, x, attended, read)
             out = block.output(attended, adapters)
             out += block.mlp(read, adapters)
-            normed = next_norm.add(out, x)  # type: ignore[union-attr]
+            normed = next_norm.add(out, x)
         return normed
-
-
-_WALKS: dict[Placement, Callable[..., torch.Tensor]] = {
-    "pre": Walk._pre,
-    "sandwich": Walk._pre,  # the norms behind attention and MLP are the block's
-    "post": Walk._post,
-    "parallel": Walk._parallel,
-}
 
 
 def _select(wanted: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:

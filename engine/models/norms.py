@@ -74,6 +74,21 @@ class LayerNorm:
         return self(residual)
 
 
+class Unnormed:
+    """In the place of a norm that a model does not have."""
+
+    __slots__ = ()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` itself."""
+        return x
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``residual``, to which ``x`` has been added."""
+        residual += x
+        return residual
+
+
 def bind_norm(spec: NormSpec, weights: NormWeights, operations: Operations) -> Norm:
     """The norm that ``spec`` describes, computed by ``operations`` where they have it."""
     if spec.kind == "rms":
