@@ -37,7 +37,7 @@ def account(clock: Clock, ledger: Ledger | None = None, **limits: int) -> Accoun
 
 def refused(call: object, *arguments: object) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        call(*arguments)  # type: ignore[operator]
+        call(*arguments)
     assert caught.value.status == 429
     return caught.value
 

@@ -115,7 +115,7 @@ async def test_reasoning_that_the_prompt_has_opened(special: Path) -> None:
 async def test_the_history_is_what_the_template_expects(special: Path) -> None:
     """Arguments are objects, and ids have nine characters, whoever made them."""
     call = {"id": "call_0123456789abcdef", "type": "function"}
-    call["function"] = {"name": "add", "arguments": '{"b": {"c": 1}}'}  # type: ignore[assignment]
+    call["function"] = {"name": "add", "arguments": '{"b": {"c": 1}}'}
     history = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "2", "tool_call_id": call["id"]},

@@ -199,7 +199,7 @@ def test_the_order_of_a_call() -> None:
         "response.output_item.done",
     ]
     (item,) = assembly.response.output
-    assert (item.call_id, item.name, item.arguments) == ("call_1", "f", "{}")  # type: ignore
+    assert (item.call_id, item.name, item.arguments) == ("call_1", "f", "{}")
 
 
 @pytest.mark.parametrize(
@@ -209,5 +209,5 @@ def test_the_order_of_a_call() -> None:
 def test_a_failure_has_one_of_the_codes_of_the_specification(status: int, code: str) -> None:
     assembly = Assembly(blank(), Numbering(), lambda: 5.0)
     (event,) = assembly.fail(ApiError(status, "reason"))
-    assert event.response.error is not None  # type: ignore
-    assert (event.response.error.code, event.response.error.message) == (code, "reason")  # type: ignore
+    assert event.response.error is not None
+    assert (event.response.error.code, event.response.error.message) == (code, "reason")

@@ -75,8 +75,8 @@ def test_a_call_is_streamed(client: openai.OpenAI) -> None:
         (call,) = stream.get_final_response().output
     deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
     (done,) = (e for e in events if e.type == "response.function_call_arguments.done")
-    assert "".join(deltas) == done.arguments == call.arguments == whole.arguments  # type: ignore
-    assert (done.name, call.name) == ("get_weather", "get_weather")  # type: ignore
+    assert "".join(deltas) == done.arguments == call.arguments == whole.arguments
+    assert (done.name, call.name) == ("get_weather", "get_weather")
 
 
 @pytest.mark.parametrize(

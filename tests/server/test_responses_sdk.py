@@ -105,7 +105,7 @@ def test_a_conversation_goes_on_from_a_stored_response(client: openai.OpenAI) ->
         {"role": "assistant", "content": first.output_text},
         {"role": "user", "content": "And of Italy?"},
     ]
-    sent = client.responses.create(model=MODEL, input=history, temperature=0)  # type: ignore
+    sent = client.responses.create(model=MODEL, input=history, temperature=0)
     assert second.output_text == sent.output_text
     assert second.usage is not None
     assert sent.usage is not None
@@ -123,7 +123,7 @@ def test_a_conversation_goes_on_from_a_stored_response(client: openai.OpenAI) ->
         items[2],
     ]
     for given in (items, references):
-        answer = client.responses.create(model=MODEL, input=given, temperature=0)  # type: ignore
+        answer = client.responses.create(model=MODEL, input=given, temperature=0)
         assert answer.output_text == second.output_text
     # A broken chain is told.
     client.responses.delete(first.id)
@@ -153,11 +153,11 @@ def test_stored_responses_are_found_and_forgotten(client: openai.OpenAI) -> None
 def test_input_items_come_in_pages(client: openai.OpenAI) -> None:
     texts = [f"Message {i}." for i in range(5)]
     given = [{"role": "user", "content": text} for text in texts]
-    response = client.responses.create(model=MODEL, input=given, max_output_tokens=1)  # type: ignore
+    response = client.responses.create(model=MODEL, input=given, max_output_tokens=1)
     forward = client.responses.input_items.list(response.id, order="asc", limit=2)
-    assert [item.content[0].text for item in forward] == texts  # type: ignore  # all the pages
+    assert [item.content[0].text for item in forward] == texts  # all the pages
     backward = client.responses.input_items.list(response.id, limit=5)
-    assert [item.content[0].text for item in backward.data] == texts[::-1]  # type: ignore
+    assert [item.content[0].text for item in backward.data] == texts[::-1]
     assert backward.has_more is False
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.input_items.list(response.id, after="msg_none")
@@ -186,7 +186,7 @@ def test_background(client: openai.OpenAI) -> None:
 
 def test_a_background_stream_goes_on_without_its_client(client: openai.OpenAI) -> None:
     text = "Tell me a story."
-    with ask(client, text, background=True, stream=True, store=True) as stream:  # type: ignore
+    with ask(client, text, background=True, stream=True, store=True) as stream:
         seen = []
         for event in stream:
             seen.append(event)
@@ -209,7 +209,7 @@ def test_a_background_response_is_cancelled(client: openai.OpenAI, server: Serve
     assert client.responses.cancel(queued.id).status == "cancelled"
     server.wait_idle()
     last = list(client.responses.retrieve(queued.id, stream=True))[-1]
-    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")  # type: ignore
+    assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(ask(client).id)
 
@@ -226,7 +226,7 @@ async def test_many_at_once(async_client: openai.AsyncOpenAI) -> None:
                 pieces.append(event.delta)
             last = event
         assert last is not None
-        stored = await async_client.responses.retrieve(last.response.id)  # type: ignore
+        stored = await async_client.responses.retrieve(last.response.id)
         return "".join(pieces), stored.output_text
 
     answers = await asyncio.gather(*(one(number) for number in range(32)))

@@ -159,7 +159,7 @@ def stored(id: str, *, created_at: int = 0, previous: str | None = None) -> Stor
 async def test_old_responses_go_unless_a_younger_one_needs_them(tmp_path: Path) -> None:
     day = 86_400
     now = int(time.time())
-    state = ServerState(Settings(data_dir=tmp_path), None, None)  # type: ignore[arg-type]
+    state = ServerState(Settings(data_dir=tmp_path), None, None)
     await purge(state)
     assert not os.listdir(tmp_path)  # nothing is made for the sake of forgetting
     store = ResponseStore(state.database)

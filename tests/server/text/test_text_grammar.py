@@ -71,7 +71,7 @@ def backend_of(tokenizer: Tokenizer) -> LlguidanceBackend:
 
 def special_ids(tokenizer: Tokenizer, dialect: dialects.Dialect) -> dict[str, int]:
     template = "tools " + " ".join(dialect.shown_by)
-    answers = AnswerFormat.of(template, tokenizer, tool_call_parser=dialect.name)  # type: ignore[arg-type]
+    answers = AnswerFormat.of(template, tokenizer, tool_call_parser=dialect.name)
     return answers.special_ids
 
 
