@@ -6,7 +6,7 @@ before the next is read: a model that is quantised at load never lies in memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -94,7 +94,7 @@ def make_modules(
         ModelLoadError: they cannot be read, or the device has no room for them.
     """
     layers = tuple(
-        _make_layer(spec, weights, method, i, stacked=stacked) for i in range(spec.num_layers)
+        make_layer(spec, weights, method, i, stacked=stacked) for i in range(spec.num_layers)
     )
     norm = _norm(spec, weights, "norm")
     assert norm is not None
@@ -116,9 +116,16 @@ def make_modules(
     return Modules(embed, positions, layers, norm, head, num_bytes)
 
 
-def _make_layer(
-    spec: DecoderSpec, weights: Weights, method: LinearMethod, i: int, *, stacked: bool
+def make_layer(
+    spec: DecoderSpec,
+    weights: Mapping[str, torch.Tensor],
+    method: LinearMethod,
+    i: int,
+    *,
+    stacked: bool = False,
 ) -> Layer:
+    """Layer ``i`` by itself, of parameters that it may change and keep. Raises as they do."""
+
     def linear(name: str) -> Linear:
         return method.make(weights[f"{i}.{name}.weight"], weights.get(f"{i}.{name}.bias"))
 
@@ -147,7 +154,12 @@ def _make_layer(
 
 
 def _experts(
-    moe: MoeSpec, weights: Weights, method: LinearMethod, i: int, *, stacked: bool
+    moe: MoeSpec,
+    weights: Mapping[str, torch.Tensor],
+    method: LinearMethod,
+    i: int,
+    *,
+    stacked: bool,
 ) -> ExpertWeights:
     gate_up = weights[f"{i}.experts.gate_up"].unflatten(0, (moe.num_experts, -1))
     down = weights[f"{i}.experts.down"].unflatten(0, (moe.num_experts, -1))
@@ -171,7 +183,7 @@ def _experts(
 
 
 def _query_key_value(
-    spec: DecoderSpec, weights: Weights, i: int
+    spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The fused projection, its queries' and keys' dimensions in the order the kernels rotate."""
     weight, bias = weights[f"{i}.qkv.weight"], weights.get(f"{i}.qkv.bias")
@@ -185,7 +197,7 @@ def _query_key_value(
     return weight, bias
 
 
-def _head_norms(spec: DecoderSpec, weights: Weights, i: int) -> torch.Tensor:
+def _head_norms(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int) -> torch.Tensor:
     """Of each head's query and key, [num_heads + num_kv_heads, head_dim]."""
     query, key = (_norm(spec, weights, f"{i}.{name}") for name in ("query_norm", "key_norm"))
     assert query is not None
@@ -197,7 +209,7 @@ def _head_norms(spec: DecoderSpec, weights: Weights, i: int) -> torch.Tensor:
     return norms if order is None else norms[:, order.to(norms.device)].contiguous()
 
 
-def _norm(spec: DecoderSpec, weights: Weights, name: str) -> NormWeights | None:
+def _norm(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str) -> NormWeights | None:
     weight = weights.get(name)
     if weight is None:
         return None

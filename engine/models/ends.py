@@ -1,0 +1,87 @@
+"""What stands before a decoder's layers and behind them.
+
+Each is apart from the layers, so that a model can also be walked through a layer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from engine.models.block import Rotation
+from engine.models.rope import inverse_frequencies
+from engine.models.spec import DecoderSpec
+from kernels.operations import Operations
+
+
+class Embeddings:
+    """From tokens to the residual stream.
+
+    Args:
+        spec: of the model.
+        embed: ids [n] -> [n, hidden_size].
+        positions: [max_position_embeddings, hidden_size], where they are learned.
+        dtype: the model's.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        positions: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self._embed = embed
+        self._positions = positions
+        # As a tensor of the model's dtype would hold it: checkpoints were trained with that.
+        self._scale = torch.tensor(spec.embedding_scale, dtype=dtype).item()
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Ids and positions, both [n] int64 -> [n, hidden_size]."""
+        x = self._embed(input_ids)
+        if self._positions is not None:
+            x = x + functional.embedding(positions, self._positions)
+        return x if self._scale == 1.0 else x * self._scale
+
+
+class Rotations:
+    """Cosines and sines of positions, for each of a model's rotary embeddings."""
+
+    def __init__(
+        self, spec: DecoderSpec, max_model_len: int, operations: Operations, device: torch.device
+    ) -> None:
+        self._operations = operations
+        self._ropes: list[tuple[torch.Tensor, float, int | None]] = []
+        for rope in spec.ropes:
+            frequencies, scale = inverse_frequencies(
+                rope, spec.head_dim, spec.max_position_embeddings, max_model_len
+            )
+            turned = None if rope.num_dims is None else rope.num_dims // 2
+            self._ropes.append((frequencies.to(device), scale, turned))
+
+    def __call__(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
+        """Of positions [n] int64, for a ``StepState``."""
+        return tuple(self._rotation(positions, *rope) for rope in self._ropes)
+
+    def _rotation(
+        self, positions: torch.Tensor, frequencies: torch.Tensor, scale: float, turned: int | None
+    ) -> Rotation:
+        if turned is None or scale == 1.0:
+            return self._operations.rope_tables(positions, frequencies, scale)
+        # Dimensions that are not rotated are not scaled either.
+        cos, sin = self._operations.rope_tables(positions, frequencies, 1.0)
+        cos[..., :turned] *= scale
+        sin[..., :turned] *= scale
+        return cos, sin
+
+
+def finish_logits(spec: DecoderSpec, logits: torch.Tensor) -> torch.Tensor:
+    """What the head says, scaled and capped as the model has it, in place: [n, vocab_size]."""
+    if not spec.generates:
+        return logits
+    if spec.logit_scale != 1.0:
+        logits = logits.mul_(spec.logit_scale)
+    cap = spec.logit_softcap
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
