@@ -6,6 +6,7 @@ Each kind of kernels has a module ``operations`` that satisfies :class:`Operatio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from kernels.attention import AttentionBackend, LayerCache
 from kernels.inputs import StepInputs, StepRows
 from kernels.lora import AdapterRows, AdapterWeights
+from kernels.moe import ExpertTensors
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
 
 
@@ -56,13 +58,18 @@ class Operations(Protocol):
         """See ``kernels.reference.fused``."""
         ...
 
+    def clamped_swiglu(self, gate_up: torch.Tensor, alpha: float, limit: float, /) -> torch.Tensor:
+        """See ``kernels.reference.moe``."""
+        ...
+
     def fused_moe(
         self,
         x: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        experts: ExpertTensors,
         expert_ids: torch.Tensor,
         expert_weights: torch.Tensor,
+        activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        weighs_input: bool = False,
         /,
     ) -> torch.Tensor:
         """See ``kernels.reference.moe``."""

@@ -187,6 +187,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **_rope("default", partial_rotary_factor=0.5),
         },
     ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16},
+            **{"sliding_window": 12, "swiglu_limit": 1.5, "pad_token_id": 0},
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False),
+        },
+    ),
     "cohere": ("CohereConfig", {**_LAYER_NORM, "logit_scale": 0.3, "pad_token_id": 0}),
     "cohere2": (
         "Cohere2Config",

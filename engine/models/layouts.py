@@ -12,7 +12,7 @@ from engine.models.spec import DecoderSpec
 class Layout(Protocol):
     """A checkpoint's own order of a parameter's numbers."""
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape in the checkpoint of what has ``shape`` here."""
         ...
 
@@ -24,7 +24,7 @@ class Layout(Protocol):
 class Transposed:
     """[inputs, outputs], as GPT-2's layers hold their weights."""
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""
         return shape[::-1]
 
@@ -36,7 +36,7 @@ class Transposed:
 class HeadByHead:
     """Query, key and value of one head after those of another, as GPT-NeoX fuses them."""
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""
         return shape
 
@@ -44,3 +44,29 @@ class HeadByHead:
         """See ``Layout``."""
         heads = stored.unflatten(0, (spec.num_heads, 3, spec.head_dim))
         return heads.transpose(0, 1).reshape(stored.shape)
+
+
+class StackedExperts:
+    """All experts of a layer in one tensor: weights [experts, inputs, outputs], biases
+    [experts, outputs]. Llama 4 has an expert's gate before its up projection, GPT-OSS outputs of
+    both in turn.
+
+    Args:
+        in_turn: even outputs are the gate's, odd ones the up projection's.
+    """
+
+    def __init__(self, *, in_turn: bool = False) -> None:
+        self._in_turn = in_turn
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        assert spec.moe is not None
+        num_experts = spec.moe.num_experts
+        return (num_experts, *shape[1:], shape[0] // num_experts)
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        experts = stored if stored.ndim == 2 else stored.transpose(1, 2)  # [experts, outputs, ...]
+        if self._in_turn:
+            experts = experts.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+        return experts.flatten(0, 1)

@@ -58,10 +58,11 @@ class Weights(Mapping[str, torch.Tensor]):
         raise NotImplementedError
 
     def _empty(self, parameter: Parameter) -> torch.Tensor:
+        dtype = torch.float32 if parameter.is_exact else self._dtype
         try:
             if self._device.type == "cpu":
-                return own_pages(parameter.shape, self._dtype)
-            return torch.empty(parameter.shape, dtype=self._dtype, device=self._device)
+                return own_pages(parameter.shape, dtype)
+            return torch.empty(parameter.shape, dtype=dtype, device=self._device)
         except (RuntimeError, OSError) as error:  # torch's allocators have no narrower in common
             size = self._total * self._dtype.itemsize
             reason = str(error).splitlines()[0]
@@ -95,7 +96,7 @@ class _CheckpointWeights(Weights):
                 if target.layout is None:
                     read_into(file, entry, part)
                 else:
-                    stored = torch.empty(entry.shape, dtype=self._dtype, device=self._device)
+                    stored = torch.empty(entry.shape, dtype=tensor.dtype, device=self._device)
                     read_into(file, entry, stored)
                     assert isinstance(self._spec, DecoderSpec)  # no encoder has another layout
                     part.copy_(target.layout.arrange(self._spec, stored))
@@ -185,7 +186,8 @@ def _assign(
                 )
             shape = wanted[target.parameter].part_shape(target.part)
             if target.layout is not None:
-                shape = target.layout.stored_shape(shape)
+                assert isinstance(spec, DecoderSpec)
+                shape = target.layout.stored_shape(spec, shape)
             if entry.shape != shape:
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name}' has shape {list(entry.shape)}, "

@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from engine.models.modules import ExpertWeights, MlpWeights
-from engine.models.spec import DecoderSpec, MoeSpec
+from engine.models.routing import Router
+from engine.models.spec import ClampedSwiglu, DecoderSpec, MoeSpec
 from kernels.operations import Operations
 
 Activate = Callable[[torch.Tensor], torch.Tensor]
@@ -51,6 +52,7 @@ class Experts:
     ) -> None:
         self._spec = spec
         self._weights = weights
+        self._route = Router(spec, weights.router)
         self._activate = activate
         self._operations = operations
 
@@ -59,7 +61,9 @@ class Experts:
         weights = self._weights
         ids, shares = self._route(x)
         if weights.stacked is not None:
-            out = self._operations.fused_moe(x, *weights.stacked, ids, shares)
+            out = self._operations.fused_moe(
+                x, weights.stacked, ids, shares, self._activate, self._spec.weighs_input
+            )
         else:
             out = self._each(x, ids, shares)
         if weights.shared is None:
@@ -68,14 +72,6 @@ class Experts:
         if weights.shared_gate is not None:
             shared *= torch.sigmoid(functional.linear(x, weights.shared_gate))
         return out.add_(shared)
-
-    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each token's experts [n, top_k] int64 and their shares [n, top_k] float32."""
-        scores = functional.linear(x, self._weights.router).float().softmax(dim=-1)
-        shares, ids = scores.topk(self._spec.top_k, dim=-1)
-        if self._spec.normalised:
-            shares = shares / shares.sum(dim=-1, keepdim=True)
-        return ids, shares
 
     def _each(self, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         top_k, num_experts = self._spec.top_k, self._spec.num_experts
@@ -88,8 +84,13 @@ class Experts:
         for expert, count in enumerate(counts):
             if count:
                 own = slice(begin, begin + count)
-                made = _mlp(self._weights.experts[expert], self._activate, x[tokens[own]])
-                out.index_add_(0, tokens[own], made.float().mul_(factors[own]))
+                read, factor = x[tokens[own]], factors[own]
+                if self._spec.weighs_input:
+                    read = (read * factor).to(x.dtype)
+                made = _mlp(self._weights.experts[expert], self._activate, read).float()
+                if not self._spec.weighs_input:
+                    made.mul_(factor)
+                out.index_add_(0, tokens[own], made)
                 begin += count
         return out.to(x.dtype)
 
@@ -113,6 +114,9 @@ def _mlp(weights: MlpWeights, activate: Activate, x: torch.Tensor) -> torch.Tens
 
 def _activation(spec: DecoderSpec, operations: Operations) -> Activate:
     """From the (gate and) up projection to what goes down."""
+    if isinstance(spec.activation, ClampedSwiglu):
+        clamped = spec.activation
+        return lambda gate_up: operations.clamped_swiglu(gate_up, clamped.alpha, clamped.limit)
     if spec.gated:
         if spec.activation == "silu":
             return operations.silu_mul

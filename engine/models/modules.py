@@ -6,7 +6,7 @@ before the next is read: a model that is quantised at load never lies in memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from engine.models.norms import NormWeights
 from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.attention import LayerAttention
+from kernels.moe import ExpertTensors
 
 
 class MlpWeights(NamedTuple):
@@ -34,12 +35,20 @@ class MlpWeights(NamedTuple):
         return self.gate_up.num_bytes + self.down.num_bytes
 
 
+class RouterWeights(NamedTuple):
+    """What chooses experts."""
+
+    weight: torch.Tensor  # [num_experts, hidden_size]
+    bias: torch.Tensor | None  # [num_experts]
+    correction: torch.Tensor | None  # [num_experts] float32, of the scores
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """A mixture of experts: as tensors for a grouped product, or each expert by itself."""
 
-    router: torch.Tensor  # [num_experts, hidden_size]
-    stacked: tuple[torch.Tensor, torch.Tensor] | None  # [experts, 2 inner, hidden] and its down
+    router: RouterWeights
+    stacked: ExpertTensors | None
     experts: tuple[MlpWeights, ...]  # empty where they are stacked
     shared: MlpWeights | None
     shared_gate: torch.Tensor | None  # [1, hidden_size]
@@ -47,7 +56,7 @@ class ExpertWeights:
     @property
     def num_bytes(self) -> int:
         """What they take in memory."""
-        tensors = (self.router, self.shared_gate, *(self.stacked or ()))
+        tensors = (*self.router, self.shared_gate, *(self.stacked or ()))
         mlps = (*self.experts, self.shared)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
             mlp.num_bytes for mlp in mlps if mlp is not None
@@ -134,7 +143,9 @@ def make_layer(
 
     layer = spec.layers[i]
     return Layer(
-        attention=LayerAttention(spec.score_scale, layer.window, spec.attention_softcap),
+        attention=LayerAttention(
+            spec.score_scale, layer.window, spec.attention_softcap, weights.get(f"{i}.sinks")
+        ),
         rope=int(layer.local_rope) if layer.rope and spec.rope else None,
         attention_norm=norm("attention_norm"),
         qkv=method.make(*_query_key_value(spec, weights, i)),
@@ -161,25 +172,42 @@ def _experts(
     *,
     stacked: bool,
 ) -> ExpertWeights:
-    gate_up = weights[f"{i}.experts.gate_up"].unflatten(0, (moe.num_experts, -1))
-    down = weights[f"{i}.experts.down"].unflatten(0, (moe.num_experts, -1))
+    def by_expert(name: str) -> torch.Tensor | None:
+        tensor = weights.get(f"{i}.experts.{name}")
+        return None if tensor is None else tensor.unflatten(0, (moe.num_experts, -1))
+
+    gate_up, down = by_expert("gate_up"), by_expert("down")
+    assert gate_up is not None
+    assert down is not None
+    tensors = ExpertTensors(gate_up, down, by_expert("gate_up.bias"), by_expert("down.bias"))
     experts: tuple[MlpWeights, ...] = ()
     if not stacked:
-        experts = tuple(
-            MlpWeights(method.make(own_gate_up, None), method.make(own_down, None))
-            for own_gate_up, own_down in zip(gate_up, down, strict=True)
-        )
+        experts = tuple(_own_mlps(tensors, method))
     shared = None
     if moe.shared_intermediate_size:
         parts = (weights[f"{i}.shared.{name}.weight"] for name in ("gate_up", "down"))
         shared = MlpWeights(*(method.make(part, None) for part in parts))
     return ExpertWeights(
-        router=weights[f"{i}.router"],
-        stacked=(gate_up, down) if stacked else None,
+        router=RouterWeights(
+            weights[f"{i}.router"],
+            weights.get(f"{i}.router.bias"),
+            weights.get(f"{i}.router.correction"),
+        ),
+        stacked=tensors if stacked else None,
         experts=experts,
         shared=shared,
         shared_gate=weights.get(f"{i}.shared.gate"),
     )
+
+
+def _own_mlps(tensors: ExpertTensors, method: LinearMethod) -> Iterator[MlpWeights]:
+    """Each expert by itself."""
+    gate_up, down, gate_up_bias, down_bias = tensors
+    for e in range(gate_up.shape[0]):
+        yield MlpWeights(
+            method.make(gate_up[e], None if gate_up_bias is None else gate_up_bias[e]),
+            method.make(down[e], None if down_bias is None else down_bias[e]),
+        )
 
 
 def _query_key_value(

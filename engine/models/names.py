@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.models.layouts import HeadByHead, Layout, Transposed
+from engine.models.layouts import HeadByHead, Layout, StackedExperts, Transposed
 
 
 class Rule(NamedTuple):
@@ -31,6 +31,16 @@ def _experts(prefix: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
         Rule(f"{prefix}{gate}.weight", "{i}.experts.gate_up", 0, None, 2),
         Rule(f"{prefix}{up}.weight", "{i}.experts.gate_up", 1, None, 2),
         Rule(f"{prefix}{down}.weight", "{i}.experts.down"),
+    )
+
+
+def _stacked(prefix: str, gate_up: Layout) -> tuple[Rule, ...]:
+    """Experts of a layer in one tensor."""
+    return (
+        Rule(f"{prefix}gate_up_proj", "{i}.experts.gate_up", None, gate_up),
+        Rule(f"{prefix}gate_up_proj_bias", "{i}.experts.gate_up.bias", None, gate_up),
+        Rule(f"{prefix}down_proj", "{i}.experts.down", None, StackedExperts()),
+        Rule(f"{prefix}down_proj_bias", "{i}.experts.down.bias", None, StackedExperts()),
     )
 
 
@@ -147,11 +157,20 @@ _QWEN_MOE = (
     Rule(_LAYER + "mlp.shared_expert_gate.weight", "{i}.shared.gate"),
 )
 
+_GPT_OSS = (
+    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
+    Rule(_LAYER + "self_attn.sinks", "{i}.sinks"),
+    Rule(_LAYER + "mlp.router.weight", "{i}.router"),
+    Rule(_LAYER + "mlp.router.bias", "{i}.router.bias"),
+    *_stacked(_LAYER + "mlp.experts.", StackedExperts(in_turn=True)),
+)
+
 _TABLES = {
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA2,
     "gpt2": _GPT2,
     "gpt_neox": _GPT_NEOX,
+    "gpt_oss": _GPT_OSS,
     "mixtral": _MIXTRAL,
     "olmo2": _OLMO2,
     "phi3": _PHI3,

@@ -97,7 +97,19 @@ class LayerSpec:
 #   parallel: x += attention(norm(x)) + mlp(norm(x))                       GPT-NeoX, Cohere
 Placement = Literal["pre", "post", "sandwich", "parallel"]
 NormKind = Literal["rms", "layer"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Scoring = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True)
+class ClampedSwiglu:
+    """``(up + 1) * gate * sigmoid(alpha * gate)``; before, the gate is clamped to ``limit`` from
+    above and up to it on both sides (GPT-OSS)."""
+
+    alpha: float
+    limit: float
+
+
+Activation = Literal["silu", "gelu", "gelu_tanh"] | ClampedSwiglu
 
 
 @dataclass(frozen=True)
@@ -113,12 +125,25 @@ class NormSpec:
 @dataclass(frozen=True)
 class MoeSpec:
     """A mixture of experts (Shazeer et al. 2017): each token goes to the ``top_k`` experts of the
-    highest router softmax, weighted by it."""
+    highest scores, weighted by them.
+
+    Experts may be grouped (DeepSeek-AI 2024): a token then chooses among those of its
+    ``top_groups`` best groups, a group being as good as its ``group_best`` best experts together.
+    """
 
     num_experts: int
     top_k: int
     intermediate_size: int  # of an expert
     normalised: bool  # a token's weights sum to one
+    scoring: Scoring = "softmax"  # of what the router says; over all experts
+    scale: float = 1.0  # of a token's weights
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    corrected: bool = False  # a bias is added to the scores, for the choice alone
+    exact_router: bool = False  # it computes in float32 whatever the model's dtype
+    biased: bool = False  # router and experts have biases
+    weighs_input: bool = False  # a weight multiplies what an expert reads, not what it gives
     shared_intermediate_size: int = 0  # of an expert that all tokens go to; 0: there is none
     shared_gate: bool = False  # the shared expert's share is a sigmoid of the token
 
@@ -150,6 +175,7 @@ class DecoderSpec:
     moe: MoeSpec | None = None  # of the layers that have experts
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     wide_qk_norm: bool = False  # RMS norm over all query heads together, and over all key heads
+    has_sinks: bool = False  # each query head has one more score in its softmax, without a value
     attention_softcap: float | None = None
     attention_scale: float | None = None  # of the scores; None: head_dim ** -0.5
     embedding_scale: float = 1.0

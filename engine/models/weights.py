@@ -30,6 +30,7 @@ class Parameter:
     parts: tuple[int, ...]
     trailing: tuple[int, ...] = ()  # the other dimensions
     is_norm: bool = False  # near one, rather than near zero
+    is_exact: bool = False  # float32 whatever the model's dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,6 +116,8 @@ def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
         found["qkv.bias"] = Parameter(qkv)
     if spec.output_bias:
         found["output.bias"] = Parameter((hidden,))
+    if spec.has_sinks:
+        found["sinks"] = Parameter((spec.num_heads,), is_exact=True)
     return found
 
 
@@ -133,11 +136,17 @@ def _mlp(spec: DecoderSpec) -> dict[str, Parameter]:
 def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     """All experts of a layer one after the other in one tensor."""
     hidden, inner, shared = spec.hidden_size, moe.intermediate_size, moe.shared_intermediate_size
+    gate_up, down = (inner,) * (2 * moe.num_experts), (hidden,) * moe.num_experts
     found = {
-        "router": Parameter((moe.num_experts,), (hidden,)),
-        "experts.gate_up": Parameter((inner,) * (2 * moe.num_experts), (hidden,)),
-        "experts.down": Parameter((hidden,) * moe.num_experts, (inner,)),
+        "router": Parameter((moe.num_experts,), (hidden,), is_exact=moe.exact_router),
+        "experts.gate_up": Parameter(gate_up, (hidden,)),
+        "experts.down": Parameter(down, (inner,)),
     }
+    if moe.biased:
+        found["router.bias"] = Parameter((moe.num_experts,))
+        found |= {"experts.gate_up.bias": Parameter(gate_up), "experts.down.bias": Parameter(down)}
+    if moe.corrected:
+        found["router.correction"] = Parameter((moe.num_experts,), is_exact=True)
     if shared:
         found["shared.gate_up.weight"] = Parameter((shared, shared), (hidden,))
         found["shared.down.weight"] = Parameter((hidden,), (shared,))

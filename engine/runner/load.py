@@ -148,6 +148,7 @@ def _attention_spec(
         device=device,
         windows=spec.windows,
         softcap=spec.attention_softcap,
+        has_sinks=spec.has_sinks,
     )
 
 

@@ -8,6 +8,7 @@ from torch.nn import functional
 from kernels.attention import LayerCache
 from kernels.bench.case import Case
 from kernels.inputs import StepRows
+from kernels.moe import ExpertTensors
 from kernels.reference import fused, inputs, kv_store, layers, moe, sampling_step
 from kernels.sampling import SamplingTable
 from kernels.triton import inputs as triton_inputs
@@ -208,11 +209,12 @@ def moe_case(
     down = torch.randn(experts, hidden, inner, dtype=dtype, device=device) * 0.02
     chosen = torch.rand(tokens, experts, device=device).argsort(dim=1)[:, :top_k].contiguous()
     weights = torch.rand(tokens, top_k, device=device)
+    tensors = ExpertTensors(gate_up, down)
     used = int(chosen.unique().numel())
     return Case(
         name,
-        run=lambda: triton_moe.fused_moe(x, gate_up, down, chosen, weights),
-        peers={"torch loop": lambda: moe.fused_moe(x, gate_up, down, chosen, weights)},
+        run=lambda: triton_moe.fused_moe(x, tensors, chosen, weights),
+        peers={"torch loop": lambda: moe.fused_moe(x, tensors, chosen, weights)},
         bytes_moved=(3 * used * inner * hidden + 2 * x.numel()) * dtype.itemsize,
         flops=6.0 * tokens * top_k * hidden * inner,
         peers_wait=True,

@@ -8,12 +8,13 @@ from kernels.cpu.sampling import sample
 from kernels.reference.fused import gelu_mul
 from kernels.reference.layers import rope_tables
 from kernels.reference.lora import add_adapters
-from kernels.reference.moe import fused_moe
+from kernels.reference.moe import clamped_swiglu, fused_moe
 
 __all__ = [
     "add_adapters",
     "add_rms_norm",
     "build_inputs",
+    "clamped_swiglu",
     "copy_blocks",
     "feed_back",
     "fused_moe",

@@ -6,13 +6,14 @@ from kernels.reference.inputs import build_inputs
 from kernels.reference.kv_store import copy_blocks
 from kernels.reference.layers import rms_norm, rope_tables, silu_mul
 from kernels.reference.lora import add_adapters
-from kernels.reference.moe import fused_moe
+from kernels.reference.moe import clamped_swiglu, fused_moe
 from kernels.reference.sampling_step import sample
 
 __all__ = [
     "add_adapters",
     "add_rms_norm",
     "build_inputs",
+    "clamped_swiglu",
     "copy_blocks",
     "feed_back",
     "fused_moe",

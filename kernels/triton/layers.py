@@ -74,6 +74,24 @@ def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return _activate_mul(gate_up, is_gelu=True)
 
 
+def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """See ``kernels.reference.moe.clamped_swiglu``; gate_up is contiguous."""
+    num_rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
+    output = torch.empty((num_rows, dim), dtype=gate_up.dtype, device=gate_up.device)
+    launch(
+        _clamped_swiglu_kernel,
+        (num_rows, -(-dim // _TILE)),
+        output,
+        gate_up,
+        dim,
+        alpha,
+        limit,
+        TILE=_TILE,
+        num_warps=4,
+    )
+    return output
+
+
 def _activate_mul(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
     num_rows, dim = gate_up.shape[0], gate_up.shape[1] // 2
     output = torch.empty((num_rows, dim), dtype=gate_up.dtype, device=gate_up.device)
@@ -141,4 +159,17 @@ def _activate_mul_kernel(output, gate_up, dim, IS_GELU: tl.constexpr, TILE: tl.c
     else:
         active = gate * sigmoid(gate)
     result = (active * up).to(output.dtype.element_ty)
+    tl.store(output + row * dim + columns, result, mask=is_used)
+
+
+@triton.jit
+def _clamped_swiglu_kernel(output, gate_up, dim, alpha, limit, TILE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    is_used = columns < dim
+    place = gate_up + row * 2 * dim + columns
+    gate = tl.minimum(tl.load(place, mask=is_used, other=0.0).to(tl.float32), limit)
+    up = tl.load(place + dim, mask=is_used, other=0.0).to(tl.float32)
+    up = tl.maximum(tl.minimum(up, limit), -limit)
+    result = ((up + 1.0) * gate * sigmoid(alpha * gate)).to(output.dtype.element_ty)
     tl.store(output + row * dim + columns, result, mask=is_used)

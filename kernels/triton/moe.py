@@ -2,7 +2,7 @@
 
     (token, choice) pairs ─► sorted by expert, each expert's run cut into tiles
                                  │
-    x rows gathered ─► x W_gate_up^T ─► silu * ─► x W_down^T * weight ─► sum over choices
+    x rows gathered ─► x W_gate_up^T ─► activate ─► x W_down^T * weight ─► sum over choices
 
 Sorted tiles as in MegaBlocks (Gale et al. 2022): the number of tiles is bounded by what the
 host knows, where each tile lies is worked out on the device, and programs past the last tile
@@ -11,12 +11,14 @@ leave at once. So nothing waits for the routing, and a captured graph serves any
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels.moe import ExpertTensors
 from kernels.triton.launch import launch, power_of_2
 from kernels.triton.layers import silu_mul
 from kernels.triton.tiles import dot_add
@@ -37,16 +39,21 @@ class _Routing(NamedTuple):
 
 def fused_moe(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    experts: ExpertTensors,
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
+    activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    weighs_input: bool = False,
 ) -> torch.Tensor:
     """See ``kernels.reference.moe.fused_moe``; all contiguous."""
     num_tokens, top_k = expert_ids.shape
+    gate_up, down, gate_up_bias, down_bias = experts
     routing = route(expert_ids, gate_up.shape[0])
-    projected = grouped_matmul(x, gate_up, routing, top_k, None)
-    expanded = grouped_matmul(silu_mul(projected), down, routing, 1, expert_weights)
+    # Without a bias, what an expert reads may as well be weighed behind its first product.
+    before, after = (expert_weights, None) if weighs_input else (None, expert_weights)
+    projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias)
+    inner = (activate or silu_mul)(projected)
+    expanded = grouped_matmul(inner, down, routing, 1, after, down_bias)
     return expanded.view(num_tokens, top_k, -1).sum(dim=1, dtype=torch.float32).to(x.dtype)
 
 
@@ -70,8 +77,9 @@ def grouped_matmul(
     routing: _Routing,
     pairs_a_row: int,
     factors: torch.Tensor | None,
+    biases: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``x[pair // pairs_a_row] @ weights[expert]^T * factor``: [pairs, outputs], by pair.
+    """``(x[pair // pairs_a_row] @ weights[expert]^T + bias) * factor``: [pairs, outputs], by pair.
 
     Args:
         x: [rows, inputs].
@@ -79,6 +87,7 @@ def grouped_matmul(
         routing: which pair goes to which expert.
         pairs_a_row: pairs that share a row of x.
         factors: of each pair, float32, or None.
+        biases: [experts, outputs] contiguous, or None.
     """
     num_experts, outputs, inputs = weights.shape
     output = torch.empty((routing.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
@@ -92,6 +101,7 @@ def grouped_matmul(
         routing.starts,
         routing.tile_starts,
         factors,
+        biases,
         outputs,
         inputs,
         weights.stride(0),
@@ -117,6 +127,7 @@ def _grouped_matmul_kernel(
     starts,
     tile_starts,
     factors,
+    biases,
     outputs,
     inputs,
     expert_stride,
@@ -152,6 +163,9 @@ def _grouped_matmul_kernel(
         a = tl.load(x_place + begin, mask=is_row[:, None] & is_deep, other=0.0)
         b = tl.load(weight_place + begin, mask=is_column[:, None] & is_deep, other=0.0)
         acc = dot_add(a, tl.trans(b), acc)
+    if biases is not None:
+        bias = tl.load(biases + expert * outputs + columns, mask=is_column, other=0.0)
+        acc += bias.to(tl.float32)[None, :]
     if factors is not None:
         acc *= tl.load(factors + pair, mask=is_row, other=0.0)[:, None]
     place = output + (pair * outputs)[:, None] + columns[None, :]

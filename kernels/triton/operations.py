@@ -4,7 +4,7 @@ from kernels.reference.layers import rope_tables
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
-from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
+from kernels.triton.layers import add_rms_norm, clamped_swiglu, gelu_mul, rms_norm, silu_mul
 from kernels.triton.lora import add_adapters
 from kernels.triton.moe import fused_moe
 from kernels.triton.sampling import sample
@@ -13,6 +13,7 @@ __all__ = [
     "add_adapters",
     "add_rms_norm",
     "build_inputs",
+    "clamped_swiglu",
     "copy_blocks",
     "feed_back",
     "fused_moe",

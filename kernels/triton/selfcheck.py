@@ -18,6 +18,7 @@ import torch
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.inputs import StepRows
 from kernels.lora import AdapterWeights, adapter_rows
+from kernels.moe import ExpertTensors
 from kernels.operations import Kernels
 from kernels.reference import operations as reference
 from kernels.reference.attention import ReferenceAttention
@@ -87,6 +88,9 @@ def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _
     x, residual, weight = (_noise(random, spec.dtype, *s) for s in ([5, hidden],) * 2 + ([hidden],))
     yield _both(kernels, spec, "rms_norm", x, weight, 1e-5)
     yield _both(kernels, spec, "add_rms_norm", x, residual, weight, 1e-5)
+    yield _both(
+        kernels, spec, "clamped_swiglu", _noise(random, spec.dtype, 5, 2 * hidden), 1.702, 1.5
+    )
     for activation in ("silu_mul", "gelu_mul"):
         yield _both(kernels, spec, activation, _noise(random, spec.dtype, 5, 2 * hidden))
 
@@ -97,7 +101,8 @@ def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Gener
     gate_up, down = _noise(random, spec.dtype, 3, 64, 48), _noise(random, spec.dtype, 3, 48, 32)
     chosen = torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
     shares = torch.rand(5, 2, generator=random)
-    yield _both(kernels, spec, "fused_moe", x, gate_up / 7, down / 6, chosen, shares)
+    experts = ExpertTensors(gate_up / 7, down / 6, gate_up[:, :, 0], down[:, :, 0])
+    yield _both(kernels, spec, "fused_moe", x, experts, chosen, shares)
     rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, _CPU)
     ups = _noise(random, spec.dtype, 64, 3, 8)
     weights = AdapterWeights(_noise(random, spec.dtype, 3, 8, 48) / 7, ups)

@@ -13,7 +13,7 @@ from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.families import ENCODERS
 from engine.models.encoder.spec import EncoderSpec
-from engine.models.families import gemma, gpt, llama, moe
+from engine.models.families import gemma, gpt, gpt_oss, llama, moe
 from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
 
@@ -43,6 +43,11 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(gpt.gpt2, "GPT-2", "learned positions, layer norms, no gate"),
     "gpt_neox": Family(
         gpt.gpt_neox, "GPT-NeoX, Pythia", "layer norms, rope on a part of the head, no gate"
+    ),
+    "gpt_oss": Family(
+        gpt_oss.gpt_oss,
+        "GPT-OSS 20B and 120B",
+        "sinks, windows, biases, experts with a clamped SwiGLU",
     ),
     "granite": Family(llama.granite, "Granite 3, dense", "four multipliers"),
     "llama": Family(llama.llama, "Llama 2 and 3.x, SmolLM 1 and 2, Yi, many more", ""),

@@ -6,15 +6,18 @@ import dataclasses
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.llama import windowed_layers
-from engine.models.families.shared import num_layers, read_decoder
+from engine.models.families.shared import (
+    ignore_router_training,
+    num_layers,
+    read_decoder,
+    with_checked_experts,
+)
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
-
-_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 
 
 def mixtral(reader: ConfigReader) -> DecoderSpec:
     """Mixtral: eight experts, two for a token."""
-    _ignore_training(reader)
+    ignore_router_training(reader)
     window = reader.optional_count("sliding_window")
     moe = MoeSpec(
         num_experts=reader.count("num_local_experts", 8),
@@ -23,7 +26,7 @@ def mixtral(reader: ConfigReader) -> DecoderSpec:
         normalised=True,
     )
     layers = (LayerSpec(window, experts=True),) * num_layers(reader)
-    return _checked(reader, read_decoder(reader, layers=layers, moe=moe))
+    return with_checked_experts(reader, read_decoder(reader, layers=layers, moe=moe))
 
 
 def qwen2_moe(reader: ConfigReader) -> DecoderSpec:
@@ -35,7 +38,7 @@ def qwen2_moe(reader: ConfigReader) -> DecoderSpec:
         shared_gate=True,
     )
     spec = read_decoder(reader, qkv_bias=True, layers=_qwen_layers(reader), moe=moe)
-    return _checked(reader, spec)
+    return with_checked_experts(reader, spec)
 
 
 def qwen3_moe(reader: ConfigReader) -> DecoderSpec:
@@ -48,13 +51,13 @@ def qwen3_moe(reader: ConfigReader) -> DecoderSpec:
         layers=_qwen_layers(reader),
         moe=_qwen_experts(reader),
     )
-    return _checked(reader, spec)
+    return with_checked_experts(reader, spec)
 
 
 def _qwen_experts(
     reader: ConfigReader, *, shared_intermediate_size: int = 0, shared_gate: bool = False
 ) -> MoeSpec:
-    _ignore_training(reader)
+    ignore_router_training(reader)
     experts = "num_experts" if "num_experts" in reader else "num_local_experts"
     return MoeSpec(
         num_experts=reader.count(experts),
@@ -74,15 +77,3 @@ def _qwen_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         dataclasses.replace(layer, experts=(i + 1) % step == 0 and i not in dense)
         for i, layer in enumerate(windowed_layers(reader))
     )
-
-
-def _ignore_training(reader: ConfigReader) -> None:
-    for key in _TRAINING:
-        reader.ignore(key)
-
-
-def _checked(reader: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
-    assert spec.moe is not None
-    if spec.moe.top_k > spec.moe.num_experts:
-        raise reader.error("num_experts_per_tok", f"exceeds the {spec.moe.num_experts} experts")
-    return spec

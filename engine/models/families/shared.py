@@ -111,3 +111,21 @@ def layer_types(reader: ConfigReader, count: int) -> list[str] | None:
         if kind not in ("full_attention", "sliding_attention"):
             raise reader.error("layer_types", f"has {kind!r:.80}, which is not supported")
     return kinds
+
+
+def ignore_router_training(reader: ConfigReader) -> None:
+    """Keys of models with experts that are for training alone."""
+    for key in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):
+        reader.ignore(key)
+
+
+def with_checked_experts(reader: ConfigReader, spec: DecoderSpec) -> DecoderSpec:
+    """The spec, if a token does not choose more experts than there are.
+
+    Raises:
+        ModelLoadError: it does.
+    """
+    assert spec.moe is not None
+    if spec.moe.top_k > spec.moe.num_experts:
+        raise reader.error("num_experts_per_tok", f"exceeds the {spec.moe.num_experts} experts")
+    return spec

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.models import names, weights
-from engine.models.spec import DecoderSpec, LayerSpec, NormSpec, RopeSpec
+from engine.models.spec import ClampedSwiglu, DecoderSpec, LayerSpec, NormSpec, RopeSpec
 from engine.runner import load as load_module
 from engine.types import SamplingParams
 from tests import tiny_models
@@ -63,7 +63,7 @@ def test_logits_equal_hugging_face(checkpoints, kind):
     torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"])
 def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
     """As a GPU computes them; the kernel's twin is held against it in tests/kernels."""
     directory, expected = checkpoints(kind)
@@ -153,6 +153,12 @@ MUTANTS = {
     "experts' shares not normalised": ("qwen3_moe", _moe_with(normalised=False)),
     "experts' shares normalised": ("qwen2_moe", _moe_with(normalised=True)),
     "an expert fewer": ("mixtral", _moe_with(top_k=1)),
+    "swiglu unclamped": ("gpt_oss", _spec_with(activation=ClampedSwiglu(1.702, 1e9))),
+    "swiglu's other alpha": ("gpt_oss", _spec_with(activation=ClampedSwiglu(1.0, 1.5))),
+    "window in even layers": (
+        "gpt_oss",
+        _spec_with(layers=tuple(LayerSpec(window, experts=True) for window in (None, 12, None))),
+    ),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }
@@ -187,6 +193,11 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("qwen2_moe", "shared_expert_gate.weight"),
         ("qwen2_moe", "shared_expert.down_proj.weight"),
         ("mixtral", "block_sparse_moe.gate.weight"),
+        ("gpt_oss", "self_attn.sinks"),
+        ("gpt_oss", "self_attn.o_proj.bias"),
+        ("gpt_oss", "mlp.router.bias"),
+        ("gpt_oss", "mlp.experts.gate_up_proj_bias"),
+        ("gpt_oss", "mlp.experts.down_proj_bias"),
         ("stablelm", "input_layernorm.bias"),
         ("gpt2", "wpe.weight"),
         ("gpt2", "ln_f.bias"),

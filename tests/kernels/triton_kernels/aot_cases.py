@@ -8,12 +8,13 @@ from functools import partial
 import torch
 
 from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
+from kernels.moe import ExpertTensors
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.triton.decode import decode_attention
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
-from kernels.triton.layers import add_rms_norm, gelu_mul, rms_norm, silu_mul
+from kernels.triton.layers import add_rms_norm, clamped_swiglu, gelu_mul, rms_norm, silu_mul
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
@@ -112,13 +113,19 @@ def matmul(rows: int, inputs: int, outputs: int) -> None:
     invariant_linear(empty(rows, inputs), empty(outputs, inputs), empty(outputs))
 
 
-def moe(tokens: int, experts: int, top_k: int, hidden: int, inner: int) -> None:
+def moe(
+    tokens: int, experts: int, top_k: int, hidden: int, inner: int, *, biased: bool = False
+) -> None:
     fused_moe(
         empty(tokens, hidden),
-        empty(experts, 2 * inner, hidden),
-        empty(experts, hidden, inner),
+        ExpertTensors(
+            empty(experts, 2 * inner, hidden),
+            empty(experts, hidden, inner),
+            *((empty(experts, 2 * inner), empty(experts, hidden)) if biased else ()),
+        ),
         empty(tokens, top_k, dtype=torch.int64),
         empty(tokens, top_k, dtype=torch.float32),
+        (lambda gate_up: clamped_swiglu(gate_up, 1.702, 7.0)) if biased else None,
     )
 
 
@@ -140,6 +147,7 @@ CASES: dict[str, Callable[[], object]] = {
     "matmul-decode-llama-8b": partial(matmul, 8, 4096, 28672),
     "matmul-prefill-llama-8b": partial(matmul, 8192, 4096, 28672),
     "moe-decode-qwen3-30b": partial(moe, 64, 128, 8, 2048, 768),
+    "moe-decode-gpt-oss-20b": partial(moe, 64, 32, 4, 2880, 2880, biased=True),
     "moe-prefill-qwen3-30b": partial(moe, 8192, 128, 8, 2048, 768),
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
     **{

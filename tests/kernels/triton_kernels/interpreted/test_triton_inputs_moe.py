@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from kernels.inputs import StepRows
+from kernels.moe import ExpertTensors
 from kernels.reference.feedback import feed_back as reference_feed_back
 from kernels.reference.inputs import build_inputs as reference_inputs
+from kernels.reference.moe import clamped_swiglu as reference_swiglu
 from kernels.reference.moe import fused_moe as reference_moe
 from kernels.sampling import TokenCounts
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
+from kernels.triton.layers import clamped_swiglu
 from kernels.triton.moe import fused_moe
 
 
@@ -63,8 +66,9 @@ def test_tokens_fed_back_equal_the_twins(has_counts: bool) -> None:
     ("tokens", "experts", "top_k", "hidden", "inner"),
     [(3, 8, 2, 64, 70), (50, 4, 2, 100, 32), (1, 5, 5, 33, 16), (40, 3, 1, 64, 130)],
 )
+@pytest.mark.parametrize("kind", ["plain", "biased", "weighs_input"])
 def test_experts_equal_the_loop(
-    tokens: int, experts: int, top_k: int, hidden: int, inner: int
+    tokens: int, experts: int, top_k: int, hidden: int, inner: int, kind: str
 ) -> None:
     random = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, hidden, generator=random)
@@ -75,6 +79,19 @@ def test_experts_equal_the_loop(
     if top_k == 1:
         chosen = torch.full_like(chosen, 2)  # the others get nothing
     weights = torch.rand(tokens, top_k, generator=random)
-    actual = fused_moe(x, gate_up, down, chosen, weights).double()
-    expected = reference_moe(x.double(), gate_up.double(), down.double(), chosen, weights)
+    tensors = ExpertTensors(gate_up, down)
+    if kind == "biased":
+        biases = (torch.randn(experts, 2 * inner), torch.randn(experts, hidden))
+        tensors = ExpertTensors(gate_up, down, *biases)
+    exact = ExpertTensors(*(None if part is None else part.double() for part in tensors))
+    first, *rest = chosen, weights, None, kind == "weighs_input"
+    actual = fused_moe(x, tensors, first, *rest).double()
+    expected = reference_moe(x.double(), exact, first, *rest)
     assert (actual - expected).norm() / expected.norm() < 1e-5
+
+
+def test_clamped_swiglu_equals_its_twin() -> None:
+    gate_up = torch.randn(7, 2 * 1100) * 4  # beyond the limit on either side
+    torch.testing.assert_close(
+        clamped_swiglu(gate_up, 1.702, 3.0), reference_swiglu(gate_up, 1.702, 3.0)
+    )

@@ -1,0 +1,59 @@
+"""GPT-OSS: sinks, windows in every other layer, experts with biases and a clamped SwiGLU."""
+
+from __future__ import annotations
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.shared import (
+    ignore_router_training,
+    layer_types,
+    num_layers,
+    read_decoder,
+    with_checked_experts,
+)
+from engine.models.spec import ClampedSwiglu, DecoderSpec, LayerSpec, MoeSpec, NormSpec
+
+
+def gpt_oss(reader: ConfigReader) -> DecoderSpec:
+    """GPT-OSS 20B and 120B."""
+    ignore_router_training(reader)
+    reader.require("hidden_act", "silu")
+    reader.ignore("initial_context_length")  # the rope's own section tells it as well
+    if "rope_parameters" not in reader and "rope_scaling" not in reader:
+        raise reader.error("rope_parameters", "is missing")
+    top_k = reader.count("num_experts_per_tok", 4)
+    reader.require("experts_per_token", top_k)
+    moe = MoeSpec(
+        num_experts=reader.count("num_local_experts", 128),
+        top_k=top_k,
+        intermediate_size=reader.count("intermediate_size"),
+        normalised=True,  # a softmax over the chosen ones alone, which is the same
+        biased=True,
+    )
+    spec = read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        head_dim=64,
+        theta=150_000.0,
+        max_positions=131_072,
+        qkv_bias=(bias := reader.flag("attention_bias", True)),
+        output_bias=bias,
+        has_sinks=True,
+        activation=ClampedSwiglu(
+            reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0)
+        ),
+        layers=_layers(reader),
+        moe=moe,
+    )
+    return with_checked_experts(reader, spec)
+
+
+def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """A window in every other layer, the first included, or as ``layer_types`` says."""
+    count = num_layers(reader)
+    window = reader.optional_count("sliding_window")
+    kinds = layer_types(reader, count) or [
+        "full_attention" if i % 2 else "sliding_attention" for i in range(count)
+    ]
+    return tuple(
+        LayerSpec(window if kind == "sliding_attention" else None, experts=True) for kind in kinds
+    )
