@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch.nn import functional
+
+from kernels.packed import PackedParts
+
+Weight = torch.Tensor | PackedParts  # [outputs, inputs], dense or as a format has it
 
 
 class Linear(Protocol):
@@ -37,8 +41,20 @@ class Head(Linear, Protocol):
 class LinearMethod(Protocol):
     """How linear layers are held and computed; chosen once, at load."""
 
-    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def make(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """A layer from a loaded weight [outputs, inputs], which it may repack and let go."""
+        ...
+
+    def make_head(self, weight: Weight) -> Head:
+        """The head from its weight [vocab_size, hidden_size], or a table of embeddings."""
+        ...
+
+
+class DenseForm(Protocol):
+    """How linear layers that come as dense tensors are held and computed."""
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """A layer from a weight [outputs, inputs], which it may repack and let go."""
         ...
 
     def make_head(self, weight: torch.Tensor) -> Head:
@@ -83,6 +99,22 @@ class DenseMethod:
     def make_head(self, weight: torch.Tensor) -> Head:
         """See ``LinearMethod``."""
         return DenseLinear(weight, None)
+
+
+class JoinedLinear:
+    """Layers that read the same inputs; their outputs lie one after the other."""
+
+    def __init__(self, layers: Sequence[Linear]) -> None:
+        self._layers = tuple(layers)
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``Linear``."""
+        return sum(layer.num_bytes for layer in self._layers)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Linear``."""
+        return torch.cat([layer(x) for layer in self._layers], dim=1)
 
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]

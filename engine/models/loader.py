@@ -10,6 +10,7 @@ import torch
 
 from engine.client import LoadProgress
 from engine.errors import ModelLoadError
+from engine.models.linear import Weight
 from engine.models.safetensors import Header, TensorEntry, read_into
 from engine.models.spec import DecoderSpec
 from engine.models.tables import Spec, Tables, tables_of
@@ -46,6 +47,12 @@ class Weights(Mapping[str, torch.Tensor]):
         if self._on_progress is not None:
             self._on_progress(min(1.0, self._done / self._total), told)
         return tensor
+
+    def stored(self, name: str) -> Weight:
+        """A matrix as it is to be made into a layer: packed where the checkpoint has codes, which
+        ``self[name]`` would widen.
+        """
+        return self[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._wanted)
@@ -125,6 +132,13 @@ class _DummyWeights(Weights):
             digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
             _tile(tensor.view(-1), self._pool, int.from_bytes(digest, "little") % _DUMMY_POOL)
         return "making random weights"
+
+
+def stored(weights: Mapping[str, torch.Tensor], name: str) -> Weight:
+    """A matrix as it is to be made into a layer: see ``Weights.stored``; dense out of any other
+    mapping.
+    """
+    return weights.stored(name) if isinstance(weights, Weights) else weights[name]
 
 
 def load_weights(

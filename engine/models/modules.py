@@ -6,7 +6,7 @@ before the next is read: a model that is quantised at load never lies in memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from engine.models.linear import DenseLinear, Head, Linear, LinearMethod
-from engine.models.loader import Weights
+from engine.models.linear import DenseLinear, Head, Linear, LinearMethod, Weight
+from engine.models.loader import Weights, stored
 from engine.models.norms import NormWeights
 from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec, MoeSpec
@@ -110,19 +110,29 @@ def make_modules(
     positions = weights.get("positions")
     num_bytes = norm.num_bytes + sum(_layer_bytes(layer) for layer in layers)
     num_bytes += 0 if positions is None else positions.nbytes
-    embedding = weights["embedding"]
+    embedding = stored(weights, "embedding")
     if not spec.generates:
-        embed = partial(functional.embedding, weight=embedding)
+        embed, table_bytes = _table(embedding, method)
         score = DenseLinear(weights["score"], None) if spec.num_labels else None
-        num_bytes += embedding.nbytes + (0 if score is None else score.num_bytes)
+        num_bytes += table_bytes + (0 if score is None else score.num_bytes)
         return Modules(embed, positions, layers, norm, score, num_bytes)
     if spec.tie_word_embeddings:
         head = method.make_head(embedding)
         return Modules(head.rows, positions, layers, norm, head, num_bytes + head.num_bytes)
-    head = method.make_head(weights["head"])
-    embed = partial(functional.embedding, weight=embedding)
-    num_bytes += head.num_bytes + embedding.nbytes
+    head = method.make_head(stored(weights, "head"))
+    embed, table_bytes = _table(embedding, method)
+    num_bytes += head.num_bytes + table_bytes
     return Modules(embed, positions, layers, norm, head, num_bytes)
+
+
+def _table(
+    embedding: Weight, method: LinearMethod
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
+    """How embeddings are looked up, and the bytes of their table."""
+    if isinstance(embedding, torch.Tensor):
+        return partial(functional.embedding, weight=embedding), embedding.nbytes
+    table = method.make_head(embedding)
+    return table.rows, table.num_bytes
 
 
 def make_layer(
@@ -136,7 +146,7 @@ def make_layer(
     """Layer ``i`` by itself, of parameters that it may change and keep. Raises as they do."""
 
     def linear(name: str) -> Linear:
-        return method.make(weights[f"{i}.{name}.weight"], weights.get(f"{i}.{name}.bias"))
+        return method.make(stored(weights, f"{i}.{name}.weight"), weights.get(f"{i}.{name}.bias"))
 
     def norm(name: str) -> NormWeights | None:
         return _norm(spec, weights, f"{i}.{name}")
@@ -172,20 +182,29 @@ def _experts(
     *,
     stacked: bool,
 ) -> ExpertWeights:
-    def by_expert(name: str) -> torch.Tensor | None:
-        tensor = weights.get(f"{i}.experts.{name}")
+    def biases(name: str) -> torch.Tensor | None:
+        tensor = weights.get(f"{i}.experts.{name}.bias")
         return None if tensor is None else tensor.unflatten(0, (moe.num_experts, -1))
 
-    gate_up, down = by_expert("gate_up"), by_expert("down")
-    assert gate_up is not None
-    assert down is not None
-    tensors = ExpertTensors(gate_up, down, by_expert("gate_up.bias"), by_expert("down.bias"))
+    names = f"{i}.experts.gate_up", f"{i}.experts.down"
+    gate_up_bias, down_bias = biases("gate_up"), biases("down")
     experts: tuple[MlpWeights, ...] = ()
-    if not stacked:
-        experts = tuple(_own_mlps(tensors, method))
+    tensors: ExpertTensors | None = None
+    if stacked:
+        gate_up, down = (weights[name].unflatten(0, (moe.num_experts, -1)) for name in names)
+        tensors = ExpertTensors(gate_up, down, gate_up_bias, down_bias)
+    else:
+        gate_ups, downs = (_each_expert(stored(weights, name), moe.num_experts) for name in names)
+        experts = tuple(
+            MlpWeights(
+                method.make(gate_ups[e], None if gate_up_bias is None else gate_up_bias[e]),
+                method.make(downs[e], None if down_bias is None else down_bias[e]),
+            )
+            for e in range(moe.num_experts)
+        )
     shared = None
     if moe.shared_intermediate_size:
-        parts = (weights[f"{i}.shared.{name}.weight"] for name in ("gate_up", "down"))
+        parts = (stored(weights, f"{i}.shared.{name}.weight") for name in ("gate_up", "down"))
         shared = MlpWeights(*(method.make(part, None) for part in parts))
     return ExpertWeights(
         router=RouterWeights(
@@ -193,36 +212,42 @@ def _experts(
             weights.get(f"{i}.router.bias"),
             weights.get(f"{i}.router.correction"),
         ),
-        stacked=tensors if stacked else None,
+        stacked=tensors,
         experts=experts,
         shared=shared,
         shared_gate=weights.get(f"{i}.shared.gate"),
     )
 
 
-def _own_mlps(tensors: ExpertTensors, method: LinearMethod) -> Iterator[MlpWeights]:
-    """Each expert by itself."""
-    gate_up, down, gate_up_bias, down_bias = tensors
-    for e in range(gate_up.shape[0]):
-        yield MlpWeights(
-            method.make(gate_up[e], None if gate_up_bias is None else gate_up_bias[e]),
-            method.make(down[e], None if down_bias is None else down_bias[e]),
-        )
+def _each_expert(weight: Weight, count: int) -> tuple[Weight, ...]:
+    if isinstance(weight, torch.Tensor):
+        return weight.unflatten(0, (count, -1)).unbind(0)
+    return weight.split(count)
 
 
 def _query_key_value(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Weight, torch.Tensor | None]:
     """The fused projection, its queries' and keys' dimensions in the order the kernels rotate."""
-    weight, bias = weights[f"{i}.qkv.weight"], weights.get(f"{i}.qkv.bias")
-    order = rotary_order(spec)
-    if order is not None:
-        rows = spec.query_size + spec.kv_size
-        for tensor in (weight, bias):
-            if tensor is not None:
-                heads = tensor[:rows].unflatten(0, (-1, spec.head_dim))
-                heads.copy_(heads[:, order.to(tensor.device)])
+    weight, bias = stored(weights, f"{i}.qkv.weight"), weights.get(f"{i}.qkv.bias")
+    rotation = rotary_order(spec)
+    if rotation is None:
+        return weight, bias
+    if isinstance(weight, torch.Tensor):
+        _reorder_heads(spec, weight, rotation)
+    else:
+        outputs = torch.arange(weight.shape[0])
+        _reorder_heads(spec, outputs, rotation)
+        weight = weight.select(outputs)
+    if bias is not None:
+        _reorder_heads(spec, bias, rotation)
     return weight, bias
+
+
+def _reorder_heads(spec: DecoderSpec, outputs: torch.Tensor, order: torch.Tensor) -> None:
+    """Put the dimensions of queries and keys in ``order``, in place."""
+    heads = outputs[: spec.query_size + spec.kv_size].unflatten(0, (-1, spec.head_dim))
+    heads.copy_(heads[:, order.to(heads.device)])
 
 
 def _head_norms(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int) -> torch.Tensor:

@@ -8,7 +8,9 @@ import torch
 
 from engine.config import Quantization
 from engine.errors import ModelLoadError
-from engine.models.linear import DenseMethod, InvariantMethod, LinearMethod
+from engine.models.linear import DenseForm, DenseMethod, InvariantMethod
+from engine.quantization.method import PackedForm, WeightMethod
+from engine.quantization.widened import WidenedPackedForm
 
 logger = logging.getLogger(__name__)
 
@@ -19,38 +21,74 @@ def choose_method(
     device: torch.device,
     *,
     invariant: bool = False,
-) -> LinearMethod:
+    stored: str | None = None,
+) -> WeightMethod:
     """The fastest method that serves; with ``invariant``, of those whose rows have the same bits
     in any batch.
 
+    Args:
+        quantization: to round dense weights to.
+        dtype: of the model.
+        device: of the model.
+        invariant: see above.
+        stored: the format of a checkpoint that is quantised already.
+
     Raises:
         ModelLoadError: there is none: no kernels for this quantisation on this device, or none
-            that are invariant.
+            that are invariant; or a quantised checkpoint is to be rounded again.
     """
+    if stored is not None and quantization is not None:
+        raise ModelLoadError(
+            f"the checkpoint is quantised already ({stored}); leave quantization "
+            f"'{quantization}' out"
+        )
+    if stored is not None and invariant:
+        raise ModelLoadError(f"a checkpoint in {stored} is not batch-invariant here")
+    dense, told = _dense_form(quantization, dtype, device, invariant=invariant)
+    if told:
+        logger.info("linear layers: %s", told)
+    return WeightMethod(dense, _packed_form(dtype, device, stored))
+
+
+def _packed_form(dtype: torch.dtype, device: torch.device, stored: str | None) -> PackedForm:
+    if stored is not None:
+        logger.warning(
+            "no kernel for %s on %s: weights take the memory of their codes, but each is widened "
+            "for every product, which is slow",
+            stored,
+            device.type,
+        )
+    return WidenedPackedForm(dtype)
+
+
+def _dense_form(
+    quantization: Quantization | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    invariant: bool,
+) -> tuple[DenseForm, str]:
     if invariant:
-        method, told = _invariant_method(quantization, dtype, device)
-        logger.info("linear layers: %s, batch-invariant", told)
-        return method
+        form, told = _invariant_form(quantization, dtype, device)
+        return form, f"{told}, batch-invariant"
     if device.type != "cpu":
         if quantization is not None:
             raise ModelLoadError(
                 f"quantization '{quantization}' is served on a CPU only so far; leave it out on "
                 f"{device.type}, or choose --device cpu"
             )
-        return DenseMethod()
-    method, told = _cpu_method(quantization, dtype)
-    logger.info("linear layers: %s", told)
-    return method
+        return DenseMethod(), ""
+    return _cpu_form(quantization, dtype)
 
 
-def _invariant_method(
+def _invariant_form(
     quantization: Quantization | None, dtype: torch.dtype, device: torch.device
-) -> tuple[LinearMethod, str]:
+) -> tuple[DenseForm, str]:
     if device.type == "cpu" and (quantization or dtype == torch.bfloat16):
         from kernels.cpu.linear import is_available
 
         if quantization != "int4" and is_available():
-            return _cpu_method(quantization, dtype)
+            return _cpu_form(quantization, dtype)
     if quantization is not None:
         raise ModelLoadError(f"quantization '{quantization}' is not batch-invariant here")
     if device.type == "cpu":
@@ -62,7 +100,7 @@ def _invariant_method(
     return InvariantMethod(invariant_linear), "triton"
 
 
-def _cpu_method(quantization: Quantization | None, dtype: torch.dtype) -> tuple[LinearMethod, str]:
+def _cpu_form(quantization: Quantization | None, dtype: torch.dtype) -> tuple[DenseForm, str]:
     if quantization is None and dtype != torch.bfloat16:
         return DenseMethod(), "torch"
     # Not at the top: a start on a GPU or in float32 has no use for them.

@@ -15,7 +15,7 @@ from engine.models.encoder.attention import attend, make_buckets
 from engine.models.encoder.relative import distance_buckets
 from engine.models.encoder.spec import EncoderActivation, EncoderSpec
 from engine.models.linear import DenseLinear, Linear, LinearMethod
-from engine.models.loader import Weights
+from engine.models.loader import Weights, stored
 from engine.models.norms import LayerNorm, NormWeights
 
 _ACTIVATIONS: dict[EncoderActivation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -132,7 +132,7 @@ class Encoder:
     def _layer(self, i: int, method: LinearMethod) -> _Layer:
         def linear(name: str) -> Linear:
             layer = method.make(
-                self._weights[f"{i}.{name}.weight"], self._weights[f"{i}.{name}.bias"]
+                stored(self._weights, f"{i}.{name}.weight"), self._weights[f"{i}.{name}.bias"]
             )
             self.num_bytes += layer.num_bytes
             return layer

@@ -29,7 +29,7 @@ def no_native(monkeypatch):
 def test_a_gpu_refuses_quantisation_in_one_line(quantization):
     with pytest.raises(ModelLoadError, match=f"'{quantization}' is served on a CPU only"):
         choose_method(quantization, torch.bfloat16, torch.device("cuda"))
-    assert isinstance(choose_method(None, torch.bfloat16, torch.device("cuda")), DenseMethod)
+    assert isinstance(choose_method(None, torch.bfloat16, torch.device("cuda")).dense, DenseMethod)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
@@ -66,7 +66,7 @@ def test_without_native_kernels_quantisation_warns_that_it_is_slow(quantization,
 @pytest.mark.usefixtures("no_native")
 def test_without_native_kernels_bfloat16_is_packed_by_onednn():
     method = choose_method(None, torch.bfloat16, CPU)
-    assert isinstance(method, cpu.OneDnnMethod)
+    assert isinstance(method.dense, cpu.OneDnnMethod)
     weight, bias = torch.randn(64, 96).bfloat16(), torch.randn(64).bfloat16()
     for rows in (1, 7, 130):
         x = torch.randn(rows, 96).bfloat16()
@@ -76,7 +76,7 @@ def test_without_native_kernels_bfloat16_is_packed_by_onednn():
 
 
 def test_float32_needs_no_packing():
-    assert isinstance(choose_method(None, torch.float32, CPU), DenseMethod)
+    assert isinstance(choose_method(None, torch.float32, CPU).dense, DenseMethod)
 
 
 @pytest.mark.parametrize(("computes", "expected"), [(True, "bfloat16"), (False, "float32")])

@@ -1,0 +1,51 @@
+"""The linear method of a model: dense tensors go one way, packed weights another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.models.linear import DenseForm, Head, JoinedLinear, Linear, Weight
+from kernels.packed import PackedWeight
+
+
+class PackedForm(Protocol):
+    """How a weight is held and computed that comes as codes."""
+
+    def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
+        """A layer from its weight, which it may repack and let go."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMethod:
+    """See ``engine.models.linear.LinearMethod``."""
+
+    dense: DenseForm
+    packed: PackedForm
+
+    def make(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
+        """See ``LinearMethod``. Parts that cannot be one weight become layers side by side."""
+        if isinstance(weight, torch.Tensor):
+            return self.dense.make(weight, bias)
+        layers: list[Linear] = []
+        begin = 0
+        for part in weight.joined():
+            own = None if bias is None else bias[begin : begin + part.shape[0]]
+            if isinstance(part, PackedWeight):
+                layers.append(self.packed.make(part, own))
+            else:
+                layers.append(self.dense.make(part, own))
+            begin += part.shape[0]
+        return layers[0] if len(layers) == 1 else JoinedLinear(layers)
+
+    def make_head(self, weight: Weight) -> Head:
+        """See ``LinearMethod``."""
+        if isinstance(weight, torch.Tensor):
+            return self.dense.make_head(weight)
+        (part,) = weight.joined()  # no checkpoint has its head in parts
+        if isinstance(part, PackedWeight):
+            return self.packed.make(part, None)
+        return self.dense.make_head(part)
