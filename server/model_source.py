@@ -1,4 +1,4 @@
-"""From what a person calls a model to the directory that holds it."""
+"""From what a person calls a model to the directory or file that holds it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import os
 import re
 
 from engine.errors import ModelLoadError
+from engine.gguf.file import is_gguf
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def resolve_model(name: str) -> str:
-    """The directory of ``name``: itself where it is one, else fetched from the Hub.
+    """Where ``name`` lies: itself where there is such a thing, else fetched from the Hub.
 
     Args:
-        name: a directory in Hugging Face format, or ``org/name`` on the Hugging Face Hub.
+        name: a directory in Hugging Face format, a GGUF file, or ``org/name`` on the Hugging Face
+            Hub.
 
     Raises:
         ModelLoadError: there is no such directory, or the Hub does not give it; one line.
     """
-    if os.path.isdir(name):
+    if os.path.isdir(name) or is_gguf(name):
         return name
     if os.path.exists(name):
-        raise ModelLoadError(f"{name} is a file; a model is a directory in Hugging Face format")
+        raise ModelLoadError(
+            f"{name} is not a GGUF file; other models are directories in Hugging Face format"
+        )
     if not _HUB_NAME.fullmatch(name):
         raise ModelLoadError(f"there is no model directory {name}")
     from huggingface_hub import snapshot_download  # slow to import; only needed here

@@ -66,8 +66,8 @@ class Settings(BaseSettings):
     model: str | None = setting(
         None,
         _MODEL,
-        "Directory in Hugging Face format, or a name on the Hub (org/name). The model that ships "
-        "with Quire when left out.",
+        "Directory in Hugging Face format, GGUF file, or a name on the Hub (org/name). The model "
+        "that ships with Quire when left out.",
     )
     config: Path | None = setting(
         None, _MODEL, "YAML file with any of these settings, such as one from configs/."
@@ -401,7 +401,9 @@ class Settings(BaseSettings):
         """The names clients may ask for, the one that answers carry first. Never empty."""
         if self.served_model_names:
             return list(self.served_model_names)
-        return [os.path.basename(os.path.normpath(self.model)) if self.model else DEMO_MODEL_NAME]
+        if self.model is None:
+            return [DEMO_MODEL_NAME]
+        return [os.path.basename(os.path.normpath(self.model)).removesuffix(".gguf")]
 
     @property
     def adapters(self) -> dict[str, str]:

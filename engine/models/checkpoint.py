@@ -1,4 +1,5 @@
-"""A model directory in Hugging Face format: its config, its files, its fingerprint."""
+"""A model as it lies on disk, a directory in Hugging Face format or a GGUF file: its config, its
+files, its fingerprint."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 from engine.errors import ModelLoadError
+from engine.gguf.file import GgufFile, find_gguf, read_gguf
+from engine.gguf.spec import read_gguf_spec
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import read_spec
@@ -22,20 +25,26 @@ _SINGLE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What config.json, generation_config.json and sentence-transformers' files say."""
+    """What config.json, generation_config.json and sentence-transformers' files say, or the
+    metadata of a GGUF file."""
 
     directory: Path
     spec: DecoderSpec | EncoderSpec
     sentence: SentenceConfig
-    raw: bytes  # config.json as it stands
+    raw: bytes  # config.json as it stands; the file's tables
+    gguf: GgufFile | None = None  # where the weights are, if they are not in the directory
 
 
 def read_config(model: str) -> ModelConfig:
-    """Read a model directory's config.
+    """Read the config of a model directory, or of a GGUF file.
 
     Raises:
         ModelLoadError: the directory or its config.json is missing, damaged or not supported.
     """
+    path = find_gguf(model)
+    if path is not None:
+        file = read_gguf(path)
+        return ModelConfig(path.parent, read_gguf_spec(file), SentenceConfig(), file.raw, file)
     directory = Path(model)
     if not directory.is_dir():
         raise ModelLoadError(f"{model}: no such model directory")

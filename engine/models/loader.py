@@ -43,9 +43,7 @@ class Weights(Mapping[str, torch.Tensor]):
         parameter = self._wanted[name]
         tensor = self._empty(parameter)
         told = self._fill(name, parameter, tensor)
-        self._done += tensor.numel()
-        if self._on_progress is not None:
-            self._on_progress(min(1.0, self._done / self._total), told)
+        self._tell(tensor.numel(), told)
         return tensor
 
     def stored(self, name: str) -> Weight:
@@ -63,6 +61,11 @@ class Weights(Mapping[str, torch.Tensor]):
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         """Write a parameter's values; returns what progress is told of."""
         raise NotImplementedError
+
+    def _tell(self, num_elements: int, told: str) -> None:
+        self._done += num_elements
+        if self._on_progress is not None:
+            self._on_progress(min(1.0, self._done / self._total), told)
 
     def _empty(self, parameter: Parameter) -> torch.Tensor:
         dtype = torch.float32 if parameter.is_exact else self._dtype

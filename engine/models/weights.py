@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.models.layouts import Layout
-from engine.models.names import rules_of
+from engine.models.names import Rule, rules_of
 from engine.models.spec import DecoderSpec, MoeSpec
 
 # Buffers that older checkpoints carry; they are computed here.
@@ -75,11 +75,14 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
     return found
 
 
-def targets(spec: DecoderSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
-    """Checkpoint name -> place, for every part of every parameter."""
+def targets(
+    spec: DecoderSpec, wanted: Mapping[str, Parameter], rules: tuple[Rule, ...] | None = None
+) -> dict[str, Target]:
+    """Checkpoint name -> place, for every part of every parameter; by the names of the family in
+    Hugging Face format, or by other ``rules``."""
     places: dict[str, Target] = {}
     num_experts = spec.moe.num_experts if spec.moe else 0
-    for rule in rules_of(spec.architecture):
+    for rule in rules_of(spec.architecture) if rules is None else rules:
         for i in range(spec.num_layers if "{i}" in rule.pattern else 1):
             parameter = rule.parameter.replace("{i}", str(i))
             if parameter not in wanted:

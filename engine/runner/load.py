@@ -10,6 +10,7 @@ import torch
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
+from engine.gguf.weights import GgufWeights
 from engine.kv_cache.storage import KVCache, plan_memory
 from engine.lora.store import AdapterStore
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config, read_headers
@@ -60,7 +61,8 @@ def _load_decoder_runner(
     on_progress: LoadProgress | None,
     started_s: float,
 ) -> ModelRunner:
-    headers = [] if config.load_format == "dummy" else read_headers(model.directory)
+    has_files = config.load_format != "dummy" and model.gguf is None
+    headers = read_headers(model.directory) if has_files else []
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     if config.batch_invariant and spec.moe is not None:
@@ -70,7 +72,7 @@ def _load_decoder_runner(
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
     method = choose_method(config.quantization, dtype, device, invariant=config.batch_invariant)
-    weights = _load(config, spec, headers, dtype, device, on_progress)
+    weights = _load(config, model, spec, headers, dtype, device, on_progress)
     modules = make_modules(spec, weights, method, stacked=kernels.name == "triton")
     memory = plan_memory(
         spec,
@@ -125,6 +127,7 @@ def _longest_made_for(model: ModelConfig, spec: DecoderSpec) -> int | None:
 
 def _load(
     config: EngineConfig,
+    model: ModelConfig,
     spec: DecoderSpec,
     headers: list[Header],
     dtype: torch.dtype,
@@ -133,6 +136,8 @@ def _load(
 ) -> Weights:
     if config.load_format == "dummy":
         return dummy_weights(spec, dtype, device, config.seed, on_progress)
+    if model.gguf is not None:
+        return GgufWeights(model.gguf, spec, dtype, device, on_progress)
     return load_weights(spec, headers, dtype, device, on_progress)
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from engine.errors import InvalidParameter, ModelLoadError, TemplateError
+from engine.gguf.file import find_gguf, read_gguf
+from engine.gguf.tokenizer import chat_templates
 from engine.text.template_process import RenderProcess
 from engine.text.tokenizer import Tokenizer, read_json
 
@@ -59,6 +61,7 @@ class ChatTemplate:
         Args:
             path: ``chat_template.jinja`` (and ``additional_chat_templates/``), or the key of
                 ``tokenizer_config.json``, in its plain and its named form, are looked for here.
+                Or a GGUF file.
             tokenizer: the model's.
             override: another template's source, or the path of a file that holds it.
 
@@ -68,7 +71,9 @@ class ChatTemplate:
         if override is not None:
             inline = "{" in override or "\n" in override
             return cls.from_source(override if inline else _read(Path(override)), tokenizer)
-        return cls(_find_templates(Path(path)), tokenizer)
+        gguf = find_gguf(path)
+        found = _find_templates(Path(path)) if gguf is None else chat_templates(read_gguf(gguf))
+        return cls(found, tokenizer)
 
     @classmethod
     def from_source(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import InvalidParameter, ModelLoadError
+from engine.gguf.file import find_gguf, read_gguf
 from engine.text.pieces import PieceRules, read_rules
 
 if TYPE_CHECKING:
@@ -75,11 +76,14 @@ class Tokenizer:
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer of a model directory in Hugging Face format.
+        """The tokenizer of a model directory in Hugging Face format, or of a GGUF file.
 
         Raises:
             ModelLoadError: it is missing, damaged or of a kind that is not supported.
         """
+        gguf = find_gguf(path)
+        if gguf is not None:
+            return cls._of_gguf(gguf)
         root = Path(path)
         config = read_json(root / "tokenizer_config.json")
         backend = _load_backend(root, config)
@@ -100,6 +104,18 @@ class Tokenizer:
             )
         except ModelLoadError as error:
             raise ModelLoadError(f"{root}: {error}") from error
+
+    @classmethod
+    def _of_gguf(cls, path: Path) -> Tokenizer:
+        from engine.gguf.tokenizer import read_tokenizer  # it has use for this module
+
+        parts = read_tokenizer(read_gguf(path))
+        return cls(
+            parts.backend,
+            named_tokens=parts.named_tokens,
+            eos_token_ids=parts.eos_token_ids,
+            add_bos_token=parts.add_bos_token,
+        )
 
     # ------------------------------------------------------------ text to ids
 
@@ -275,27 +291,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _load_backend(root: Path, config: dict[str, Any]) -> Backend:
+def backend_of(source: str) -> Backend:
+    """The tokenizer that a tokenizer.json describes. Raises what its library raises: anything."""
     from tokenizers import Tokenizer as Backend
 
+    backend = Backend.from_str(source)
+    if backend.normalizer is not None and any(
+        token.special and token.normalized for token in backend.get_added_tokens_decoder().values()
+    ):
+        # Such a token would be matched in normalised text, where spellings appear that are not in
+        # the text as sent and so cannot be guarded.
+        data = json.loads(source)
+        for token in data["added_tokens"]:
+            token["normalized"] = token["normalized"] and not token["special"]
+        backend = Backend.from_str(json.dumps(data))
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _load_backend(root: Path, config: dict[str, Any]) -> Backend:
     path = root / "tokenizer.json"
     try:
         if not path.is_file():
             return _convert(root)
-        backend = Backend.from_file(str(path))
-        if backend.normalizer is not None and any(
-            token.special and token.normalized
-            for token in backend.get_added_tokens_decoder().values()
-        ):
-            # Such a token would be matched in normalised text, where spellings appear that are
-            # not in the text as sent and so cannot be guarded.
-            data = json.loads(path.read_bytes())
-            for token in data["added_tokens"]:
-                token["normalized"] = token["normalized"] and not token["special"]
-            backend = Backend.from_str(json.dumps(data))
-        backend.no_padding()
-        backend.no_truncation()
-        return backend
+        return backend_of(path.read_text("utf-8"))
     except ModelLoadError:
         raise
     except Exception as error:  # the library raises bare Exception

@@ -1,6 +1,7 @@
 """The sampling that a model asks for itself, where a request leaves a field out.
 
-Models ship a ``generation_config.json`` with the temperature and truncation they were tuned for.
+Models ship a ``generation_config.json`` with the temperature and truncation they were tuned for,
+GGUF files keys of the same meaning.
 An explicit ``"do_sample": false`` means greedy decoding.
 """
 
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InvalidParameter
+from engine.gguf.file import find_gguf, read_gguf
+from engine.gguf.tokenizer import sampling_defaults
 from engine.text.tokenizer import read_json
 from engine.types import SamplingParams
 
@@ -24,8 +27,12 @@ def read_sampling_defaults(model_dir: str) -> dict[str, Any]:
     Raises:
         ModelLoadError: the file is there and cannot be read.
     """
-    path = Path(model_dir) / "generation_config.json"
-    config = read_json(path) if path.is_file() else {}
+    path = find_gguf(model_dir)
+    if path is not None:
+        config = sampling_defaults(read_gguf(path))
+    else:
+        path = Path(model_dir) / "generation_config.json"
+        config = read_json(path) if path.is_file() else {}
     if config.get("do_sample") is False:
         return {"temperature": 0.0}
     defaults = {name: config[name] for name in _FIELDS if config.get(name) is not None}

@@ -103,7 +103,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
     ("arguments", "told"),
     [
         (["/no/such/model"], "there is no model directory /no/such/model"),
-        ([__file__], "is a file; a model is a directory"),
+        ([__file__], "is not a GGUF file"),
         (["--port", "http"], "--port: input should be a valid integer"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),

@@ -1,0 +1,57 @@
+"""From a file's metadata to a DecoderSpec."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from engine.errors import ModelLoadError
+from engine.gguf.config import architecture_of, config_of
+from engine.gguf.file import GgufFile
+from engine.gguf.tokenizer import end_token_ids
+from engine.models.families import read_spec
+from engine.models.spec import DecoderSpec
+
+_DENSE = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def read_gguf_spec(file: GgufFile) -> DecoderSpec:
+    """The spec of the model.
+
+    Which biases there are, and whether there is a head of its own, is read off the tensors.
+
+    Raises:
+        ModelLoadError: the architecture is not known, or a value is missing, out of range or not
+            understood; one line that names the file.
+    """
+    try:
+        spec = read_spec(config_of(file))
+    except ModelLoadError as error:
+        raise ModelLoadError(str(error).replace("config.json", str(file.path), 1)) from None
+    assert isinstance(spec, DecoderSpec)
+    names = file.tensors.keys()
+    return replace(
+        spec,
+        norm=replace(spec.norm, offset=0.0) if architecture_of(file).norms_hold_one else spec.norm,
+        qkv_bias=not names.isdisjoint({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}),
+        output_bias="blk.0.attn_output.bias" in names,
+        mlp_bias=any(name.endswith(".ffn_up.bias") for name in names),
+        tie_word_embeddings="output.weight" not in names,
+        eos_token_ids=end_token_ids(file),
+        checkpoint_dtype=_DENSE.get(_main_type(file), "bfloat16"),
+    )
+
+
+def stored_format(file: GgufFile) -> str | None:
+    """What most of the weights are quantised to; None where they are not."""
+    kind = _main_type(file)
+    return None if kind in _DENSE else kind
+
+
+def _main_type(file: GgufFile) -> str:
+    """Of the matrices, by their bytes."""
+    sizes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        if len(tensor.shape) > 1:
+            sizes[tensor.type.name] += tensor.num_bytes
+    return sizes.most_common(1)[0][0] if sizes else "F32"

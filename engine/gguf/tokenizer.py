@@ -1,0 +1,305 @@
+"""A file's tokenizer, chat template and sampling: what stands beside a model in its directory.
+
+Byte-level BPE comes with its merges and the name of a rule that cuts text into words, SentencePiece
+with a score for each piece. Both become a ``tokenizers.Tokenizer``; neither torch nor transformers
+is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.errors import ModelLoadError
+from engine.gguf.file import GgufFile
+from engine.gguf.words import DEFAULT_RULE, RULES, WordRule
+from engine.text.tokenizer import backend_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+logger = logging.getLogger(__name__)
+
+_TOKENS = "tokenizer.ggml.tokens"
+_SPACE = "▁"  # as SentencePiece spells it
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NAMED_IDS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "sep_token": "tokenizer.ggml.seperator_token_id",  # spelled so in the format
+    "pad_token": "tokenizer.ggml.padding_token_id",
+    "cls_token": "tokenizer.ggml.cls_token_id",
+    "mask_token": "tokenizer.ggml.mask_token_id",
+}
+# Where the metadata has none: those of SentencePiece's own defaults.
+_SENTENCEPIECE_IDS = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
+_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Files have no generation_config.json. What ends a turn is known by its spelling, as in llama.cpp.
+_END_SPELLINGS = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>"),
+        *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "<end_of_utterance>"),
+        "<｜end▁of▁sentence｜>",
+    )
+)
+# Names of SamplingParams' fields, and under what a file asks for them.
+_SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+
+class TokenizerParts(NamedTuple):
+    """What ``engine.text.Tokenizer`` is made from."""
+
+    backend: Backend
+    named_tokens: dict[str, str]
+    eos_token_ids: tuple[int, ...]
+    add_bos_token: bool | None
+
+
+def read_tokenizer(file: GgufFile) -> TokenizerParts:
+    """The tokenizer that the metadata describe.
+
+    Raises:
+        ModelLoadError: there is none, it is damaged, or of a kind that is not supported.
+    """
+    try:
+        return _read_tokenizer(file)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exception
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ModelLoadError(f"{file.path}: the tokenizer cannot be made: {reason}") from error
+
+
+def end_token_ids(file: GgufFile) -> tuple[int, ...]:
+    """The tokens that end a text or a turn."""
+    return _end_ids(file, _texts(file), _types(file))
+
+
+def chat_templates(file: GgufFile) -> dict[str, str]:
+    """The sources of the file's chat templates by name; ``default`` is the one without a name."""
+    found: dict[str, str] = {}
+    for name in file.texts("tokenizer.chat_templates"):
+        if f"tokenizer.chat_template.{name}" in file.metadata:
+            found[name] = file.text(f"tokenizer.chat_template.{name}")
+    if "tokenizer.chat_template" in file.metadata:
+        found["default"] = file.text("tokenizer.chat_template")
+    return found
+
+
+def sampling_defaults(file: GgufFile) -> dict[str, Any]:
+    """Values of ``SamplingParams`` fields that the file asks for."""
+    return {name: file.metadata[key] for name, key in _SAMPLING.items() if key in file.metadata}
+
+
+def _read_tokenizer(file: GgufFile) -> TokenizerParts:
+    kind = file.text("tokenizer.ggml.model", "none")
+    make = _KINDS.get(kind)
+    if make is None:
+        known = ", ".join(sorted(_KINDS))
+        raise ModelLoadError(
+            f"{file.path}: a tokenizer of kind {kind[:40]!r} is not supported (known: {known})"
+        )
+    texts, types = _texts(file), _types(file)
+    if not texts or len(types) not in (0, len(texts)):
+        raise file.error(_TOKENS, f"has {len(texts)} tokens of {len(types)} types")
+    named = {name: texts[id_] for name, id_ in _named_ids(file, kind, len(texts)).items()}
+    if "tokenizer.huggingface.json" in file.metadata:
+        backend = backend_of(file.text("tokenizer.huggingface.json"))
+    else:
+        backend = make(file, texts, types, named)
+        _add_tokens(backend, texts, types)
+    if file.flag("tokenizer.ggml.add_eos_token", False) and "eos_token" in named:
+        _append(backend, named["eos_token"])
+    rule = _rule(file) if kind == "gpt2" else None
+    adds_bos = file.flag(
+        "tokenizer.ggml.add_bos_token", kind == "llama" if rule is None else rule.adds_bos
+    )
+    return TokenizerParts(backend, named, _end_ids(file, texts, types), adds_bos)
+
+
+# ---------------------------------------------------------------- kinds
+
+
+def _byte_level(
+    file: GgufFile, texts: list[str], types: list[int], named: dict[str, str]
+) -> Backend:
+    """GPT-2's: merges of bytes that are spelled as printable characters."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    vocabulary = {text: id_ for id_, text in enumerate(texts)}
+    merges: list[tuple[str, str]] = []
+    for merge in file.texts("tokenizer.ggml.merges"):
+        at = merge.find(" ", 1)
+        left, right = merge[:at], merge[at + 1 :]
+        if at < 0 or not {left, right, left + right} <= vocabulary.keys():
+            raise file.error("tokenizer.ggml.merges", f"has {merge!r:.60}, which makes no token")
+        merges.append((left, right))
+    rule = _rule(file)
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.whole_words))
+    if rule.normalises:
+        backend.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentencepiece_bpe(
+    file: GgufFile, texts: list[str], types: list[int], named: dict[str, str]
+) -> Backend:
+    """Llama 2's and Gemma's: two pieces become one where the vocabulary has it, the one of highest
+    score first; what has no piece is spelled in bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    scores = _scores(file, texts)
+    vocabulary = {text: id_ for id_, text in enumerate(texts)}
+    mergeable = {_NORMAL, _USER_DEFINED, _UNUSED}
+    pieces = [text for id_, text in enumerate(texts) if not types or types[id_] in mergeable]
+    backend = Tokenizer(
+        models.BPE(
+            vocabulary,
+            _merges_by_score(pieces, vocabulary, scores),
+            unk_token=named.get("unk_token"),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
+    lead = [normalizers.Prepend(_SPACE)] if prefix else []
+    backend.normalizer = normalizers.Sequence([*lead, normalizers.Replace(" ", _SPACE)])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return backend
+
+
+def _unigram(file: GgufFile, texts: list[str], types: list[int], named: dict[str, str]) -> Backend:
+    """T5's: the pieces of highest sum of scores (Kudo 2018)."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pieces = list(zip(texts, _scores(file, texts), strict=True))
+    unknown = named.get("unk_token")
+    falls_back = "<0x00>" in texts
+    backend = Tokenizer(
+        models.Unigram(pieces, texts.index(unknown) if unknown else None, falls_back)
+    )
+    steps: list[Any] = []
+    charsmap = bytes(value & 255 for value in file.numbers("tokenizer.ggml.precompiled_charsmap"))
+    if charsmap:
+        steps.append(normalizers.Precompiled(charsmap))
+    if file.flag("tokenizer.ggml.remove_extra_whitespaces", False):
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    backend.normalizer = normalizers.Sequence(steps) if steps else None
+    prepend = "always" if file.flag("tokenizer.ggml.add_space_prefix", True) else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend)
+    backend.decoder = decoders.Metaspace(_SPACE, prepend)
+    return backend
+
+
+_KINDS = {"gpt2": _byte_level, "llama": _sentencepiece_bpe, "t5": _unigram}
+
+# ---------------------------------------------------------------- parts
+
+
+def _merges_by_score(
+    pieces: Sequence[str], vocabulary: dict[str, int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two, in the order in which SentencePiece merges."""
+    ranked: list[tuple[float, int, tuple[str, str]]] = []
+    for piece in pieces:
+        id_ = vocabulary[piece]
+        for at in range(1, len(piece)):
+            left, right = piece[:at], piece[at:]
+            if left in vocabulary and right in vocabulary:
+                ranked.append((-scores[id_], vocabulary[left], (left, right)))
+    ranked.sort(key=lambda entry: entry[:2])
+    return [pair for _, _, pair in ranked]
+
+
+def _add_tokens(backend: Backend, texts: list[str], types: list[int]) -> None:
+    """Declare the tokens that are found as wholes, whatever stands around them."""
+    from tokenizers import AddedToken
+
+    added, special = [], []
+    for text, kind in zip(texts, types, strict=False):
+        if kind in (_CONTROL, _UNKNOWN):
+            special.append(AddedToken(text, normalized=False, special=True))
+        # A piece of spaces is found by its merges: as it is spelled, it stands in no text.
+        elif kind == _USER_DEFINED and text and _SPACE not in text:
+            added.append(AddedToken(text, normalized=False))
+    backend.add_special_tokens(special)
+    backend.add_tokens(added)
+
+
+def _append(backend: Backend, text: str) -> None:
+    from tokenizers import processors
+
+    backend.post_processor = processors.TemplateProcessing(
+        single=["$A", text], special_tokens=[(text, backend.token_to_id(text))]
+    )
+
+
+def _rule(file: GgufFile) -> WordRule:
+    name = file.text("tokenizer.ggml.pre", "default")
+    rule = RULES.get(name)
+    if rule is None:
+        known = ", ".join(sorted(RULES))
+        raise file.error("tokenizer.ggml.pre", f"is {name[:40]!r}; known: {known}")
+    if name == DEFAULT_RULE:
+        logger.warning(
+            "%s does not say how text is cut into words; GPT-2's rule is taken, which may not be "
+            "what the model was trained with",
+            file.path,
+        )
+    return rule
+
+
+def _texts(file: GgufFile) -> list[str]:
+    return file.texts(_TOKENS)
+
+
+def _types(file: GgufFile) -> list[int]:
+    return file.numbers("tokenizer.ggml.token_type")
+
+
+def _scores(file: GgufFile, texts: list[str]) -> list[float]:
+    scores = file.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(texts):
+        raise file.error("tokenizer.ggml.scores", f"has {len(scores)} for {len(texts)} tokens")
+    return [float(score) for score in scores]
+
+
+def _named_ids(file: GgufFile, kind: str, count: int) -> dict[str, int]:
+    found = {} if kind == "gpt2" else {k: v for k, v in _SENTENCEPIECE_IDS.items() if v < count}
+    for name, key in _NAMED_IDS.items():
+        if key in file.metadata:
+            found[name] = _id(file, key, count)
+    return found
+
+
+def _end_ids(file: GgufFile, texts: list[str], types: list[int]) -> tuple[int, ...]:
+    keys = (f"tokenizer.ggml.{name}" for name in _END_IDS)
+    found = {_id(file, key, len(texts)) for key in keys if key in file.metadata}
+    special = {_CONTROL, _USER_DEFINED}
+    for id_, (text, kind) in enumerate(zip(texts, types, strict=False)):
+        if kind in special and text in _END_SPELLINGS:
+            found.add(id_)
+    return tuple(sorted(found))
+
+
+def _id(file: GgufFile, key: str, count: int) -> int:
+    value = file.metadata[key]
+    if type(value) is not int or not 0 <= value < count:
+        raise file.error(key, f"must be one of {count} tokens, not {value!r:.40}")
+    return value

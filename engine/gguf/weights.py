@@ -1,0 +1,244 @@
+"""The parameters of a model out of a GGUF file, each read when it is asked for.
+
+Matrices in quantised types are handed on as codes where the linear method has a kernel for them;
+all else is widened while it is read, some MiB at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from engine.client import LoadProgress
+from engine.errors import ModelLoadError
+from engine.gguf.blocks import FORMATS, unpack_rows
+from engine.gguf.config import architecture_of
+from engine.gguf.file import GgufFile, GgufTensor
+from engine.gguf.rules import CONFIG_TENSORS, STACKED, rules_of
+from engine.models.linear import Weight
+from engine.models.loader import Weights
+from engine.models.spec import DecoderSpec
+from engine.models.weights import Parameter, Target, parameters, targets
+from kernels.cpu.memory import own_pages
+from kernels.packed import PackedParts, PackedWeight
+
+_STAGING_BYTES = 8 * 2**20
+_DENSE = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+class _Place(NamedTuple):
+    """A tensor of the file, and where its rows go."""
+
+    tensor: GgufTensor
+    target: Target
+    order: torch.Tensor | None  # [rows] int64: the row here of each of the file's
+
+
+class GgufWeights(Weights):
+    """All parameters of a model.
+
+    Args:
+        file: its tables.
+        spec: what they describe.
+        dtype: of what is dense.
+        device: of all.
+        on_progress: told after each parameter.
+        packed: tensor types whose matrices are handed on as codes.
+
+    Raises:
+        ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing
+            has been read then. One line that names the tensor and the file.
+    """
+
+    def __init__(
+        self,
+        file: GgufFile,
+        spec: DecoderSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_progress: LoadProgress | None = None,
+        *,
+        packed: Collection[str] = (),
+    ) -> None:
+        wanted = parameters(spec)
+        super().__init__(wanted, dtype, device, on_progress)
+        self._packed = frozenset(packed) & FORMATS.keys()
+        self._places: dict[str, list[_Place]] = {}
+        for place in _assign(file, spec, wanted):
+            self._places.setdefault(place.target.parameter, []).append(place)
+
+    def stored(self, name: str) -> Weight:
+        """See ``Weights.stored``."""
+        places = self._places[name]
+        if not any(place.tensor.type.name in self._packed for place in places):
+            return self[name]
+        parameter = self._wanted[name]
+        parts: list[PackedWeight | torch.Tensor] = []
+        for place in sorted(places, key=lambda place: place.target.part or 0):
+            if place.tensor.type.name in self._packed:
+                parts.append(self._read_packed(place))
+            else:
+                part = self._empty(
+                    replace(parameter, parts=(parameter.part_shape(place.target.part)[0],))
+                )
+                self._read_dense(place, part)
+                parts.append(part)
+        self._tell(math.prod(parameter.shape), _told(places))
+        return PackedParts(tuple(parts))
+
+    def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
+        places = self._places[name]
+        for place in places:
+            self._read_dense(place, tensor[parameter.rows(place.target.part)])
+        return _told(places)
+
+    def _read_dense(self, place: _Place, into: torch.Tensor) -> None:
+        """Widen the tensor's rows into those of ``into``."""
+        tensor = place.tensor
+        into = into.view(into.shape[0], -1)
+        if len(tensor.shape) < 2:
+            into = into.view(1, -1) if place.order is None else into
+        rows, width = into.shape
+        for begin, raw in _pieces(tensor, rows):
+            values = _widen(tensor, raw).view(-1, width)
+            own = slice(begin, begin + len(values))
+            if place.order is None:
+                into[own] = values.to(into.device, into.dtype)
+            else:
+                into[place.order[own].to(into.device)] = values.to(into.device, into.dtype)
+
+    def _read_packed(self, place: _Place) -> PackedWeight:
+        """The tensor's rows as codes. What becomes of a piece is the size that it had in the file,
+        or little more."""
+        tensor = place.tensor
+        kind, rows = FORMATS[tensor.type.name], tensor.shape[0]
+        whole: PackedWeight | None = None
+        for begin, raw in _pieces(tensor, rows):
+            piece = unpack_rows(kind, raw, tensor.type.num_bytes)
+            whole = whole or _empty_like(piece, rows)
+            own: slice | torch.Tensor = slice(begin, begin + len(raw))
+            if place.order is not None:
+                own = place.order[own]
+            whole.codes[own], whole.scales[own] = piece.codes, piece.scales
+            if whole.zeros is not None and piece.zeros is not None:
+                whole.zeros[own] = piece.zeros
+        assert whole is not None  # no matrix is without rows
+        if self._device.type == "cpu":
+            return whole
+        zeros = None if whole.zeros is None else whole.zeros.to(self._device)
+        codes, scales = whole.codes.to(self._device), whole.scales.to(self._device)
+        return replace(whole, codes=codes, scales=scales, zeros=zeros)
+
+
+def _told(places: list[_Place]) -> str:
+    return f"loading {places[-1].tensor.path.name}"
+
+
+def _empty_like(piece: PackedWeight, rows: int) -> PackedWeight:
+    """Room for a weight of ``rows`` outputs of the form of ``piece``."""
+
+    def room(part: torch.Tensor) -> torch.Tensor:
+        return own_pages((rows, *part.shape[1:]), part.dtype)
+
+    zeros = None if piece.zeros is None else room(piece.zeros)
+    return replace(piece, codes=room(piece.codes), scales=room(piece.scales), zeros=zeros)
+
+
+def _pieces(tensor: GgufTensor, rows: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Some rows at a time, with the number of the first: [n, bytes of a row] uint8."""
+    row_bytes = tensor.num_bytes // rows
+    step = max(1, _STAGING_BYTES // max(row_bytes, 1))
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.begin)
+        for begin in range(0, rows, step):
+            raw = own_pages((min(step, rows - begin), row_bytes), torch.uint8)
+            if file.readinto(raw.numpy().data) != raw.numel():
+                raise ModelLoadError(f"{tensor.path}: '{tensor.name}' is cut short")
+            yield begin, raw
+
+
+def _widen(tensor: GgufTensor, raw: torch.Tensor) -> torch.Tensor:
+    """[n, inputs] of a float dtype."""
+    dense = _DENSE.get(tensor.type.name)
+    if dense is not None:
+        return raw.view(dense)
+    kind = FORMATS.get(tensor.type.name)
+    if kind is not None:
+        return unpack_rows(kind, raw, tensor.type.num_bytes).dequantise(torch.float32)
+    import gguf  # slow to import; only for types that are seldom met
+
+    number = gguf.GGMLQuantizationType[tensor.type.name]
+    return torch.from_numpy(gguf.dequantize(raw.numpy(), number))
+
+
+# ---------------------------------------------------------------- places
+
+
+def _assign(file: GgufFile, spec: DecoderSpec, wanted: dict[str, Parameter]) -> Iterator[_Place]:
+    """Every tensor with its place; a leftover or a gap is an error."""
+    tensors = {tensor.name: tensor for tensor in _each_expert(file)}
+    places = targets(spec, wanted, rules_of(spec, set(tensors)))
+    in_pairs = architecture_of(file).rope_in_pairs
+    for name, tensor in tensors.items():
+        target = places.pop(name, None)
+        if target is None:
+            if name in CONFIG_TENSORS:
+                continue
+            raise ModelLoadError(
+                f"{tensor.path}: tensor '{name[:80]}' has no place in a {file.architecture} model "
+                "with this metadata"
+            )
+        parameter = wanted[target.parameter]
+        shape = parameter.part_shape(target.part)
+        if _without_ones(tensor.shape) != _without_ones(shape):
+            raise ModelLoadError(
+                f"{tensor.path}: tensor '{name}' has shape {list(tensor.shape)}, the metadata asks "
+                f"for {list(shape)}"
+            )
+        order = None
+        if in_pairs and ".qkv." in target.parameter and target.part in (0, 1):
+            order = _order_of_pairs(shape[0], spec.head_dim)
+        yield _Place(tensor, target, order)
+    if places:
+        names = ", ".join(f"'{name}'" for name in sorted(places)[:4])
+        raise ModelLoadError(f"{file.path}: missing tensors ({len(places)}): {names}")
+
+
+def _each_expert(file: GgufFile) -> Iterator[GgufTensor]:
+    """The tensors, those of all experts of a layer taken apart: they lie one after the other."""
+    for tensor in file.tensors.values():
+        stem, _, rest = tensor.name.partition("ffn_")
+        each = STACKED.get("ffn_" + rest)
+        if each is None or len(tensor.shape) != 3:
+            yield tensor
+            continue
+        count, *shape = tensor.shape
+        size = tensor.num_bytes // max(count, 1)
+        for e in range(count):
+            yield replace(
+                tensor,
+                name=stem + each.replace("{e}", str(e)),
+                shape=tuple(shape),
+                begin=tensor.begin + e * size,
+                num_bytes=size,
+            )
+
+
+def _order_of_pairs(rows: int, head_dim: int) -> torch.Tensor:
+    """Where each row of a query or key lies here: llama.cpp rotates neighbours against each other
+    in models of the first Llama's layout, and its files have their rows so."""
+    halves = torch.arange(rows).unflatten(0, (-1, 2, head_dim // 2))
+    return halves.transpose(1, 2).flatten()
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)

@@ -1,0 +1,79 @@
+"""How byte-level tokenizers cut text into words, by the names that llama.cpp gives the rules.
+
+The patterns are those of the models' own ``tokenizer.json``; what one leaves over between its
+matches is a word too. Rules of models that are not served here are missing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DEFAULT_RULE = "default"  # of files from before the rules had names
+
+
+class WordRule(NamedTuple):
+    """Patterns, each applied to what the one before it has cut."""
+
+    patterns: tuple[str, ...]
+    normalises: bool = False  # to Unicode's NFC, before all else
+    whole_words: bool = False  # a word of the vocabulary is one token, whatever the merges
+    adds_bos: bool = False  # where the file does not say
+
+
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def _cl100k(digits: str) -> str:
+    """GPT-4's, with a number of ``digits`` a word."""
+    words = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+    return rf"{_ENDINGS}|{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*{_SPACES}"
+
+
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+
+
+def _cased(digits: str, endings: str) -> str:
+    """GPT-4o's: words end where lower case turns to upper."""
+    return (
+        rf"{_LEAD}{_UPPER}*{_LOWER}+{endings}|{_LEAD}{_UPPER}+{_LOWER}*{endings}"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*{_SPACES}"
+    )
+
+
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥\u3040-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES,
+)
+
+_PLAIN = WordRule((_GPT2,))
+_DIGITS_APART = WordRule((r"\p{N}", _GPT2))
+_LLAMA3 = WordRule((_cl100k(r"\p{N}{1,3}"),), whole_words=True, adds_bos=True)
+_QWEN2 = WordRule((_cl100k(r"\p{N}"),))
+
+RULES: dict[str, WordRule] = {
+    DEFAULT_RULE: _PLAIN,
+    "command-r": _DIGITS_APART,
+    "dbrx": WordRule((_cl100k(r"\p{N}{1,3}"),)),  # OLMo 2's and Phi-4's
+    "deepseek-r1-qwen": _QWEN2,
+    "deepseek-v3": WordRule(_DEEPSEEK3),
+    "gpt-2": _PLAIN,
+    "gpt-4o": WordRule((_cased(r"\p{N}{1,3}", rf"{_ENDINGS}?"),)),
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "mpt": _PLAIN,
+    "olmo": _PLAIN,
+    "phi-2": _PLAIN,
+    "qwen2": _QWEN2._replace(normalises=True),
+    "refact": _DIGITS_APART,  # Granite's
+    "smaug-bpe": WordRule((_cl100k(r"\p{N}{1,3}"),)),
+    "smollm": _DIGITS_APART,
+    "stablelm2": _QWEN2,
+    "starcoder": _DIGITS_APART,
+    "tekken": WordRule((_cased(r"\p{N}", ""),), whole_words=True, adds_bos=True),
+}
