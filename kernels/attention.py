@@ -28,6 +28,7 @@ class AttentionSpec:
     windows: tuple[int | None, ...] = (None,)  # the distinct windows of the layers, in tokens
     softcap: float | None = None
     has_sinks: bool = False
+    value_dim: int | None = None  # values are the first numbers of the keys; None: by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,19 @@ class LayerAttention:
 
 
 class LayerCache(NamedTuple):
-    """One layer's keys and values, each [num_blocks, num_kv_heads, block_size, head_dim]."""
+    """One layer's keys and values, each [num_blocks, num_kv_heads, block_size, head_dim].
+
+    In latent attention the values are a view of the keys: the first ``value_dim`` of each one's
+    numbers (``engine/models/latent.py``).
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
+
+    @property
+    def shares_values(self) -> bool:
+        """Whether the values are a view of the keys."""
+        return self.values.data_ptr() == self.keys.data_ptr()
 
 
 class DeviceGeometry(NamedTuple):
@@ -140,6 +150,6 @@ class AttentionBackend(Protocol):
             cache: the layer's blocks.
 
         Returns:
-            [num_tokens, num_heads, head_dim] in the query's dtype.
+            [num_tokens, num_heads, head_dim or value_dim] in the query's dtype.
         """
         ...

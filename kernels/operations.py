@@ -50,6 +50,20 @@ class Operations(Protocol):
         """See ``kernels.reference.fused``."""
         ...
 
+    def latent_rope_store(
+        self,
+        query: torch.Tensor,
+        latent: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
+        slot_mapping: torch.Tensor,
+        /,
+    ) -> None:
+        """See ``kernels.reference.fused``."""
+        ...
+
     def silu_mul(self, gate_up: torch.Tensor, /) -> torch.Tensor:
         """See ``kernels.reference.layers``."""
         ...

@@ -33,6 +33,14 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
 
 
+_DEEPSEEK = {
+    **{"num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16, "pad_token_id": 0},
+    **{"qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12},
+    **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "n_shared_experts": 2,
+}
+
+
 # name -> (Hugging Face config class, what differs from the shape above)
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
@@ -195,6 +203,37 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **_rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False),
         },
     ),
+    "deepseek_v2_lite": (
+        "DeepseekV2Config",
+        {**_DEEPSEEK, "q_lora_rank": None, "first_k_dense_replace": 1},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {
+            **{**_DEEPSEEK, "attention_bias": True, "routed_scaling_factor": 1.7},
+            **{"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            **{**_DEEPSEEK, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2},
+            **_rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=32,
+                mscale=1.5,
+                mscale_all_dim=1.2,
+            ),
+        },
+    ),
+    "deepseek_v3_halves": (
+        "DeepseekV3Config",
+        {
+            **{**_DEEPSEEK, "rope_interleave": False, "norm_topk_prob": False},
+            **{"q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0},
+        },
+    ),
     "cohere": ("CohereConfig", {**_LAYER_NORM, "logit_scale": 0.3, "pad_token_id": 0}),
     "cohere2": (
         "Cohere2Config",
@@ -227,6 +266,9 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
             # Norms away from one, biases away from zero, scores far enough apart to be chosen by.
             is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.25)
     return model.eval()
 
 

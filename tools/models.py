@@ -43,6 +43,10 @@ Rotary embeddings: {ropes};
 on a part of the head, with a base of their own in windowed layers, or by neighbouring dimensions,
 where the family has it so.
 
+Latent attention (DeepSeek): a token's latent is cached in place of its keys and values, and the
+matrices that would make those of it are absorbed into queries and outputs; these two stay in the
+model's dtype when the other weights are rounded.
+
 Mixtures of experts: on a GPU one grouped product of Triton for all experts of a layer, on a CPU
 each chosen expert as a linear layer of its own, quantised as the others are. They are not
 batch-invariant: `--batch-invariant` refuses them.

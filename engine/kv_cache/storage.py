@@ -45,8 +45,7 @@ class KVCache:
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
             self.layers = tuple(
-                LayerCache(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
-                for _ in range(spec.num_layers)
+                _layer(shape, spec.value_dim, dtype, device) for _ in range(spec.num_layers)
             )
         except (RuntimeError, MemoryError) as error:
             size = num_blocks * block_size * spec.kv_bytes_per_token(dtype.itemsize)
@@ -120,6 +119,15 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_machine_bytes(), _control_group_bytes())
+
+
+def _layer(
+    shape: tuple[int, ...], value_dim: int | None, dtype: torch.dtype, device: torch.device
+) -> LayerCache:
+    keys = _zeros(shape, dtype, device)
+    if value_dim is not None:
+        return LayerCache(keys, keys[..., :value_dim])
+    return LayerCache(keys, _zeros(shape, dtype, device))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.errors import InvalidParameter, ModelLoadError
-from engine.models.rope import rotary_order
+from engine.models.modules import projected_order
 from engine.models.safetensors import Header, read_header, read_into
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Target, parameters, targets
@@ -133,21 +133,13 @@ class _Reader:
             ups.append(placed)
         up = torch.cat(ups, dim=1)
         if name.endswith(".qkv.weight"):
-            up = self._in_rotary_order(up)
+            order = projected_order(self._spec)
+            up = up if order is None else up[order]
         return Delta(torch.cat(downs).to(self._dtype), up.to(self._dtype))
 
     def _scale(self, rank: int) -> float:
         """``alpha / r``, or ``alpha / sqrt(r)`` (rsLoRA, Kalajdzievski 2023)."""
         return self._alpha / (math.sqrt(rank) if self._by_root else rank)
-
-    def _in_rotary_order(self, up: torch.Tensor) -> torch.Tensor:
-        """Rows in the order in which the layer's own have been put at load."""
-        order = rotary_order(self._spec)
-        if order is None:
-            return up
-        rows = self._spec.query_size + self._spec.kv_size
-        heads = up[:rows].unflatten(0, (-1, self._spec.head_dim))[:, order]
-        return torch.cat((heads.flatten(0, 1), up[rows:]))
 
 
 _LINEARS = frozenset({".qkv.weight", ".output.weight", ".gate_up.weight", ".down.weight"})

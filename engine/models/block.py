@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.models.latent import LatentAttention
 from engine.models.mlp import Adapters, bind_mlp
 from engine.models.modules import Layer
 from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
@@ -56,13 +57,21 @@ class Block:
         self._mlp_after = norm(layer.mlp_after)
         self._query_norm = norm(layer.wide_query_norm)
         self._key_norm = norm(layer.wide_key_norm)
+        self._latent = None
+        if layer.latent is not None and spec.latent is not None:
+            self._latent = LatentAttention(
+                spec, spec.latent, layer.latent, layer.attention, kernels
+            )
 
     def attend(self, read: torch.Tensor, state: StepState, cache: LayerCache) -> torch.Tensor:
-        """Store keys and values; [num_tokens, hidden_size] -> [num_tokens, query_size]."""
+        """Store keys and values; [num_tokens, hidden_size] -> [num_tokens, attended_size]."""
         spec, layer = self._spec, self._layer
         fused = layer.qkv(read)
         if state.adapters is not None:
             fused = state.adapters.add(fused, read, self._qkv_name)
+        if self._latent is not None:
+            assert layer.rope is not None
+            return self._latent(fused, state, state.rotations[layer.rope], cache)
         if self._query_norm is not None:
             fused = self._norm_wide(fused)
         query = self._operations.norm_rope_store(
@@ -77,7 +86,7 @@ class Block:
         return attended.view(-1, spec.query_size)
 
     def output(self, attended: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
-        """[n, query_size] -> [n, hidden_size], to be added."""
+        """[n, attended_size] -> [n, hidden_size], to be added."""
         out = self._layer.output(attended)
         if adapters is not None:
             out = adapters.add(out, attended, self._output_name)

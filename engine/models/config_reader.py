@@ -51,6 +51,13 @@ class ConfigReader:
             raise self.error(key, f"must be a positive integer below {limit}, not {value!r:.80}")
         return value
 
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A number of things, or 0. Raises ModelLoadError for anything else."""
+        value = self._take(key, default)
+        if type(value) is not int or not 0 <= value < _MAX_COUNT:
+            raise self.error(key, f"must be a whole number, not {value!r:.80}")
+        return value
+
     def optional_count(self, key: str) -> int | None:
         """A positive integer, or None where the key is absent."""
         return self.count(key) if key in self else None

@@ -56,7 +56,7 @@ class Rotations:
         self._ropes: list[tuple[torch.Tensor, float, int | None]] = []
         for rope in spec.ropes:
             frequencies, scale = inverse_frequencies(
-                rope, spec.head_dim, spec.max_position_embeddings, max_model_len
+                rope, spec.rope_head_dim, spec.max_position_embeddings, max_model_len
             )
             turned = None if rope.num_dims is None else rope.num_dims // 2
             self._ropes.append((frequencies.to(device), scale, turned))

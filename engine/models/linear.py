@@ -13,6 +13,14 @@ from kernels.packed import PackedParts
 Weight = torch.Tensor | PackedParts  # [outputs, inputs], dense or as a format has it
 
 
+def in_order(weight: Weight, order: torch.Tensor) -> Weight:
+    """The weight with its outputs in another order: [outputs] int64, the one that comes to each
+    place. A tensor keeps its memory."""
+    if isinstance(weight, torch.Tensor):
+        return weight.copy_(weight[order.to(weight.device)])
+    return weight.select(order)
+
+
 class Linear(Protocol):
     """``x W^T + b``: [n, inputs] -> [n, outputs]."""
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from engine.models.linear import DenseLinear, Head, Linear, LinearMethod, Weight
+from engine.models.latent import LatentWeights, make_latent, projection_order
+from engine.models.linear import DenseLinear, Head, Linear, LinearMethod, Weight, in_order
 from engine.models.loader import Weights, stored
 from engine.models.norms import NormWeights
 from engine.models.rope import rotary_order
@@ -79,6 +80,7 @@ class Layer:
     mlp_norm: NormWeights | None
     mlp: MlpWeights | ExpertWeights
     mlp_after: NormWeights | None
+    latent: LatentWeights | None = None  # then ``qkv`` is its first projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def make_layer(
             else MlpWeights(linear("gate_up"), linear("down"))
         ),
         mlp_after=norm("mlp_after"),
+        latent=make_latent(spec, weights, method, i),
     )
 
 
@@ -230,24 +233,22 @@ def _query_key_value(
 ) -> tuple[Weight, torch.Tensor | None]:
     """The fused projection, its queries' and keys' dimensions in the order the kernels rotate."""
     weight, bias = stored(weights, f"{i}.qkv.weight"), weights.get(f"{i}.qkv.bias")
-    rotation = rotary_order(spec)
-    if rotation is None:
+    order = projected_order(spec)
+    if order is None:
         return weight, bias
-    if isinstance(weight, torch.Tensor):
-        _reorder_heads(spec, weight, rotation)
-    else:
-        outputs = torch.arange(weight.shape[0])
-        _reorder_heads(spec, outputs, rotation)
-        weight = weight.select(outputs)
-    if bias is not None:
-        _reorder_heads(spec, bias, rotation)
-    return weight, bias
+    return in_order(weight, order), None if bias is None else bias[order.to(bias.device)]
 
 
-def _reorder_heads(spec: DecoderSpec, outputs: torch.Tensor, order: torch.Tensor) -> None:
-    """Put the dimensions of queries and keys in ``order``, in place."""
-    heads = outputs[: spec.query_size + spec.kv_size].unflatten(0, (-1, spec.head_dim))
-    heads.copy_(heads[:, order.to(heads.device)])
+def projected_order(spec: DecoderSpec) -> torch.Tensor | None:
+    """The order in which the rows of the fused projection are kept; None: as they were loaded."""
+    if spec.latent is not None:
+        return projection_order(spec, spec.latent)
+    order = rotary_order(spec)
+    if order is None:
+        return None
+    rows = torch.arange(sum(spec.projected_sizes))
+    heads, values = rows[: -spec.kv_size].view(-1, spec.head_dim), rows[-spec.kv_size :]
+    return torch.cat((heads[:, order].flatten(), values))
 
 
 def _head_norms(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int) -> torch.Tensor:
@@ -272,10 +273,10 @@ def _norm(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str) -> 
 
 
 def _layer_bytes(layer: Layer) -> int:
-    parts: tuple[NormWeights | Linear | MlpWeights | ExpertWeights | None, ...] = (
+    parts: tuple[NormWeights | Linear | MlpWeights | ExpertWeights | LatentWeights | None, ...] = (
         *(layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after),
         *(layer.wide_query_norm, layer.wide_key_norm),
-        *(layer.qkv, layer.output, layer.mlp),
+        *(layer.qkv, layer.output, layer.mlp, layer.latent),
     )
     num_bytes = sum(part.num_bytes for part in parts if part is not None)
     return num_bytes + (0 if layer.qk_norm is None else layer.qk_norm.nbytes)

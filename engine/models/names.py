@@ -22,7 +22,8 @@ class Rule(NamedTuple):
 
 
 def rules_of(architecture: str) -> tuple[Rule, ...]:
-    """The names of a Hugging Face model_type; Llama's where it has none of its own."""
+    """The names of a Hugging Face model_type (or of a ``DecoderSpec.naming``); Llama's where it
+    has none of its own."""
     return _TABLES.get(architecture, _LLAMA)
 
 
@@ -157,6 +158,32 @@ _QWEN_MOE = (
     Rule(_LAYER + "mlp.shared_expert_gate.weight", "{i}.shared.gate"),
 )
 
+_DEEPSEEK = (
+    *(*_MODEL, *_MLP, *_PRE_NORMS),
+    Rule(_LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
+    Rule(_LAYER + "self_attn.kv_a_proj_with_mqa.bias", "{i}.qkv.bias", 1),
+    Rule(_LAYER + "self_attn.kv_a_layernorm.weight", "{i}.latent_norm"),
+    Rule(_LAYER + "self_attn.kv_b_proj.weight", "{i}.latent_up"),
+    Rule(_LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
+    Rule(_LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
+    Rule(_LAYER + "mlp.gate.weight", "{i}.router"),
+    Rule(_LAYER + "mlp.gate.e_score_correction_bias", "{i}.router.correction"),
+    *_experts(_LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+    Rule(_LAYER + "mlp.shared_experts.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
+    Rule(_LAYER + "mlp.shared_experts.up_proj.weight", "{i}.shared.gate_up.weight", 1),
+    Rule(_LAYER + "mlp.shared_experts.down_proj.weight", "{i}.shared.down.weight"),
+)
+_DEEPSEEK_PLAIN = (
+    *_DEEPSEEK,
+    Rule(_LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
+)
+_DEEPSEEK_RANKED = (
+    *_DEEPSEEK,
+    Rule(_LAYER + "self_attn.q_a_proj.weight", "{i}.qkv.weight", 0),
+    Rule(_LAYER + "self_attn.q_a_proj.bias", "{i}.qkv.bias", 0),
+    Rule(_LAYER + "self_attn.q_a_layernorm.weight", "{i}.query_norm"),
+    Rule(_LAYER + "self_attn.q_b_proj.weight", "{i}.query_up.weight"),
+)
 _GPT_OSS = (
     *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
     Rule(_LAYER + "self_attn.sinks", "{i}.sinks"),
@@ -166,6 +193,8 @@ _GPT_OSS = (
 )
 
 _TABLES = {
+    "deepseek": _DEEPSEEK_PLAIN,
+    "deepseek_ranked": _DEEPSEEK_RANKED,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA2,
     "gpt2": _GPT2,

@@ -48,15 +48,16 @@ def rotary_order(spec: DecoderSpec) -> torch.Tensor | None:
     another: the loaded rows are put into this one, and no kernel knows of other layouts.
 
     Returns:
-        [head_dim] int64, the dimension of the checkpoint that comes to each place; None where
+        [rope_head_dim] int64, the dimension of the checkpoint that comes to each place; None where
         they lie in this order already.
     """
     if spec.rope is None:
         return None
-    turned = spec.rope.num_dims or spec.head_dim
-    if turned == spec.head_dim and not spec.rope.interleaved:
+    head_dim = spec.rope_head_dim
+    turned = spec.rope.num_dims or head_dim
+    if turned == head_dim and not spec.rope.interleaved:
         return None
-    rotated, kept = torch.arange(turned), torch.arange(turned, spec.head_dim)
+    rotated, kept = torch.arange(turned), torch.arange(turned, head_dim)
     first, second = rotated.view(2, -1)
     if spec.rope.interleaved:
         first, second = rotated.view(-1, 2).T

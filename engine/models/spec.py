@@ -149,6 +149,29 @@ class MoeSpec:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention (``engine/models/latent.py``): what the widths are."""
+
+    rank: int  # of the latent that stands for keys and values
+    query_rank: int | None  # of the one that queries are made from; None: from the hidden state
+    plain_dim: int  # of a head's query and key, without position
+    rope_dim: int  # of what is rotated; all heads share a key's
+    value_dim: int  # of a head's value
+    eps: float = 1e-6  # of the norms of latents
+
+    @property
+    def query_dim(self) -> int:
+        """Of a head's query."""
+        return self.plain_dim + self.rope_dim
+
+    def projected(self, num_heads: int) -> tuple[int, int]:
+        """Widths of what a token is first projected to: what queries are made from, and the latent
+        with the rotated part of the key."""
+        queries = self.query_rank or num_heads * self.query_dim
+        return queries, self.rank + self.rope_dim
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """A decoder. The defaults are Llama's: pre-norm, rotary positions, gated MLP with SiLU."""
 
@@ -158,7 +181,7 @@ class DecoderSpec:
     intermediate_size: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of keys as they are cached
     max_position_embeddings: int
     norm: NormSpec
     rope: RopeSpec | None  # None: positions are learned, and added to the embeddings
@@ -173,6 +196,7 @@ class DecoderSpec:
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
     moe: MoeSpec | None = None  # of the layers that have experts
+    latent: LatentSpec | None = None  # then there is one KV head, of the latent's width
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     wide_qk_norm: bool = False  # RMS norm over all query heads together, and over all key heads
     has_sinks: bool = False  # each query head has one more score in its softmax, without a value
@@ -187,6 +211,8 @@ class DecoderSpec:
     score_sigmoid: bool = True  # a score is the sigmoid of what that head says
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str | None = None  # as config.json tells it
+    naming: str = ""  # the table of its tensors' names, where its architecture has several
+    num_draft_layers: int = 0  # behind the last one, of which a checkpoint's tensors are not read
 
     @property
     def num_layers(self) -> int:
@@ -219,6 +245,28 @@ class DecoderSpec:
         return self.num_heads * self.head_dim
 
     @property
+    def rope_head_dim(self) -> int:
+        """Dimensions of a head that a rotary embedding may turn."""
+        return self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def value_dim(self) -> int | None:
+        """How many of a key's first numbers are its value; None: values lie by themselves."""
+        return self.latent.rank if self.latent else None
+
+    @property
+    def projected_sizes(self) -> tuple[int, ...]:
+        """Widths of what a token is first projected to, in attention."""
+        if self.latent:
+            return self.latent.projected(self.num_heads)
+        return self.query_size, self.kv_size, self.kv_size
+
+    @property
+    def attended_size(self) -> int:
+        """Width of what attention hands to its last projection."""
+        return self.num_heads * self.latent.value_dim if self.latent else self.query_size
+
+    @property
     def kv_size(self) -> int:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
@@ -247,5 +295,5 @@ class DecoderSpec:
         return trained
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
-        """``2 * layers * kv_heads * head_dim * itemsize``."""
-        return 2 * self.num_layers * self.kv_size * itemsize
+        """``2 * layers * kv_heads * head_dim * itemsize``; once where values are parts of keys."""
+        return (1 if self.latent else 2) * self.num_layers * self.kv_size * itemsize

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from engine.models.layouts import Layout
 from engine.models.names import Rule, rules_of
-from engine.models.spec import DecoderSpec, MoeSpec
+from engine.models.spec import DecoderSpec, LatentSpec, MoeSpec
 
 # Buffers that older checkpoints carry; they are computed here.
 _COMPUTED = re.compile(
@@ -21,6 +21,9 @@ _COMPUTED = re.compile(
     r"|gpt_neox\.layers\.\d+\.attention\.(rotary_emb\.inv_freq|bias|masked_bias)"
     r"|(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
 )
+
+
+_LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def targets(
     Hugging Face format, or by other ``rules``."""
     places: dict[str, Target] = {}
     num_experts = spec.moe.num_experts if spec.moe else 0
-    for rule in rules_of(spec.architecture) if rules is None else rules:
+    for rule in rules_of(spec.naming or spec.architecture) if rules is None else rules:
         for i in range(spec.num_layers if "{i}" in rule.pattern else 1):
             parameter = rule.parameter.replace("{i}", str(i))
             if parameter not in wanted:
@@ -98,22 +101,31 @@ def targets(
 
 
 def is_redundant(spec: DecoderSpec, name: str) -> bool:
-    """Whether a tensor without a place may be passed over: computed here, or a tied copy."""
+    """Whether a tensor without a place may be passed over: computed here, a tied copy, or of a
+    layer that drafts."""
     tied_copy = spec.tie_word_embeddings and name == "lm_head.weight"
-    return tied_copy or _COMPUTED.fullmatch(name) is not None
+    return tied_copy or _COMPUTED.fullmatch(name) is not None or _drafts(spec, name)
 
 
 def base_prefix(spec: DecoderSpec) -> str:
     """What names begin with in a whole model, and lack where it was exported without its head."""
-    embedding = next(rule for rule in rules_of(spec.architecture) if rule.parameter == "embedding")
+    rules = rules_of(spec.naming or spec.architecture)
+    embedding = next(rule for rule in rules if rule.parameter == "embedding")
     return embedding.pattern.partition(".")[0] + "."
 
 
+def _drafts(spec: DecoderSpec, name: str) -> bool:
+    layer = _LAYER.match(name) if spec.num_draft_layers else None
+    drafting = range(spec.num_layers, spec.num_layers + spec.num_draft_layers)
+    return layer is not None and int(layer[1]) in drafting
+
+
 def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
-    hidden, qkv = spec.hidden_size, (spec.query_size, spec.kv_size, spec.kv_size)
+    hidden, qkv = spec.hidden_size, spec.projected_sizes
     found = {
         "qkv.weight": Parameter(qkv, (hidden,)),
-        "output.weight": Parameter((hidden,), (spec.query_size,)),
+        "output.weight": Parameter((hidden,), (spec.attended_size,)),
+        **(_latent(spec, spec.latent) if spec.latent else {}),
     }
     if spec.qkv_bias:
         found["qkv.bias"] = Parameter(qkv)
@@ -121,6 +133,19 @@ def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
         found["output.bias"] = Parameter((hidden,))
     if spec.has_sinks:
         found["sinks"] = Parameter((spec.num_heads,), is_exact=True)
+    return found
+
+
+def _latent(spec: DecoderSpec, latent: LatentSpec) -> dict[str, Parameter]:
+    up = spec.num_heads * (latent.plain_dim + latent.value_dim)
+    found = {
+        "latent_norm": Parameter((latent.rank,), is_norm=True),
+        "latent_up": Parameter((up,), (latent.rank,)),
+    }
+    if latent.query_rank is not None:
+        queries = spec.num_heads * latent.query_dim
+        found["query_norm"] = Parameter((latent.query_rank,), is_norm=True)
+        found["query_up.weight"] = Parameter((queries,), (latent.query_rank,))
     return found
 
 

@@ -154,6 +154,7 @@ def _attention_spec(
         windows=spec.windows,
         softcap=spec.attention_softcap,
         has_sinks=spec.has_sinks,
+        value_dim=spec.value_dim,
     )
 
 

@@ -54,6 +54,8 @@ class CpuAttention:
             return "the model is not on the CPU"
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
+        if spec.value_dim is not None:
+            return "values that are parts of keys (latent attention) have no kernel"
         if spec.head_dim % 8 or spec.head_dim > _MAX_HEAD_DIM:
             return f"a head size of {spec.head_dim} is no multiple of 8 up to {_MAX_HEAD_DIM}"
         if spec.dtype not in DTYPE_CODES:

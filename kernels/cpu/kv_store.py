@@ -45,7 +45,7 @@ def norm_rope_store(
 
 def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """See ``kernels.reference.kv_store``."""
-    for stored in cache:
+    for stored in cache[:1] if cache.shares_values else cache:
         function("quire_copy_blocks")(
             stored.data_ptr(),
             sources.data_ptr(),

@@ -5,7 +5,7 @@ from kernels.cpu.inputs import build_inputs
 from kernels.cpu.kv_store import copy_blocks, norm_rope_store
 from kernels.cpu.layers import add_rms_norm, rms_norm, silu_mul
 from kernels.cpu.sampling import sample
-from kernels.reference.fused import gelu_mul
+from kernels.reference.fused import gelu_mul, latent_rope_store
 from kernels.reference.layers import rope_tables
 from kernels.reference.lora import add_adapters
 from kernels.reference.moe import clamped_swiglu, fused_moe
@@ -19,6 +19,7 @@ __all__ = [
     "feed_back",
     "fused_moe",
     "gelu_mul",
+    "latent_rope_store",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",

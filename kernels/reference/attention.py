@@ -62,7 +62,7 @@ class ReferenceState:
 
     plans: dict[int | None, _WindowPlan]
     keys: torch.Tensor  # [rows of the largest gather, block_size * head_dim] in the cache's dtype
-    values: torch.Tensor
+    values: torch.Tensor  # the same, or the keys' own where values are parts of them
 
 
 class ReferenceAttention:
@@ -104,7 +104,8 @@ class ReferenceAttention:
             for part in plan.buckets + plan.chunks
         )
         shape = (largest, spec.block_size * spec.head_dim)
-        keys, values = torch.empty(2, *shape, dtype=spec.dtype, device=spec.device)
+        keys = torch.empty(shape, dtype=spec.dtype, device=spec.device)
+        values = keys if spec.value_dim is not None else torch.empty_like(keys)
         return ReferenceState(plans, keys, values)
 
     def forward(
@@ -117,7 +118,7 @@ class ReferenceAttention:
         """See ``AttentionBackend.forward``. Computes in float32 whatever the dtype."""
         plan = state.plans[layer.window]
         kv_heads = cache.keys.shape[1]
-        output = torch.empty_like(query)
+        output = query.new_empty((*query.shape[:-1], cache.values.shape[-1]))
         for bucket in plan.buckets:
             keys, values = _gather(state, cache, bucket.block_rows)
             if bucket.tokens is None:
@@ -141,14 +142,14 @@ def _decode(
     values: torch.Tensor,
     kv_heads: int,
 ) -> torch.Tensor:
-    """Single queries [rows, heads, head_dim] over gathered [rows * kv_heads * L, head_dim]."""
+    """Single queries [rows, heads, head_dim] over gathered [rows * kv_heads * L, ...]."""
     num_rows, num_heads, head_dim = query.shape
     group = num_heads // kv_heads
     if bucket.empty_slots is not None:
         # What lies past the end belongs to nobody and may be anything: 0 * nan is nan.
         values.index_fill_(0, bucket.empty_slots, 0.0)
     keys = keys.view(num_rows * kv_heads, -1, head_dim)
-    values = values.view(num_rows * kv_heads, -1, head_dim)
+    values = values.unflatten(0, (num_rows * kv_heads, -1))
     grouped = (query.float() * layer.scale).view(num_rows * kv_heads, group, head_dim)
     scores = torch.bmm(grouped, keys.transpose(1, 2))  # [rows * kv_heads, group, L]
     if layer.softcap is not None:
@@ -158,7 +159,7 @@ def _decode(
     sinks = None if layer.sinks is None else layer.sinks.view(1, kv_heads, group, 1)
     weights = _softmax(scores.view(num_rows, kv_heads, group, -1), sinks)
     output = torch.bmm(weights.view(scores.shape), values)
-    return output.view(num_rows, num_heads, head_dim).to(query.dtype)
+    return output.view(num_rows, num_heads, -1).to(query.dtype)
 
 
 def _attend_chunk(
@@ -169,11 +170,11 @@ def _attend_chunk(
     values: torch.Tensor,
     kv_heads: int,
 ) -> torch.Tensor:
-    """One sequence's queries [n, heads, head_dim] over gathered [kv_heads * L, head_dim]."""
-    _, num_heads, head_dim = query.shape
+    """One sequence's queries [n, heads, head_dim] over gathered [kv_heads * L, ...]."""
+    num_heads = query.shape[1]
     used = slice(chunk.first, chunk.last)
-    keys = keys.view(kv_heads, -1, head_dim)[:, used]
-    values = values.view(kv_heads, -1, head_dim)[:, used]
+    keys = keys.unflatten(0, (kv_heads, -1))[:, used]
+    values = values.unflatten(0, (kv_heads, -1))[:, used]
     heads = query.float().transpose(0, 1)  # [heads, n, head_dim]
     if layer.softcap is None and layer.sinks is None:
         output = functional.scaled_dot_product_attention(
@@ -195,7 +196,7 @@ def _attend_chunk(
             seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril_()
         scores.masked_fill_(~seen, float("-inf"))
         sinks = None if layer.sinks is None else layer.sinks.view(kv_heads, -1, 1, 1)
-        output = (_softmax(scores, sinks) @ values.unsqueeze(1)).reshape(heads.shape)
+        output = (_softmax(scores, sinks) @ values.unsqueeze(1)).flatten(0, 1)
     return output.transpose(0, 1).to(query.dtype)
 
 
@@ -210,17 +211,20 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
 def _gather(
     state: ReferenceState, cache: LayerCache, block_rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of single heads of blocks, in float32: two of [slots, head_dim].
+    """Keys and values of single heads of blocks, in float32: [slots, head_dim] of each.
 
     Valid until the next call; the order is that of ``block_rows``.
     """
     num_blocks, kv_heads, block_size, head_dim = cache.keys.shape
     gathered = []
-    for stored, buffer in ((cache.keys, state.keys), (cache.values, state.values)):
+    stores = [(cache.keys, state.keys), (cache.values, state.values)]
+    for stored, buffer in stores[:1] if cache.shares_values else stores:
         flat = stored.view(num_blocks * kv_heads, block_size * head_dim)
         part = buffer[: block_rows.numel()]
         torch.index_select(flat, 0, block_rows, out=part)
         gathered.append(part.view(-1, head_dim).float())
+    if cache.shares_values:
+        gathered.append(gathered[0][:, : cache.values.shape[-1]])
     return gathered[0], gathered[1]
 
 

@@ -59,6 +59,35 @@ def norm_rope_store(
     return query_key[:, :-num_kv_heads].contiguous()
 
 
+def latent_rope_store(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor],
+    cache: LayerCache,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Queries of latent attention (DeepSeek-AI 2024) made ready to attend; latents to their slots.
+
+    Args:
+        query: [n, num_heads, rank + rope_dim], the last rope_dim of each head rotated in place.
+        latent: [n, rank + rope_dim]: what is normed, and the part of the key that is rotated.
+        norm_weight: [rank] of the RMS norm.
+        eps: of that norm.
+        rotation: cosines and sines, [n, 1, rope_dim / 2] float32 each.
+        cache: the layer's blocks, written in place; one KV head.
+        slot_mapping: [n] int64, ``block * block_size + offset``; -1: a padding token, not stored.
+    """
+    rank = norm_weight.shape[0]
+    query[..., rank:] = rope(query[..., rank:], *rotation)
+    normed = rms_norm(latent[:, :rank], norm_weight, eps)
+    turned = rope(latent[:, None, rank:], *rotation).squeeze(1)
+    is_stored = slot_mapping >= 0
+    keys = torch.cat((normed, turned), dim=-1)[is_stored]
+    cache.keys.view(-1, keys.shape[-1]).index_copy_(0, slot_mapping[is_stored], keys)
+
+
 def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """``gelu(gate) * up``, GELU by its tanh form (Gemma): [n, 2 d] -> [n, d]."""
     gate, up = gate_up.chunk(2, dim=-1)

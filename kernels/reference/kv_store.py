@@ -38,5 +38,5 @@ def store_kv(
 
 def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """Copy whole blocks; a block is never both source and target of one call."""
-    for stored in cache:
+    for stored in cache[:1] if cache.shares_values else cache:
         stored.index_copy_(0, targets, stored.index_select(0, sources))

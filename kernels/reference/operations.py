@@ -1,7 +1,7 @@
 """The reference kernels as one set (``kernels.operations.Operations``)."""
 
 from kernels.reference.feedback import feed_back
-from kernels.reference.fused import add_rms_norm, gelu_mul, norm_rope_store
+from kernels.reference.fused import add_rms_norm, gelu_mul, latent_rope_store, norm_rope_store
 from kernels.reference.inputs import build_inputs
 from kernels.reference.kv_store import copy_blocks
 from kernels.reference.layers import rms_norm, rope_tables, silu_mul
@@ -18,6 +18,7 @@ __all__ = [
     "feed_back",
     "fused_moe",
     "gelu_mul",
+    "latent_rope_store",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",

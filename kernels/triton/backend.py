@@ -34,6 +34,8 @@ class TritonAttention:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
         if spec.num_heads // spec.num_kv_heads > TILE_ROWS:
             return f"more than {TILE_ROWS} heads share a KV head"
+        if spec.value_dim is not None:
+            return "values that are parts of keys (latent attention) have no kernel"
         if spec.head_dim > _MAX_HEAD_DIM:
             return f"a head size of {spec.head_dim} is over {_MAX_HEAD_DIM}"
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):

@@ -1,5 +1,6 @@
 """The triton kernels as one set (``kernels.operations.Operations``)."""
 
+from kernels.reference.fused import latent_rope_store
 from kernels.reference.layers import rope_tables
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
@@ -18,6 +19,7 @@ __all__ = [
     "feed_back",
     "fused_moe",
     "gelu_mul",
+    "latent_rope_store",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",

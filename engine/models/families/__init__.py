@@ -13,7 +13,7 @@ from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.families import ENCODERS
 from engine.models.encoder.spec import EncoderSpec
-from engine.models.families import gemma, gpt, gpt_oss, llama, moe
+from engine.models.families import deepseek, gemma, gpt, gpt_oss, llama, moe
 from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
 
@@ -24,6 +24,7 @@ class Family(NamedTuple):
     read: Callable[[ConfigReader], DecoderSpec]
     models: str
     differs: str  # from Llama
+    names_code: bool = False  # published ones name code of their own, which Hugging Face's replaced
 
 
 FAMILIES: dict[str, Family] = {
@@ -32,6 +33,18 @@ FAMILIES: dict[str, Family] = {
     ),
     "cohere2": Family(
         llama.cohere2, "Command R7B, Command A", "the same; windows, full layers without rope"
+    ),
+    "deepseek_v2": Family(
+        deepseek.deepseek_v2,
+        "DeepSeek-V2, V2-Lite",
+        "latent attention, routed and shared experts",
+        names_code=True,
+    ),
+    "deepseek_v3": Family(
+        deepseek.deepseek_v3,
+        "DeepSeek-V3, R1",
+        "the same; experts in groups, by corrected sigmoids",
+        names_code=True,
     ),
     "gemma": Family(gemma.gemma, "Gemma 1", "scaled embeddings, GELU"),
     "gemma2": Family(
@@ -54,7 +67,12 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(llama.mistral, "Mistral, Ministral", "windows in some"),
     "mixtral": Family(moe.mixtral, "Mixtral", "experts"),
     "olmo2": Family(llama.olmo2, "OLMo 2", "norms behind attention and MLP, wide QK norms"),
-    "phi3": Family(llama.phi3, "Phi-3, Phi-3.5, Phi-4", "windows, LongRoPE, partial rope in some"),
+    "phi3": Family(
+        llama.phi3,
+        "Phi-3, Phi-3.5, Phi-4",
+        "windows, LongRoPE, partial rope in some",
+        names_code=True,
+    ),
     "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
     "qwen2_moe": Family(
         moe.qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared one"
@@ -74,10 +92,12 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
             understood; one line that names it.
     """
     reader = ConfigReader(config)
-    reader.refuse("auto_map", "asks for code from the model's directory, which is never run")
     reader.refuse("quantization_config", "is set: quantised checkpoints are not supported yet")
     model_type = reader.text("model_type", "")
     family, encoder = FAMILIES.get(model_type), ENCODERS.get(model_type)
+    if family is not None and family.names_code:
+        reader.ignore("auto_map")
+    reader.refuse("auto_map", "asks for code from the model's directory, which is never run")
     if encoder is not None:
         spec = encoder.read(reader)
         reader.finish()

@@ -63,7 +63,7 @@ def test_logits_equal_hugging_face(checkpoints, kind):
     torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"])
 def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
     """As a GPU computes them; the kernel's twin is held against it in tests/kernels."""
     directory, expected = checkpoints(kind)
@@ -159,6 +159,18 @@ MUTANTS = {
         "gpt_oss",
         _spec_with(layers=tuple(LayerSpec(window, experts=True) for window in (None, 12, None))),
     ),
+    "rope of latents by halves": ("deepseek_v2", _spec_with(rope=RopeSpec(10_000.0))),
+    "rope of latents by pairs": (
+        "deepseek_v3_halves",
+        _spec_with(rope=RopeSpec(10_000.0, interleaved=True)),
+    ),
+    "no temperature of yarn": ("deepseek_v3", _spec_with(attention_scale=18**-0.5)),
+    "experts of all groups": ("deepseek_v2", _moe_with(num_groups=1)),
+    "more groups": ("deepseek_v3", _moe_with(top_groups=3)),
+    "groups by their best": ("deepseek_v3", _moe_with(group_best=1)),
+    "experts' shares not scaled": ("deepseek_v3", _moe_with(scale=1.0)),
+    "experts by softmax": ("deepseek_v3", _moe_with(scoring="softmax")),
+    "sums of experts normalised": ("deepseek_v3_halves", _moe_with(normalised=True)),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }
@@ -198,6 +210,13 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("gpt_oss", "mlp.router.bias"),
         ("gpt_oss", "mlp.experts.gate_up_proj_bias"),
         ("gpt_oss", "mlp.experts.down_proj_bias"),
+        ("deepseek_v2", "self_attn.q_a_layernorm.weight"),
+        ("deepseek_v2", "self_attn.q_a_proj.bias"),
+        ("deepseek_v2", "self_attn.kv_a_proj_with_mqa.bias"),
+        ("deepseek_v2", "self_attn.kv_a_layernorm.weight"),
+        ("deepseek_v3", "self_attn.kv_b_proj.weight"),
+        ("deepseek_v3", "mlp.gate.e_score_correction_bias"),
+        ("deepseek_v3", "mlp.shared_experts.down_proj.weight"),
         ("stablelm", "input_layernorm.bias"),
         ("gpt2", "wpe.weight"),
         ("gpt2", "ln_f.bias"),

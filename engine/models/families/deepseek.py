@@ -1,0 +1,151 @@
+"""DeepSeek-V2 and V3: latent attention, shared and routed experts, experts in groups."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.rope import read_rope
+from engine.models.families.shared import (
+    ignore_router_training,
+    num_layers,
+    read_decoder,
+    with_checked_experts,
+)
+from engine.models.spec import DecoderSpec, LatentSpec, LayerSpec, MoeSpec
+
+_TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "router_aux_loss_coef")
+
+
+def deepseek_v2(reader: ConfigReader) -> DecoderSpec:
+    """DeepSeek-V2 and V2-Lite: experts by softmax, in groups or of all."""
+    reader.require("scoring_func", "softmax")
+    reader.require("norm_topk_prob", False)
+    reader.require("mlp_bias", False)
+    method = reader.text("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise reader.error("topk_method", f"is {method[:80]!r}, which is not supported")
+    num_groups, top_groups = _groups(reader)
+    if method == "greedy":
+        num_groups = top_groups = 1
+    moe = dataclasses.replace(
+        _experts(reader),
+        num_groups=num_groups,
+        top_groups=top_groups,
+        scale=reader.number("routed_scaling_factor", 1.0),
+    )
+    return _deepseek(reader, moe, first_dense=0, interleaved=True)
+
+
+def deepseek_v3(reader: ConfigReader) -> DecoderSpec:
+    """DeepSeek-V3 and R1: experts by sigmoid, chosen by a corrected score."""
+    reader.require("scoring_func", "sigmoid")
+    reader.require("topk_method", "noaux_tc")
+    num_groups, top_groups = _groups(reader, 8, 4)
+    moe = dataclasses.replace(
+        _experts(reader),
+        scoring="sigmoid",
+        corrected=True,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        group_best=2,
+        normalised=reader.flag("norm_topk_prob", True),
+        scale=reader.number("routed_scaling_factor", 2.5),
+    )
+    if num_groups > 1 and moe.num_experts // num_groups < moe.group_best:
+        raise reader.error("n_group", "leaves groups of a single expert")
+    return _deepseek(reader, moe, first_dense=3, interleaved=reader.flag("rope_interleave", True))
+
+
+def _deepseek(
+    reader: ConfigReader, moe: MoeSpec, *, first_dense: int, interleaved: bool
+) -> DecoderSpec:
+    ignore_router_training(reader)
+    for key in (*_TRAINING, "qk_head_dim"):
+        reader.ignore(key)
+    reader.require("moe_layer_freq", 1)
+    query_rank = reader.optional_count("q_lora_rank")
+    latent = LatentSpec(
+        rank=reader.count("kv_lora_rank", 512),
+        query_rank=query_rank,
+        plain_dim=reader.count("qk_nope_head_dim", 128),
+        rope_dim=reader.count("qk_rope_head_dim", 64),
+        value_dim=reader.count("v_head_dim", 128),
+    )
+    bias = reader.flag("attention_bias")
+    if bias and query_rank is None:
+        raise reader.error("attention_bias", "is true, without 'q_lora_rank'")
+    rope = read_rope(
+        reader,
+        theta=10_000.0,
+        trained=reader.count("max_position_embeddings", 4096),
+        head_dim=latent.rope_dim,
+        interleaved=interleaved,
+    )
+    spec = read_decoder(
+        reader,
+        head_dim=latent.rope_dim,
+        rope=rope,
+        layers=_layers(reader, first_dense),
+        moe=moe,
+        latent=latent,
+        attention_scale=latent.query_dim**-0.5 * _temperature(reader),
+        qkv_bias=bias,
+        output_bias=bias,
+        naming="deepseek" if query_rank is None else "deepseek_ranked",
+        num_draft_layers=_draft_layers(reader),
+    )
+    spec = dataclasses.replace(spec, num_kv_heads=1, head_dim=latent.rank + latent.rope_dim)
+    return with_checked_experts(reader, spec)
+
+
+def _experts(reader: ConfigReader) -> MoeSpec:
+    inner = reader.count("moe_intermediate_size")
+    return MoeSpec(
+        num_experts=reader.count("n_routed_experts"),
+        top_k=reader.count("num_experts_per_tok"),
+        intermediate_size=inner,
+        normalised=False,
+        exact_router=True,
+        shared_intermediate_size=inner * (reader.optional_count("n_shared_experts") or 0),
+    )
+
+
+def _groups(reader: ConfigReader, groups: int = 1, top: int = 1) -> tuple[int, int]:
+    """How many groups the experts are in, and of how many a token's experts may be."""
+    num_groups, top_groups = reader.count("n_group", groups), reader.count("topk_group", top)
+    num_experts, top_k = reader.count("n_routed_experts"), reader.count("num_experts_per_tok")
+    if num_experts % num_groups:
+        raise reader.error("n_group", f"must divide the {num_experts} experts")
+    if top_groups > num_groups:
+        raise reader.error("topk_group", f"exceeds the {num_groups} groups")
+    if top_k > num_experts // num_groups * top_groups:
+        raise reader.error("topk_group", f"leaves fewer than {top_k} experts to choose from")
+    return num_groups, top_groups
+
+
+def _layers(reader: ConfigReader, first_dense: int) -> tuple[LayerSpec, ...]:
+    """Experts in all layers but the first few."""
+    dense = first_dense
+    if "first_k_dense_replace" in reader:
+        dense = reader.whole("first_k_dense_replace")
+    return tuple(LayerSpec(experts=i >= dense) for i in range(num_layers(reader)))
+
+
+def _draft_layers(reader: ConfigReader) -> int:
+    """Layers for multi-token prediction, which are not served."""
+    newer = reader.whole("num_mtp_layers", 0)
+    return reader.whole("num_nextn_predict_layers", newer)
+
+
+def _temperature(reader: ConfigReader) -> float:
+    """YaRN's share of the scale of the scores: ``(0.1 m ln(factor) + 1)^2``."""
+    section = reader.section("rope_parameters") or reader.section("rope_scaling")
+    if section is None or section.text("rope_type", section.text("type", "default")) == "default":
+        return 1.0
+    mscale = section.optional_number("mscale_all_dim")
+    factor = section.number("factor", 1.0)
+    if mscale is None or factor <= 1.0:
+        return 1.0
+    return (0.1 * mscale * math.log(factor) + 1.0) ** 2

@@ -1,0 +1,171 @@
+"""Multi-head latent attention, computed on the latents themselves (DeepSeek-V2, DeepSeek-AI 2024).
+
+A token's keys and values are linear in one latent c, the same for all heads: k_h = K_h c and
+v_h = V_h c, beside a rotated part r of the key that all heads share. So
+
+    q_h . k_h + t_h . r  =  (K_h^T q_h) . c + t_h . r        sum_j w_j v_hj  =  V_h sum_j w_j c_j
+
+and attention has one KV head, whose key is [c, r] and whose value is c: that is all that is cached,
+and K_h and V_h are *absorbed* into what comes before and after.
+
+    x ─► projection ─┬─► (norm ─► query_up) ─► q, t ─► K_h^T q, t rotated ─┐
+                     └─► norm(c), r rotated ─► cache ──────────────────────┴─► attention ─► V_h
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.models.linear import Linear, LinearMethod, in_order
+from engine.models.loader import stored
+from engine.models.rope import rotary_order
+from engine.models.spec import DecoderSpec, LatentSpec
+from kernels.attention import LayerAttention, LayerCache
+from kernels.operations import Kernels
+
+
+class LatentWeights(NamedTuple):
+    """What is loaded of a layer's attention, beside its first and last projections."""
+
+    norm: torch.Tensor  # [rank], of the latent
+    query_norm: torch.Tensor | None  # [query_rank], where queries are made from a latent too
+    query_up: Linear | None
+    key_up: torch.Tensor  # [num_heads, plain_dim, rank], K_h
+    value_up: torch.Tensor  # [num_heads, rank, value_dim], V_h^T
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        tensors = (self.norm, self.query_norm, self.key_up, self.value_up)
+        query_up = 0 if self.query_up is None else self.query_up.num_bytes
+        return query_up + sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+class Step(Protocol):
+    """What attention needs of a step."""
+
+    @property
+    def attention(self) -> object:
+        """The backend's plan."""
+        ...
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """[num_tokens] int64: where each token's latent goes."""
+        ...
+
+
+def make_latent(
+    spec: DecoderSpec, weights: Mapping[str, torch.Tensor], method: LinearMethod, i: int
+) -> LatentWeights | None:
+    """That of layer ``i``, from parameters that may be changed and kept; None where the model's
+    attention is not of this kind."""
+    latent = spec.latent
+    if latent is None:
+        return None
+    up = weights[f"{i}.latent_up"].view(spec.num_heads, -1, latent.rank)
+    key_up, value_up = up.split((latent.plain_dim, latent.value_dim), dim=1)
+    query_up = None
+    if latent.query_rank is not None:
+        weight = stored(weights, f"{i}.query_up.weight")
+        order = _queries_order(spec, latent)
+        query_up = method.make(weight if order is None else in_order(weight, order), None)
+    return LatentWeights(
+        norm=weights[f"{i}.latent_norm"],
+        query_norm=weights.get(f"{i}.query_norm"),
+        query_up=query_up,
+        key_up=key_up.contiguous(),
+        value_up=value_up.transpose(1, 2).contiguous(),
+    )
+
+
+def projection_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
+    """The order of the first projection's rows in which the kernels rotate them, as
+    ``rotary_order`` tells it of a head's; None: as they lie."""
+    order = rotary_order(spec)
+    if order is None:
+        return None
+    num_queries, _ = latent.projected(spec.num_heads)
+    kept = torch.arange(num_queries + latent.rank)
+    if latent.query_rank is None:
+        queries = _queries_order(spec, latent)
+        assert queries is not None
+        kept = torch.cat((queries, kept[num_queries:]))
+    return torch.cat((kept, kept.numel() + order))
+
+
+class LatentAttention:
+    """One layer's attention between its first and its last projection.
+
+    Args:
+        spec, latent: of the model.
+        weights: of the layer.
+        attention: of the layer.
+        kernels: what computes it.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        latent: LatentSpec,
+        weights: LatentWeights,
+        attention: LayerAttention,
+        kernels: Kernels,
+    ) -> None:
+        self._num_heads = spec.num_heads
+        self._latent = latent
+        self._weights = weights
+        self._layer = attention
+        self._attention, self._operations = kernels
+
+    def __call__(
+        self,
+        projected: torch.Tensor,
+        step: Step,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
+    ) -> torch.Tensor:
+        """Store the tokens' latents, and attend.
+
+        Args:
+            projected: [n, what queries are made from, and behind it rank + rope_dim].
+            step: its plan and slots.
+            rotation: of the step's positions.
+            cache: the layer's blocks, written in place.
+
+        Returns:
+            [n, num_heads * value_dim].
+        """
+        spec, weights, do = self._latent, self._weights, self._operations
+        made_from, latent = projected.split(spec.projected(self._num_heads), dim=-1)
+        if weights.query_up is not None:
+            assert weights.query_norm is not None
+            normed = do.rms_norm(made_from.contiguous(), weights.query_norm, spec.eps)
+            made_from = weights.query_up(normed)
+        heads = made_from.unflatten(-1, (self._num_heads, spec.query_dim))
+        plain, turned = heads.split((spec.plain_dim, spec.rope_dim), dim=-1)
+        absorbed = torch.bmm(plain.transpose(0, 1), weights.key_up).transpose(0, 1)
+        query = torch.cat((absorbed, turned), dim=-1)  # [n, heads, rank + rope_dim]
+        do.latent_rope_store(
+            query, latent, weights.norm, spec.eps, rotation, cache, step.slot_mapping
+        )
+        attended = self._attention.forward(step.attention, self._layer, query, cache)
+        values = torch.bmm(attended.transpose(0, 1), weights.value_up)  # [heads, n, value_dim]
+        return values.transpose(0, 1).flatten(1)
+
+
+def _queries_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
+    """The order of the rows [num_heads * query_dim] that make queries."""
+    order = rotary_order(spec)
+    if order is None:
+        return None
+    heads = torch.arange(spec.num_heads * latent.query_dim).view(spec.num_heads, -1)
+    return _ordered(heads, latent, order).flatten()
+
+
+def _ordered(heads: torch.Tensor, latent: LatentSpec, order: torch.Tensor) -> torch.Tensor:
+    """[num_heads, query_dim] with each head's rotated dimensions in order."""
+    return torch.cat((heads[:, : latent.plain_dim], heads[:, latent.plain_dim :][:, order]), dim=1)
