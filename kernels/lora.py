@@ -12,7 +12,10 @@ class AdapterWeights(NamedTuple):
     """Adapters of one layer, a slot each; unused ranks are zero."""
 
     down: torch.Tensor  # [slots, rank, inputs]
-    up: torch.Tensor  # [outputs, slots, rank]: all slots together are one matrix
+    up: torch.Tensor  # [slots, rank, outputs]
+    # [slots, rank, 2] int32 on the host: the outputs [begin, end) outside of which a rank's row of
+    # ``up`` is zero. A rank reaches one part of a fused layer; an unused one reaches nothing.
+    spans: torch.Tensor
 
 
 class AdapterRows(NamedTuple):
@@ -20,15 +23,28 @@ class AdapterRows(NamedTuple):
 
     slots: torch.Tensor  # [n] int64 on the device; -1: no adapter
     is_own: torch.Tensor  # [n, slots, 1] bool: whether a token's adapter is in this slot
-    # The same by slot, as the host knows it: (slot, its tokens [m] int64 on the device).
-    groups: tuple[tuple[int, torch.Tensor], ...]
+    order: torch.Tensor  # [m] int64 on the device: the tokens with an adapter, by slot
+    groups: np.ndarray  # [groups, 3] int64: a slot, and where its tokens begin and end in order
 
 
 def adapter_rows(slots: np.ndarray, num_slots: int, device: torch.device) -> AdapterRows:
     """From the slot of each token, [n] int64, -1 for none, of so many."""
-    groups = tuple(
-        (int(slot), torch.from_numpy(np.flatnonzero(slots == slot)).to(device))
-        for slot in np.unique(slots[slots >= 0])
-    )
+    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
+    used, begins, counts = np.unique(slots[order], return_index=True, return_counts=True)
     is_own = torch.from_numpy(slots[:, None, None] == np.arange(num_slots)[:, None])
-    return AdapterRows(torch.from_numpy(slots).to(device), is_own.to(device), groups)
+    return AdapterRows(
+        torch.from_numpy(slots).to(device),
+        is_own.to(device),
+        torch.from_numpy(order).to(device),
+        np.stack((used, begins, begins + counts), axis=1),
+    )
+
+
+def reached(up: torch.Tensor) -> torch.Tensor:
+    """The spans of one slot's ``up`` [rank, outputs]: [rank, 2] int32, on the host."""
+    is_used = up != 0
+    outputs = up.shape[1]
+    begins = is_used.int().argmax(dim=1)
+    ends = outputs - is_used.flip(1).int().argmax(dim=1)
+    spans = torch.stack((begins, ends), dim=1) * is_used.any(dim=1, keepdim=True)
+    return spans.int().cpu()

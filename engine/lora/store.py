@@ -13,7 +13,7 @@ from engine.errors import InvalidParameter
 from engine.lora.peft import Delta, read_adapter
 from engine.models.spec import DecoderSpec
 from engine.types import Adapter
-from kernels.lora import AdapterWeights
+from kernels.lora import AdapterWeights, reached
 
 
 class AdapterStore:
@@ -111,8 +111,7 @@ class AdapterStore:
         for name, weights in self._layers.items():
             more = num_slots - weights.down.shape[0]
             self._layers[name] = AdapterWeights(
-                functional.pad(weights.down, (0, 0, 0, 0, 0, more)),
-                functional.pad(weights.up, (0, 0, 0, more)),
+                *(functional.pad(tensor, (0, 0, 0, 0, 0, more)) for tensor in weights)
             )
         self.num_slots = num_slots
         return num_slots - 1
@@ -123,12 +122,13 @@ class AdapterStore:
             if delta is not None:
                 self._widen(name, delta)
             weights = self._layers[name]
-            weights.down[slot] = 0
-            weights.up[:, slot] = 0
+            for tensor in weights:
+                tensor[slot] = 0
             if delta is not None:
                 rank = delta.down.shape[0]
                 weights.down[slot, :rank] = delta.down.to(self._device)
-                weights.up[:, slot, :rank] = delta.up.to(self._device)
+                weights.up[slot, :rank] = delta.up.T.to(self._device)
+                weights.spans[slot, :rank] = reached(delta.up.T)
 
     def _widen(self, name: str, delta: Delta) -> None:
         """Have tensors for a layer, wide enough for this delta's rank."""
@@ -136,13 +136,16 @@ class AdapterStore:
         rank, have = delta.down.shape[0], 0 if weights is None else weights.down.shape[1]
         if have >= rank:
             return
-        down = torch.zeros(
-            (self.num_slots, rank, delta.down.shape[1]), dtype=self._dtype, device=self._device
-        )
-        up = torch.zeros(
-            (delta.up.shape[0], self.num_slots, rank), dtype=self._dtype, device=self._device
+        wider = AdapterWeights(
+            self._zeros(rank, delta.down.shape[1]),
+            self._zeros(rank, delta.up.shape[0]),
+            torch.zeros((self.num_slots, rank, 2), dtype=torch.int32),
         )
         if weights is not None:
-            down[:, :have] = weights.down
-            up[:, :, :have] = weights.up
-        self._layers[name] = AdapterWeights(down, up)
+            for tensor, held in zip(wider, weights, strict=True):
+                tensor[:, :have] = held
+        self._layers[name] = wider
+
+    def _zeros(self, rank: int, size: int) -> torch.Tensor:
+        shape = self.num_slots, rank, size
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)

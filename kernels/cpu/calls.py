@@ -26,6 +26,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *[COUNT] * 5,
         *[POINTER] * 3,
     ),
+    "quire_add_adapters": (
+        *(CODE, POINTER, POINTER, POINTER),
+        *[COUNT] * 3,
+        *(POINTER, POINTER, POINTER, COUNT, POINTER),
+    ),
     "quire_copy_blocks": (POINTER, POINTER, POINTER, COUNT, COUNT),
     "quire_build_inputs": (COUNT, *[POINTER] * 6, COUNT, COUNT, *[POINTER] * 4),
     "quire_feed_back": (POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, COUNT),

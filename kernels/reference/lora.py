@@ -14,7 +14,7 @@ _LONG_GROUP = 16
 def add_adapters(
     out: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows
 ) -> torch.Tensor:
-    """``out[t] += up[s] @ down[s] @ x[t]`` for each token t with an adapter in slot s, in place.
+    """``out[t] += up[s]^T @ down[s] @ x[t]`` for each token t with an adapter in slot s, in place.
 
     Returns ``out``. Few tokens of many adapters go through all slots at once, and what is not their
     own is struck out between the two products: ranks are so small that this costs less than the
@@ -22,22 +22,22 @@ def add_adapters(
     (Chen et al. 2023), by index instead of sorted.
 
     Args:
-        out: [n, outputs].
+        out: [n, outputs], contiguous.
         x: [n, inputs], contiguous.
         weights: of the layer.
         rows: the tokens' slots.
     """
     num_slots, rank, inputs = weights.down.shape
-    groups = rows.groups
+    groups = rows.groups.tolist()
     if len(groups) > 1 and x.shape[0] < _LONG_GROUP * len(groups):
         inner = functional.linear(x, weights.down.view(num_slots * rank, inputs))
         inner = inner.view(-1, num_slots, rank) * rows.is_own
-        all_up = weights.up.view(-1, num_slots * rank)
-        return out.add_(functional.linear(inner.view(-1, num_slots * rank), all_up))
-    for slot, tokens in groups:
-        is_all = tokens.numel() == x.shape[0]
+        return out.add_(inner.view(-1, num_slots * rank) @ weights.up.flatten(0, 1))
+    for slot, begin, end in groups:
+        is_all = end - begin == x.shape[0]
+        tokens = rows.order[begin:end]
         read = x if is_all else x.index_select(0, tokens)
-        added = (read @ weights.down[slot].T) @ weights.up[:, slot].T
+        added = (read @ weights.down[slot].T) @ weights.up[slot]
         if is_all:
             out += added
         else:

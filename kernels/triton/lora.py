@@ -17,4 +17,4 @@ def add_adapters(
     routing = route(slots, weights.down.shape[0])
     inner = grouped_matmul(x, weights.down, routing, 1, None)
     factors = (rows.slots >= 0).to(torch.float32)
-    return out.add_(grouped_matmul(inner, weights.up.transpose(0, 1), routing, 1, factors))
+    return out.add_(grouped_matmul(inner, weights.up.transpose(1, 2), routing, 1, factors))

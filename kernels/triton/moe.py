@@ -83,7 +83,7 @@ def grouped_matmul(
 
     Args:
         x: [rows, inputs].
-        weights: [experts, outputs, inputs]; the inputs of an output lie side by side.
+        weights: [experts, outputs, inputs], in any order in memory.
         routing: which pair goes to which expert.
         pairs_a_row: pairs that share a row of x.
         factors: of each pair, float32, or None.
@@ -106,6 +106,7 @@ def grouped_matmul(
         inputs,
         weights.stride(0),
         weights.stride(1),
+        weights.stride(2),
         PAIRS_A_ROW=pairs_a_row,
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
@@ -132,6 +133,7 @@ def _grouped_matmul_kernel(
     inputs,
     expert_stride,
     output_stride,
+    input_stride,
     PAIRS_A_ROW: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -156,12 +158,16 @@ def _grouped_matmul_kernel(
     depth = tl.arange(0, DEPTH)
     x_place = x + (pair // PAIRS_A_ROW * inputs)[:, None] + depth[None, :]
     base = weights + expert.to(tl.int64) * expert_stride
-    weight_place = base + columns.to(tl.int64)[:, None] * output_stride + depth[None, :]
+    weight_place = (
+        base + columns.to(tl.int64)[:, None] * output_stride + (depth * input_stride)[None, :]
+    )
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in range(0, inputs, DEPTH):
         is_deep = (depth < inputs - begin)[None, :]
         a = tl.load(x_place + begin, mask=is_row[:, None] & is_deep, other=0.0)
-        b = tl.load(weight_place + begin, mask=is_column[:, None] & is_deep, other=0.0)
+        b = tl.load(
+            weight_place + begin * input_stride, mask=is_column[:, None] & is_deep, other=0.0
+        )
         acc = dot_add(a, tl.trans(b), acc)
     if biases is not None:
         bias = tl.load(biases + expert * outputs + columns, mask=is_column, other=0.0)

@@ -17,7 +17,7 @@ import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.inputs import StepRows
-from kernels.lora import AdapterWeights, adapter_rows
+from kernels.lora import AdapterWeights, adapter_rows, reached
 from kernels.moe import ExpertTensors
 from kernels.operations import Kernels
 from kernels.reference import operations as reference
@@ -104,8 +104,8 @@ def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Gener
     experts = ExpertTensors(gate_up / 7, down / 6, gate_up[:, :, 0], down[:, :, 0])
     yield _both(kernels, spec, "fused_moe", x, experts, chosen, shares)
     rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, _CPU)
-    ups = _noise(random, spec.dtype, 64, 3, 8)
-    weights = AdapterWeights(_noise(random, spec.dtype, 3, 8, 48) / 7, ups)
+    downs, ups = _noise(random, spec.dtype, 3, 8, 48) / 7, _noise(random, spec.dtype, 3, 8, 64)
+    weights = AdapterWeights(downs, ups, torch.stack([reached(up) for up in ups]))
     yield _both(kernels, spec, "add_adapters", _noise(random, spec.dtype, 5, 64), x, weights, rows)
 
 

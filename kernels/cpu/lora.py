@@ -1,0 +1,38 @@
+"""Adapters by ``native/lora.cpp``; the contract is ``kernels.reference.lora``'s."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu.calls import DTYPE_CODES, function
+from kernels.lora import AdapterRows, AdapterWeights
+from kernels.reference import lora as reference
+
+# Tokens of one adapter, of a prompt, from which on a library's product is quicker: it has the
+# processor's matrix unit.
+_LONG_GROUP = 64
+
+
+def add_adapters(
+    out: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows
+) -> torch.Tensor:
+    """See ``kernels.reference.lora.add_adapters``. Between the products it keeps float32."""
+    num_groups = len(rows.groups)
+    if rows.order.numel() >= _LONG_GROUP * num_groups:
+        return reference.add_adapters(out, x, weights, rows)
+    _, rank, inputs = weights.down.shape
+    function("quire_add_adapters")(
+        DTYPE_CODES[x.dtype],
+        weights.down.data_ptr(),
+        weights.up.data_ptr(),
+        weights.spans.data_ptr(),
+        rank,
+        inputs,
+        out.shape[1],
+        x.data_ptr(),
+        rows.order.data_ptr(),
+        rows.groups.ctypes.data,
+        num_groups,
+        out.data_ptr(),
+    )
+    return out
