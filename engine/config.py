@@ -13,6 +13,8 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy", "stub"]
 Quantization = Literal["int8", "int4"]
 Policy = Literal["fcfs", "priority", "sjf", "fair"]
+Speculation = Literal["draft", "ngram", "suffix"]
+DraftSampling = Literal["coupled", "rejection"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -70,6 +72,20 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_on_host: int = 64
 
 
+class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are guessed ahead, to be verified several at once (``engine/speculation``)."""
+
+    method: Speculation
+    draft_model: str | None = None  # a directory in Hugging Face format, for ``draft``
+    num_draft_tokens: int = 4  # most for a sequence and step
+    # Last tokens of a text that are looked up in it, the longest match first.
+    max_ngram: int = 4
+    min_ngram: int = 2
+    # How drafts of a sampled text are judged; greedy texts are the same under both.
+    draft_sampling: DraftSampling = "coupled"
+    adaptive: bool = True  # as many drafts as pay for themselves; else always the most
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the engine process is told. Crosses the boundary at start."""
 
@@ -90,6 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     lora: LoraConfig = LoraConfig()
+    speculation: SpeculationConfig | None = None
     profile_dir: str | None = None  # where traces of steps are written; None: there are none
     log_level: LogLevel = "info"  # of the engine's own process, where it has one
     log_format: LogFormat = "text"

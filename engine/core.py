@@ -37,6 +37,7 @@ from engine.kv_cache.pool import BlockPool
 from engine.profiler import Profiler, Spans
 from engine.runner.protocol import Launched, Runner
 from engine.scheduler import Scheduler
+from engine.speculation.speculator import Speculator
 from engine.types import (
     EngineInfo,
     EngineOutput,
@@ -70,6 +71,7 @@ class EngineCore:
         runner: a loaded model; the blocks and lengths come from its ``info``.
         clock: monotonic seconds, comparable with ``Request.arrival_s``.
         grammars: compiles those of requests; llguidance's when left out.
+        speculator: guesses tokens ahead; what ``config`` asks for when left out.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class EngineCore:
         *,
         clock: Callable[[], float] = time.monotonic,
         grammars: GrammarCompiler | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self._runner = runner
         self._clock = clock
@@ -89,12 +92,16 @@ class EngineCore:
             enable_prefix_caching=config.cache.enable_prefix_caching and not info.whole_prompts,
         )
         limits = _limits(config, info)
+        if speculator is None and config.speculation is not None:
+            speculator = Speculator(config.speculation)
         self._scheduler = Scheduler(
             limits,
             self._pool,
             max_model_len=info.max_model_len,
             eos_token_ids=info.eos_token_ids,
+            speculator=speculator,
         )
+        self._speculator = speculator
         self._window = BatchingWindow(limits)
         if grammars is None:
             grammars = GrammarCompiler(partial(load_backend, config, info))

@@ -29,6 +29,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_LOGPROBS = 20  # that a client may ask for
 MAX_TOLD_LOGPROBS = 128  # that the engine tells, to whoever searches among them
 PENDING_TOKEN = -1  # in a row: the token that an earlier step has chosen, still on the device
+DRAFT_TOKEN = -2  # in a row: a token that the runner's draft model is to propose in this step
 _MAX_SEED = 2**63 - 1
 _MAX_BIAS_ENTRIES = 1024
 
@@ -174,13 +175,18 @@ class AddedRow(msgspec.Struct, frozen=True):
 
 
 class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's share of a step: tokens at positions [start, start + len(token_ids))."""
+    """One sequence's share of a step: tokens at positions [start, start + len(token_ids)).
+
+    The last ``num_drafts`` of them are guesses that the step verifies: each is kept while it is what
+    the logits before it choose. They are known, or all ``DRAFT_TOKEN``.
+    """
 
     id: str
     start: int
     token_ids: tuple[int, ...]  # the last may be PENDING_TOKEN
     new_block_ids: tuple[int, ...]  # appended to the row's block table since its last plan
     samples: bool  # whether the last position's logits choose the next token
+    num_drafts: int = 0  # behind one known token; only in a row that samples
 
 
 class BlockCopy(NamedTuple):
@@ -232,7 +238,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """What a step produced, columnar over the rows that sampled or failed."""
 
     ids: tuple[str, ...] = ()
-    token_ids: tuple[tuple[int, ...], ...] = ()  # one list per id: the tokens chosen
+    # One list per id: the drafts that were kept, and one more token.
+    token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
     # For rows that asked: the prompt positions computed by this step, in order. The logprobs of
     # position p are those of the prompt's token p given what precedes it, so they start at 1.
@@ -253,6 +260,21 @@ class RequestTimings(msgspec.Struct, frozen=True, gc=False):
     first_token_s: float
     finished_s: float
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # proposed for it
+    num_accepted_tokens: int = 0  # of those, kept
+
+
+class DraftStats(msgspec.Struct, frozen=True):
+    """What came of speculation. Counters only ever rise."""
+
+    num_drafts: int = 0  # rows that verified at least one draft
+    num_draft_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()  # first draft of a row, second, ...
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts kept."""
+        return sum(self.accepted_per_position)
 
 
 class BlockStats(msgspec.Struct, frozen=True):
@@ -292,6 +314,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     # Summed over steps, for a mean over a whole run (slots held, and slots wasted, per step).
     slots_held_sum: int = 0
     slots_wasted_sum: int = 0
+    drafts: DraftStats = DraftStats()
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):

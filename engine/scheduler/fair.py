@@ -55,6 +55,10 @@ class FairPolicy:
             if row.samples:
                 counters[seq.request.tenant] += _OUTPUT_TOKEN / seq.request.weight
 
+    def grant(self, seq: Sequence, num_tokens: int) -> None:
+        """Raise the counter by drafts that were kept."""
+        self._counters[seq.request.tenant] += num_tokens * _OUTPUT_TOKEN / seq.request.weight
+
     def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
         """Who has a prompt to compute, of a tenant that has been given more."""
         tenant = head.request.tenant

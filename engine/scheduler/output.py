@@ -69,6 +69,8 @@ class OutputBuilder:
             seq.first_token_s or 0.0,
             finished_s,
             seq.num_preemptions,
+            0 if seq.draft is None else seq.draft.num_drafted,
+            0 if seq.draft is None else seq.draft.num_accepted,
         )
 
     def build(self, stats: EngineStats) -> EngineOutput:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.config import SchedulerConfig
+from engine.scheduler.drafts import plan_drafts
 from engine.scheduler.policy import Shortage
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, StepBuilder, added_row
+from engine.speculation.speculator import Speculator
 from engine.types import PENDING_TOKEN, ScheduledRow
 
 _PENDING = (PENDING_TOKEN,)
@@ -17,9 +19,12 @@ _PENDING = (PENDING_TOKEN,)
 class Planner:
     """Plans steps. A planned token counts as computed from here on."""
 
-    def __init__(self, config: SchedulerConfig, state: SchedulerState) -> None:
+    def __init__(
+        self, config: SchedulerConfig, state: SchedulerState, speculator: Speculator | None = None
+    ) -> None:
         self._config = config
         self._state = state
+        self._speculator = speculator
         # The head of the queue when it last found too few blocks, and how many it found.
         self._blocked: tuple[Sequence | None, int] = (None, 0)
 
@@ -37,6 +42,8 @@ class Planner:
         if admit and not step.num_preempted:
             self._plan_waiting(step, now_s)
         self._state.policy.charge(step.seqs, step.rows)
+        if self._speculator is not None:
+            plan_drafts(step, self._state, self._speculator)
         return step
 
     def _by_urgency(self) -> list[list[Sequence]]:
@@ -74,8 +81,8 @@ class Planner:
             if not budget:
                 break
             token_ids, pending, table = seq.token_ids, seq.num_pending, seq.table
-            if pending and seq.follows_output:
-                continue  # its mask depends on the token that is on its way
+            if pending and (seq.follows_output or seq.draft_ids):
+                continue  # its mask, or its place, depends on what is on its way
             start = seq.num_computed
             end = len(token_ids) + pending
             if end - start == 1 and end <= table.capacity and end < seq.max_num_tokens:

@@ -44,6 +44,10 @@ class Policy(Protocol):
         """A step serves ``seqs`` with ``rows``."""
         ...
 
+    def grant(self, seq: Sequence, num_tokens: int) -> None:
+        """A step has given ``seq`` so many tokens more than it was charged for."""
+        ...
+
     def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
         """Who of ``running``, all as urgent as ``head``, gets tokens of a step after ``head``."""
         ...
@@ -71,6 +75,9 @@ class KeyPolicy:
 
     def charge(self, seqs: List[Sequence], rows: List[ScheduledRow]) -> None:
         """Nothing: what was given does not matter."""
+
+    def grant(self, seq: Sequence, num_tokens: int) -> None:
+        """Nothing either."""
 
     def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
         """Nobody: who runs comes first."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from engine.scheduler.drafts import settle
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, Planned
+from engine.speculation.speculator import Speculator
 from engine.types import EngineOutput, FinishReason, ScheduledRow, StepPlan, StepResult
 
 
 class ResultTaker:
     """Turns results into outputs, and publishes what the steps have computed."""
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, speculator: Speculator | None = None) -> None:
         self._state = state
+        self._speculator = speculator
 
     def take(
         self, plan: StepPlan, planned: Planned, result: StepResult, now_s: float
@@ -74,6 +77,7 @@ class ResultTaker:
             seq.num_pending -= 1
             if seq.status is not running:
                 if seq.status is Status.FINISHED:
+                    seq.draft_ids = ()
                     ended.append(index)
                     continue
                 self._state.num_waiting_tokens += len(new_tokens)  # preempted meanwhile
@@ -81,6 +85,8 @@ class ResultTaker:
                 self._take_first(seq, now_s)
             token_ids = seq.token_ids
             token_ids += new_tokens
+            if seq.draft_ids and self._speculator is not None:
+                settle(seq, new_tokens, self._state, self._speculator)
             if len(token_ids) >= seq.max_num_tokens or not seq.stop_ids.isdisjoint(new_tokens):
                 self._take_last(seq, index, now_s)
         if any(result.logprobs):
@@ -174,4 +180,5 @@ def _sampled(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[S
             found.append(seq)
         elif row.samples:  # it failed, or lost its blocks before the step was run again
             seq.num_pending -= 1
+            seq.draft_ids = ()
     return found

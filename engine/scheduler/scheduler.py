@@ -28,6 +28,7 @@ from engine.scheduler.results import ResultTaker
 from engine.scheduler.sequence import leader_of, sequence_of
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Planned, replay
+from engine.speculation.speculator import Speculator
 from engine.types import EngineOutput, EngineStats, Request, ScheduledRow, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Scheduler:
         pool: the blocks; nobody else takes any.
         max_model_len: longest context, in tokens of prompt and output.
         eos_token_ids: tokens that end a sequence unless it asks to ignore them.
+        speculator: guesses tokens ahead; None: nobody does.
     """
 
     def __init__(
@@ -57,14 +59,15 @@ class Scheduler:
         *,
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
+        speculator: Speculator | None = None,
     ) -> None:
         self._pool = pool
         self._max_len = min(max_model_len, pool.num_blocks * pool.block_size)
         self._eos = frozenset(eos_token_ids)
         self._num_added = 0
-        self._state = SchedulerState(pool, make_policy(config.policy))
-        self._planner = Planner(config, self._state)
-        self._results = ResultTaker(self._state)
+        self._state = SchedulerState(pool, make_policy(config.policy), speculator)
+        self._planner = Planner(config, self._state, speculator)
+        self._results = ResultTaker(self._state, speculator)
         self._planned: deque[Planned] = deque()  # of the plans whose results are not there yet
 
     # ------------------------------------------------------------ requests

@@ -15,6 +15,7 @@ from engine.types import Request
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar
     from engine.scheduler.pooled import Pooled
+    from engine.speculation.speculator import Draft
 
 
 class Status(enum.Enum):
@@ -50,6 +51,8 @@ class Sequence:
     num_computed: int = 0  # tokens whose keys and values are cached, by the steps planned so far
     num_landed: int = 0  # at least so many of them by steps whose results are there
     num_pending: int = 0  # tokens that planned steps choose, behind token_ids
+    draft_ids: tuple[int, ...] = ()  # under verification by the step that chooses its next token
+    draft: Draft | None = None  # who guesses for it, and how well
     table: BlockTable = field(default_factory=BlockTable)  # a new one after each preemption
     known_to_runner: bool = False
 

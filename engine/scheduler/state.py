@@ -18,15 +18,21 @@ from engine.scheduler.deadlines import Deadlines
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.policy import Policy
 from engine.scheduler.sequence import Sequence, Status
-from engine.types import EngineStats
+from engine.speculation.speculator import Speculator
+from engine.types import DraftStats, EngineStats
+
+_NO_DRAFTS = DraftStats()
 
 
 class SchedulerState:
     """Written by the Scheduler's parts alone."""
 
-    def __init__(self, pool: BlockPool, policy: Policy) -> None:
+    def __init__(
+        self, pool: BlockPool, policy: Policy, speculator: Speculator | None = None
+    ) -> None:
         self.pool = pool
         self.policy = policy
+        self._speculator = speculator
         self.sequences: dict[str, Sequence] = {}  # all that have not finished
         self.running: dict[str, Sequence] = {}  # in the order of admission
         self.num_background = 0  # of those running
@@ -90,6 +96,8 @@ class SchedulerState:
             else:
                 self.waiting.discard(seq)
         seq.status = Status.FINISHED
+        if self._speculator is not None and seq.draft is not None:
+            self._speculator.finish(seq.request, seq.token_ids)
         self.deadlines.discard(seq)
         if seq.forks:
             self._appoint_leader(seq.forks)
@@ -130,6 +138,7 @@ class SchedulerState:
             step_tokens=step_tokens,
             slots_held_sum=self.slots_held_sum,
             slots_wasted_sum=self.slots_wasted_sum,
+            drafts=_NO_DRAFTS if self._speculator is None else self._speculator.stats,
         )
 
     # ------------------------------------------------------------ helpers

@@ -110,8 +110,9 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
         start = row.start
         if table[start // block_size] in targets:
             start -= start % block_size
-        tokens = tuple(seq.token_ids[start : row.start + len(row.token_ids)])
-        whole.append(ScheduledRow(row.id, start, tokens, table, row.samples))
+        num_known = len(row.token_ids) - row.num_drafts
+        tokens = tuple(seq.token_ids[start : row.start + num_known]) + row.token_ids[num_known:]
+        whole.append(ScheduledRow(row.id, start, tokens, table, row.samples, row.num_drafts))
     return StepPlan(
         rows=tuple(whole),
         added=tuple(added),

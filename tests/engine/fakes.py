@@ -24,6 +24,7 @@ from engine.pooling import PoolingInfo, PoolingParams
 from engine.profiler import Spans
 from engine.runner.protocol import Computed, Launched
 from engine.types import (
+    DRAFT_TOKEN,
     PENDING_TOKEN,
     EngineInfo,
     MemoryPlan,
@@ -202,8 +203,13 @@ class FakeRunner:
     def _extend(self, planned: ScheduledRow) -> None:
         row = self.rows[planned.id]
         row.table += planned.new_block_ids
-        assert planned.token_ids, "an empty row"
-        for position, token in enumerate(planned.token_ids, planned.start):
+        num_known = len(planned.token_ids) - planned.num_drafts
+        assert num_known > 0, "an empty row"
+        if planned.num_drafts:
+            assert planned.samples, "drafts that nobody judges"
+            assert num_known == 1, "drafts behind more than the newest token"
+            assert planned.token_ids[0] >= 0, "drafts behind a token that is on its way"
+        for position, token in enumerate(planned.token_ids[:num_known], planned.start):
             if token == PENDING_TOKEN:
                 assert not row.request.sampling.follows_output, "chosen blindly"
                 assert position == len(row.tokens), "pending, but not behind the last token"
@@ -212,6 +218,8 @@ class FakeRunner:
             if position == len(row.tokens):
                 row.tokens.append(token)
             assert row.tokens[position] == token, "a token that is not the sequence's own"
+        for draft in planned.token_ids[num_known:]:
+            row.tokens.append(len(row.tokens) * 5 % VOCAB if draft == DRAFT_TOKEN else draft)
         assert len(set(row.table)) == len(row.table), "a block is in one table twice"
 
     def _write(self, plan: StepPlan) -> None:
@@ -256,14 +264,27 @@ class FakeRunner:
                     pooled[planned.id] = part
             if planned.samples:
                 assert end == len(row.tokens), "sampled before the last token"
-                row.digest(end - 1)
-                token = _choose(row.digests[end - 1], row.tokens[len(prompt) : end], sampling)
-                row.newest = token
+                chosen = self._choose(row, end - planned.num_drafts)
+                row.newest = chosen[-1]
                 ids.append(planned.id)
-                tokens.append((token,))
-                told = sampling.logprobs is not None
-                logprobs.append((TokenLogprobs(token, -float(end), 1),) if told else None)
+                tokens.append(tuple(chosen))
+                first = end - planned.num_drafts
+                told = [TokenLogprobs(token, -float(at), 1) for at, token in enumerate(chosen, first)]
+                logprobs.append(tuple(told) if sampling.logprobs is not None else None)
         return StepResult(tuple(ids), tuple(tokens), tuple(logprobs), prompt_logprobs, pooled)
+
+    def _choose(self, row: _Row, position: int) -> list[int]:
+        """The tokens from ``position`` on: the drafts that are right, and one more."""
+        prompt, sampling = row.request.prompt_token_ids, row.request.sampling
+        row.digest(len(row.tokens) - 1)
+        chosen: list[int] = []
+        while True:
+            output = row.tokens[len(prompt) : position]
+            chosen.append(_choose(row.digests[position - 1], output, sampling))
+            if position == len(row.tokens) or row.tokens[position] != chosen[-1]:
+                del row.tokens[position:], row.digests[position:]
+                return chosen
+            position += 1
 
     def _slot(self, row: _Row, position: int) -> int:
         return row.table[position // self._size] * self._size + position % self._size

@@ -9,12 +9,14 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.config import CacheConfig
+from engine.config import CacheConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded
 from engine.pooling import PoolingParams
 from engine.profiler import Spans
 from engine.runner.protocol import Launched
+from engine.speculation.proposer import Drafter
+from engine.speculation.speculator import Speculator
 from engine.types import (
     PENDING_TOKEN,
     EngineInfo,
@@ -68,7 +70,13 @@ class Life:
         self.limit = min(self.max_len, num_blocks * size)
         self.runner = self._make_runner(make_info(num_blocks, size, self.max_len))
         self.now_s = 0.0  # a second a step
-        self.core = EngineCore(self.config, _Watched(self), clock=lambda: self.now_s)
+        self.num_drafts = rng.choice((0, 1, 3, 5)) if seed % 3 == 2 else 0
+        self.core = EngineCore(
+            self.config,
+            _Watched(self),
+            clock=lambda: self.now_s,
+            speculator=self._make_speculator() if self.num_drafts else None,
+        )
         self.core._window = _Whim(self)
         self.pool, self.scheduler = self.core._pool, self.core._scheduler
         self.admits = True
@@ -92,6 +100,15 @@ class Life:
         self.core.step()
         self.core.step()
         assert not self.runner.rows, "the runner was not told to forget"
+
+    def _make_speculator(self) -> Speculator:
+        config = SpeculationConfig(
+            method=self.rng.choice(("ngram", "suffix", "draft")),
+            num_draft_tokens=self.num_drafts,
+            min_ngram=1,
+            adaptive=self.rng.random() < 0.5,
+        )
+        return Speculator(config, _Guesses(self) if self.rng.random() < 0.7 else None)
 
     def _make_runner(self, info: EngineInfo) -> FakeRunner:
         return FakeRunner(info)
@@ -262,6 +279,7 @@ class Life:
         self.seen["chunks"] += sum(not row.samples for row in plan.rows)
         followers = [id_ for id_ in self.live if self.told[id_].request.sampling.follows_output]
         self.seen["following"] += len({row.id for row in plan.rows}.intersection(followers))
+        self.seen["drafts"] += sum(row.num_drafts for row in plan.rows)
         self.seen["pending"] += sum(row.token_ids[-1] == PENDING_TOKEN for row in plan.rows)
 
     def _check_books(self) -> None:
@@ -273,7 +291,8 @@ class Life:
         running = list(state.running.values())
         wasted = sum(seq.table.capacity - seq.num_computed for seq in running)
         assert stats.blocks.wasted_slots == wasted, "wasted slots are miscounted"
-        assert wasted <= len(running) * (pool.block_size - 1), "a block was taken before its time"
+        spare = pool.block_size - 1 + self.num_drafts
+        assert wasted <= len(running) * spare, "a block was taken before its time"
         assert stats.num_running + stats.num_waiting == len(self.live)
         ahead = len(self.core._flights)
         assert all(seq.num_pending <= ahead for seq in state.sequences.values())
@@ -314,6 +333,31 @@ class _WatchedStep:
     def result(self) -> StepResult:
         self.life.meanwhile()
         return self.step.result()
+
+
+class _Guesses:
+    """A proposer that knows the future, and does not always tell it."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    def begin(self, request: Request) -> Drafter:
+        text = [*request.prompt_token_ids, *expected_output(request, self._life.limit)[0]]
+        return _Guesser(text, self._life.rng)
+
+    def finish(self, request: Request, token_ids: list[int]) -> None:
+        pass
+
+
+@dataclass
+class _Guesser:
+    text: list[int]
+    rng: random.Random
+
+    def propose(self, token_ids: list[int], most: int) -> tuple[int, ...]:
+        start = len(token_ids)
+        right = self.text[start : start + self.rng.randint(0, most)]
+        return tuple(t if self.rng.random() < 0.8 else self.rng.randrange(VOCAB) for t in right)
 
 
 @dataclass

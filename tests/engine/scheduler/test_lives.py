@@ -30,7 +30,10 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         life = Life(seed)
         life.run()
         seen += life.seen
-        seen["hits"] += life.scheduler.stats().prefix_cache_hits
+        stats = life.scheduler.stats()
+        seen["hits"] += stats.prefix_cache_hits
+        seen["accepted"] += stats.drafts.num_accepted_tokens
+        seen["refused"] += stats.drafts.num_draft_tokens - stats.drafts.num_accepted_tokens
     events = (
         "preemptions",
         "copies",
@@ -41,6 +44,8 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         "pending",
         "following",
         "embeddings",
+        "accepted",
+        "refused",
     )
     assert all(seen[event] >= 100 for event in (*events, "abort", "error", "stop", "length")), seen
     assert seen["displaced"] >= 50, seen

@@ -1,0 +1,80 @@
+"""Drafts of a step: laid behind rows that are planned, and settled when its result is there.
+
+A draft counts as computed once it is planned, like any token. When the result is there, the refused
+ones are taken back: ``num_computed`` returns to the last token that was kept, and what was written
+behind it is written again. Until then the sequence is planned no further.
+
+Drafts get what the step leaves: budget that nobody needs, and blocks that nobody is about to need,
+so that they neither delay a prompt nor preempt anybody.
+"""
+
+from __future__ import annotations
+
+from engine.scheduler.sequence import Sequence, Status
+from engine.scheduler.state import SchedulerState
+from engine.scheduler.step import StepBuilder
+from engine.speculation.speculator import Speculator
+from engine.types import ScheduledRow
+
+
+def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator) -> None:
+    """Lay drafts behind those rows of a planned step that decode."""
+    speculator.begin_step(len(step.rows))
+    for index, (row, seq) in enumerate(zip(step.rows, step.seqs, strict=True)):
+        if not row.samples or len(row.token_ids) > 1 or row.token_ids[0] < 0:
+            continue
+        if row.start < seq.num_prompt:  # its first token is still to come
+            continue
+        most = min(step.budget, seq.max_num_tokens - len(seq.token_ids) - 1)
+        most = min(most, _num_slots(seq, state))
+        if most <= 0:
+            continue
+        if seq.draft is None:
+            seq.draft = speculator.begin(seq.request)
+        drafts = speculator.propose(seq.draft, seq.token_ids, most)
+        if drafts:
+            step.rows[index] = _with_drafts(row, seq, drafts, state)
+            step.budget -= len(drafts)
+
+
+def settle(
+    seq: Sequence, new_tokens: tuple[int, ...], state: SchedulerState, speculator: Speculator
+) -> None:
+    """Take the refused drafts of ``seq`` back, whose ``token_ids`` end with the new ones by now."""
+    num_drafts, num_accepted = len(seq.draft_ids), len(new_tokens) - 1
+    seq.draft_ids = ()
+    if seq.draft is not None:
+        speculator.settle(seq.draft, num_drafts, num_accepted)
+    state.policy.grant(seq, num_accepted)
+    if seq.status is not Status.RUNNING:
+        return  # preempted meanwhile: nothing of it is computed
+    seq.num_computed -= num_drafts - num_accepted
+    state.num_wasted += num_drafts - num_accepted
+    start = seq.num_computed - num_accepted
+    state.pool.publish(seq.chain, seq.token_ids, seq.table, start, seq.num_computed)
+
+
+def _num_slots(seq: Sequence, state: SchedulerState) -> int:
+    """Slots for drafts of ``seq``: left in its last block, and in blocks that nobody will miss."""
+    pool = state.pool
+    spare = max(0, pool.num_free - len(state.running))
+    return seq.table.capacity - seq.num_computed + spare * pool.block_size
+
+
+def _with_drafts(
+    row: ScheduledRow, seq: Sequence, drafts: tuple[int, ...], state: SchedulerState
+) -> ScheduledRow:
+    pool, end = state.pool, seq.num_computed + len(drafts)
+    missing = max(0, pool.blocks_for(end) - len(seq.table.block_ids))
+    blocks = pool.extend(seq.table, missing)
+    state.num_wasted += missing * pool.block_size - len(drafts)
+    seq.num_computed = end
+    seq.draft_ids = drafts
+    return ScheduledRow(
+        row.id,
+        row.start,
+        row.token_ids + drafts,
+        row.new_block_ids + tuple(blocks),
+        samples=True,
+        num_drafts=len(drafts),
+    )

@@ -1,0 +1,83 @@
+"""Guessing by looking up where the last tokens of a text occurred in it before.
+
+Prompt lookup (Saxena 2023): texts repeat themselves, and answers repeat their prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.speculation.proposer import Drafter
+from engine.types import Request
+
+
+class NgramIndex:
+    """Where each run of tokens last occurred in one text that grows: O(1) a token and length.
+
+    Args:
+        lengths: of the runs that are indexed, in the order in which they are looked up.
+    """
+
+    __slots__ = ("_ends", "_lengths", "_num_indexed")
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = tuple(lengths)
+        self._ends: dict[tuple[int, ...], int] = {}  # run -> where its last occurrence ends
+        self._num_indexed = 0  # tokens of which all runs that end there are in the index
+
+    def extend(self, token_ids: Sequence[int], end: int) -> None:
+        """Index the runs that end at or before ``end``; a later one replaces an earlier."""
+        ends = self._ends
+        for stop in range(self._num_indexed + 1, end + 1):
+            for length in self._lengths:
+                if length <= stop:
+                    ends[tuple(token_ids[stop - length : stop])] = stop
+        self._num_indexed = max(self._num_indexed, end)
+
+    def find(self, token_ids: Sequence[int]) -> int | None:
+        """Where the last tokens of ``token_ids`` ended in what is indexed; the longest run wins."""
+        for length in self._lengths:
+            if length <= len(token_ids):
+                end = self._ends.get(tuple(token_ids[-length:]))
+                if end is not None:
+                    return end
+        return None
+
+
+class NgramDrafter:
+    """Guesses for one text from the text itself."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._index = NgramIndex(lengths)
+
+    def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """What followed the last time; see ``Drafter``."""
+        self._index.extend(token_ids, len(token_ids) - 1)
+        end = self._index.find(token_ids)
+        return () if end is None else continuation(token_ids, end, most)
+
+
+class NgramProposer:
+    """A drafter of its own for each text.
+
+    Args:
+        lengths: of the runs that are looked up, the longest first.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
+
+    def begin(self, request: Request) -> Drafter:
+        """An empty index: it is filled when the first guess is asked for."""
+        return NgramDrafter(self._lengths)
+
+    def finish(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Nothing outlives its text."""
+
+
+def continuation(token_ids: Sequence[int], start: int, count: int) -> tuple[int, ...]:
+    """``count`` tokens from ``start`` on; where the text ends, it goes on as it did since there."""
+    period = len(token_ids) - start
+    return tuple(token_ids[start + index % period] for index in range(count))
