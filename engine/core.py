@@ -198,13 +198,17 @@ class EngineCore:
         Raises:
             EngineDead: the device is lost.
         """
+        began_s = self._clock()
         with self._spans("step"):
             if self._gate:
                 self._let_in()
             while len(self._flights) < self._depth and self._launch():
                 pass
             with self._spans("output"):
+                plan = self._flights[0].plan if self._flights else None
                 output = self._land() if self._flights else self._scheduler.tell()
+        if self._speculator is not None and plan is not None:
+            self._speculator.observe(plan, self._clock() - began_s)
         self._stats = output.stats
         self._profiler.count_step()
         self._prepare_now_and_then()

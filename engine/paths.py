@@ -20,3 +20,12 @@ def default_model_dir() -> Path:
         if (path / "config.json").is_file():
             return path
     raise ModelLoadError("this installation holds no embedded model; name a model directory")
+
+
+def embedded_draft_dir() -> Path | None:
+    """The directory of the embedded model's draft model; None: this installation has none."""
+    try:
+        path = default_model_dir().parent / "draft"
+    except ModelLoadError:
+        return None
+    return path if (path / "config.json").is_file() else None

@@ -177,8 +177,8 @@ class AddedRow(msgspec.Struct, frozen=True):
 class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: tokens at positions [start, start + len(token_ids)).
 
-    The last ``num_drafts`` of them are guesses that the step verifies: each is kept while it is what
-    the logits before it choose. They are known, or all ``DRAFT_TOKEN``.
+    The last ``num_drafts`` of them are guesses that the step verifies: each is kept while it is
+    what the logits before it choose. They are known, or all ``DRAFT_TOKEN``.
     """
 
     id: str
@@ -354,7 +354,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     kv_cache_bytes: int
     free_bytes: int  # of the device's, after both
-    bytes_per_token: int  # KV: 2 * layers * kv_heads * head_dim * itemsize
+    bytes_per_token: int  # KV: 2 * layers * kv_heads * head_dim * itemsize, and a draft model's
     num_blocks: int
     block_size: int
     max_model_len: int  # longest context served

@@ -41,6 +41,7 @@ from server.engine_settings import engine_config
 from server.setting import Setting, setting, table_of
 from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
 from server.setting_values import AdapterList, OriginList, ScaledInt, StringList
+from server.speculation_settings import SPECULATION, SpeculationSettings
 from server.text.answers import ReasoningParser, ToolCallParser
 
 DEMO_MODEL_NAME = "quire-demo"
@@ -51,9 +52,10 @@ ReasoningFields = Literal["both", "reasoning", "reasoning_content"]
 
 _MODEL, _SERVER, _SCHEDULER = "Model", "Server", "Scheduling and batching"
 _CACHE, _LIMITS, _LOGS = "KV cache", "Access and limits", "Logs and metrics"
+_GROUPS = (_MODEL, SPECULATION, _SERVER, _SCHEDULER, _CACHE, _LIMITS, _LOGS)
 
 
-class Settings(BaseSettings):
+class Settings(SpeculationSettings):
     """The settings of one server, valid once made, and frozen.
 
     Use :meth:`load` where problems are to be told to a person; the constructor takes the same
@@ -418,4 +420,4 @@ class Settings(BaseSettings):
 
 def settings_table() -> list[Setting]:
     """All settings in the order in which they are told to people."""
-    return table_of(Settings)
+    return sorted(table_of(Settings), key=lambda row: _GROUPS.index(row.group))

@@ -65,8 +65,11 @@ def plan_memory(
     dtype: torch.dtype,
     device: torch.device,
     weights_bytes: int,
+    draft_bytes_per_token: int = 0,
 ) -> MemoryPlan:
     """How many blocks there are, and the longest context. Called once the weights are loaded.
+
+    With ``draft_bytes_per_token``, a draft model has as many blocks of its own.
 
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` is longer than the model's.
@@ -77,7 +80,7 @@ def plan_memory(
             f"max_model_len {max_model_len} is out of range: this model's context is {longest}"
         )
     wanted_len = max_model_len or spec.default_context
-    bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize)
+    bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize) + draft_bytes_per_token
     block_bytes = bytes_per_token * block_size
     available = available_bytes(device)
     if cache.num_blocks is not None:

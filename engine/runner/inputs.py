@@ -53,16 +53,13 @@ class DeviceBatch:
 
 
 def host_batch(rows: tuple[ScheduledRow, ...], table: RowTable) -> HostBatch:
-    """The batch of a step, in the order of its rows. Extends the rows' tables.
+    """The batch of a step, in the order of its rows.
 
     Args:
         rows: at least one, each with at least one token.
         table: knows every row.
     """
     slots = table.slots([row.id for row in rows])
-    new_blocks = [row.new_block_ids for row in rows]
-    if any(new_blocks):
-        table.extend(slots, new_blocks)
     token_ids = [token for row in rows for token in row.token_ids]
     query_start = np.arange(len(rows) + 1, dtype=np.int32)
     if len(token_ids) > len(rows):
@@ -76,6 +73,13 @@ def host_batch(rows: tuple[ScheduledRow, ...], table: RowTable) -> HostBatch:
         token_ids=np.array(token_ids, np.int32),
         sampling_rows=sampling_rows.astype(np.int32),
     )
+
+
+def extend_tables(rows: tuple[ScheduledRow, ...], table: RowTable) -> None:
+    """Append the rows' new blocks to their tables."""
+    added = [row for row in rows if row.new_block_ids]
+    if added:
+        table.extend(table.slots([row.id for row in added]), [row.new_block_ids for row in added])
 
 
 def send(batch: HostBatch, plan: StepPlan, table: RowTable, uploads: Uploads) -> DeviceBatch:

@@ -35,6 +35,8 @@ from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.protocol import Runner
 from engine.runner.rows import RowTable
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.load import plan_draft
 from engine.types import EngineInfo, MemoryPlan
 from kernels.attention import AttentionSpec
 
@@ -70,10 +72,12 @@ def _load_decoder_runner(
     block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
     attention = _attention_spec(spec, block_size, dtype, device)
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
+    draft = plan_draft(config, spec, attention)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
     method = choose_method(config.quantization, dtype, device, invariant=config.batch_invariant)
     weights = _load(config, model, spec, headers, dtype, device, on_progress)
     modules = make_modules(spec, weights, method, stacked=kernels.name == "triton")
+    draft_modules = None if draft is None else draft.modules(config, method)
     memory = plan_memory(
         spec,
         config.cache,
@@ -82,7 +86,8 @@ def _load_decoder_runner(
         max_model_len=config.max_model_len or _longest_made_for(model, spec),
         dtype=dtype,
         device=device,
-        weights_bytes=modules.num_bytes,
+        weights_bytes=modules.num_bytes + (draft_modules.num_bytes if draft_modules else 0),
+        draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
     )
     cache = KVCache(spec, memory.num_blocks, memory.block_size, dtype, device)
     info = _info(config, model, spec, headers, attention, kernels.name, memory, started_s)
@@ -113,8 +118,23 @@ def _load_decoder_runner(
             config.scheduler.max_num_seqs,
             CudaCapture(),
         )
+    draft_model: DraftModel | None = None
+    if draft is not None and draft_modules is not None:
+        draft_model = draft.model(draft_modules, memory, rows, spec.vocab_size)
+    speculation = config.speculation
     logger.info(memory.describe())
-    return ModelRunner(info, decoder, cache, kernels, attention, rows, adapters, graphs)
+    return ModelRunner(
+        info,
+        decoder,
+        cache,
+        kernels,
+        attention,
+        rows,
+        adapters,
+        graphs,
+        draft_model,
+        rejects=speculation is not None and speculation.draft_sampling == "rejection",
+    )
 
 
 def _longest_made_for(model: ModelConfig, spec: DecoderSpec) -> int | None:

@@ -21,8 +21,17 @@ from engine.lora.batch import step_adapters
 from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
 from engine.profiler import Spans
+from engine.runner.drafts import StepDrafts, spread, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
-from engine.runner.inputs import DeviceBatch, HostBatch, build, geometry, host_batch, send
+from engine.runner.inputs import (
+    DeviceBatch,
+    HostBatch,
+    build,
+    extend_tables,
+    geometry,
+    host_batch,
+    send,
+)
 from engine.runner.outcome import JudgedRow, Outcome, SampledRows
 from engine.runner.pooling import PooledRow, pool_rows
 from engine.runner.protocol import Computed, Launched
@@ -30,6 +39,7 @@ from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler
 from engine.runner.transfer import Downloads, Uploads
 from engine.sampling.logprobs import logprob_columns
+from engine.speculation.draft_model import DraftModel
 from engine.types import Adapter, EngineInfo, ScheduledRow, StepPlan, StepResult
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepInputs
@@ -66,6 +76,8 @@ class ModelRunner:
         rows: empty.
         adapters: empty too.
         graphs: of decode steps; None where the kernels cannot be captured.
+        draft: guesses the tokens of rows that ask for it; None: no row does.
+        rejects: judge drafts of sampled texts by rejection.
     """
 
     def __init__(
@@ -78,6 +90,9 @@ class ModelRunner:
         rows: RowTable,
         adapters: AdapterStore,
         graphs: DecodeGraphs | None = None,
+        draft: DraftModel | None = None,
+        *,
+        rejects: bool = False,
     ) -> None:
         self._info = info
         self._model = model
@@ -87,7 +102,9 @@ class ModelRunner:
         self._rows = rows
         self._adapters = adapters
         self._graphs = graphs
-        self._sampler = Sampler(kernels.operations, rows, Uploads(attention_spec.device))
+        self._draft = draft
+        uploads = Uploads(attention_spec.device)
+        self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
         self._uploads = Uploads(attention_spec.device)
         self._downloads = Downloads(attention_spec.device)
         self._spans = Spans()
@@ -123,18 +140,32 @@ class ModelRunner:
             self._update_rows(plan)
             if not plan.rows:
                 return None
-            batch = host_batch(plan.rows, self._rows)
+            extend_tables(plan.rows, self._rows)
+            rows, proposed = self._guess(plan)
+            drafts = step_drafts(rows, proposed)
+            if drafts is not None:
+                rows = spread(rows)
+            batch = host_batch(rows, self._rows)
             graph = self._load_graph(batch, plan)
             inputs = self._send(batch, plan) if graph is None else None
         told = _Told([], [])
         if graph is not None:
-            sampled = self._replay(graph, batch)
+            sampled = self._replay(graph, batch, drafts)
         else:
             assert inputs is not None
-            sampled, told = self._compute(plan.rows, batch, inputs)
-        return Outcome(plan.rows, batch.sampling_rows, sampled, *told, self._downloads)
+            sampled, told = self._compute(rows, batch, inputs, drafts)
+        return Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
+
+    def _guess(self, plan: StepPlan) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
+        """The plan's rows with guesses where they ask for them, and what these were drawn from."""
+        if self._draft is None:
+            return plan.rows, None
+        with self._spans("draft"):
+            return self._draft.guess(plan)
 
     def _update_rows(self, plan: StepPlan) -> None:
+        if self._draft is not None:
+            self._draft.forget(plan.removed)
         for row_id in plan.removed:
             self._rows.remove(row_id)
         for added in plan.added:
@@ -152,17 +183,19 @@ class ModelRunner:
             self._graphs.load(graph, batch, self._uploads)
         return graph
 
-    def _replay(self, graph: DecodeGraph, batch: HostBatch) -> SampledRows:
+    def _replay(
+        self, graph: DecodeGraph, batch: HostBatch, drafts: StepDrafts | None
+    ) -> SampledRows:
         with self._spans("forward"):
             graph.forward()
         with self._spans("sample"):
-            if self._sampler.is_plain(batch):
+            if drafts is None and self._sampler.is_plain(batch):
                 self._downloads.guard()  # the last step's tokens lie where this one's will
                 graph.sample()
                 return SampledRows(graph.sampled)
             count = batch.slots.size
             logits, positions = graph.logits[:count], graph.positions[:count]
-            return self._sampler.sample(logits, batch, graph.slots[:count], positions)
+            return self._sampler.sample(logits, batch, graph.slots[:count], positions, drafts)
 
     def _send(self, batch: HostBatch, plan: StepPlan) -> _Inputs:
         """Bring the step to the device, and prepare there what the layers read."""
@@ -187,7 +220,11 @@ class ModelRunner:
         return _Inputs(sent, inputs, state)
 
     def _compute(
-        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, inputs: _Inputs
+        self,
+        rows: tuple[ScheduledRow, ...],
+        batch: HostBatch,
+        inputs: _Inputs,
+        drafts: StepDrafts | None,
     ) -> tuple[SampledRows | None, _Told]:
         """From the inputs to the tokens."""
         sent = inputs.sent
@@ -199,7 +236,7 @@ class ModelRunner:
         with self._spans("sample"):
             slots = sent.rows.slots.index_select(0, sent.sampling_rows)
             positions = inputs.step.seq_lens.index_select(0, sent.sampling_rows).long()
-            return self._sampler.sample(logits, batch, slots, positions), told
+            return self._sampler.sample(logits, batch, slots, positions, drafts), told
 
     def _forward(
         self, rows: tuple[ScheduledRow, ...], batch: HostBatch, inputs: _Inputs

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from engine.errors import Failure
+from engine.runner.drafts import StepDrafts
 from engine.runner.pooling import PooledRow
 from engine.runner.transfer import Downloads
 from engine.sampling.logprobs import LogprobColumns, entries
@@ -30,6 +31,8 @@ class SampledRows:
     num_top: list[int] = field(default_factory=list)  # alternatives that each of these asks for
     columns: LogprobColumns | None = None
     failures: dict[int, Failure] = field(default_factory=dict)  # of rows that can choose nothing
+    # [G] int64, where drafts were judged: how many of each sequence's were kept
+    num_accepted: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,13 @@ class Outcome:
     """A step's results on their way to the host.
 
     Args:
-        rows: of the plan.
+        rows: of the batch.
         sampling_rows: [S] those that choose a token.
         sampled: what they chose; None when there are none.
         judged: rows that tell of their prompt.
         pooled: rows that add to a vector.
         downloads: of the device.
+        drafts: that were judged; None: there are none.
     """
 
     def __init__(
@@ -61,7 +65,9 @@ class Outcome:
         judged: list[JudgedRow],
         pooled: list[PooledRow],
         downloads: Downloads,
+        drafts: StepDrafts | None = None,
     ) -> None:
+        self._drafts = drafts
         self._ids = [rows[row].id for row in sampling_rows.tolist()]
         self._sampled = sampled
         self._judged = judged
@@ -70,6 +76,8 @@ class Outcome:
         if sampled is not None:
             tensors += sampled.sampled
             tensors += sampled.columns or ()
+            if sampled.num_accepted is not None:
+                tensors.append(sampled.num_accepted)
         for row in judged:
             for columns in row.columns:
                 tensors += columns
@@ -81,20 +89,25 @@ class Outcome:
         tensors = iter(self._fetched.wait())
         errors: dict[str, Failure] = {}
         token_ids: list[int] = []
+        is_finite: list[bool] = []
         logprobs: list[tuple[TokenLogprobs, ...] | None] = [None] * len(self._ids)
+        chosen = [(i, i + 1) for i in range(len(self._ids))]  # of each sequence, among the rows
         if self._sampled is not None:
             count = len(self._ids)
             token_ids = next(tensors)[:count].tolist()
-            is_finite = next(tensors)[:count]
-            if not is_finite.all():
-                bad = (~is_finite).nonzero().flatten().tolist()
-                errors = {self._ids[index]: NOT_FINITE for index in bad}
-            for index, failure in self._sampled.failures.items():
-                errors[self._ids[index]] = failure
+            is_finite = next(tensors)[:count].tolist()
             if self._sampled.columns is not None:
                 told = entries(_next_columns(tensors), self._sampled.num_top)
                 for index, entry in zip(self._sampled.telling, told, strict=True):
                     logprobs[index] = (entry,)
+            if self._sampled.num_accepted is not None and self._drafts is not None:
+                begins, accepted = self._drafts.begins.tolist(), next(tensors).tolist()
+                chosen = [(b, b + n + 1) for b, n in zip(begins, accepted, strict=True)]
+            if not all(is_finite):
+                broken = (begin for begin, end in chosen if not all(is_finite[begin:end]))
+                errors = {self._ids[begin]: NOT_FINITE for begin in broken}
+            for index, failure in self._sampled.failures.items():
+                errors[self._ids[index]] = failure
         prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         for row in self._judged:
             pieces = [_next_columns(tensors) for _ in row.columns]
@@ -106,15 +119,24 @@ class Outcome:
         pooled: dict[str, bytes] = {}
         for row in self._pooled:
             tell_pooled(row.id, next(tensors), pooled, errors)
-        good = [i for i, row_id in enumerate(self._ids) if row_id not in errors]
+        good = [(begin, end) for begin, end in chosen if self._ids[begin] not in errors]
         return StepResult(
-            ids=tuple(self._ids[i] for i in good),
-            token_ids=tuple((token_ids[i],) for i in good),
-            logprobs=tuple(logprobs[i] for i in good),
+            ids=tuple(self._ids[begin] for begin, _ in good),
+            token_ids=tuple(tuple(token_ids[begin:end]) for begin, end in good),
+            logprobs=tuple(_joined(logprobs[begin:end]) for begin, end in good),
             prompt_logprobs={k: v for k, v in prompt_logprobs.items() if k not in errors},
             pooled=pooled,
             errors=errors,
         )
+
+
+def _joined(
+    logprobs: list[tuple[TokenLogprobs, ...] | None],
+) -> tuple[TokenLogprobs, ...] | None:
+    """Of one sequence's tokens: all of them tell, or none."""
+    if logprobs[0] is None or len(logprobs) == 1:
+        return logprobs[0]
+    return tuple(entry for each in logprobs if each is not None for entry in each)
 
 
 def tell_pooled(

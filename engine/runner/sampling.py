@@ -6,13 +6,16 @@ import numpy as np
 import torch
 
 from engine.errors import Failure
+from engine.runner.drafts import StepDrafts
 from engine.runner.inputs import HostBatch
 from engine.runner.outcome import SampledRows
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
+from engine.runner.verification import Verifier
 from engine.sampling.logprobs import logprob_columns
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
+from kernels.sampling import Sampled
 
 
 class Sampler:
@@ -21,13 +24,18 @@ class Sampler:
     Args:
         operations: the kernels'.
         rows: those of the runner.
-        uploads: for masks alone; they are sent while the step's other inputs are in use.
+        uploads: for masks and drafts alone; they are sent while the step's other inputs are in
+            use.
+        rejects: judge drafts of sampled texts by rejection (``engine/runner/verification.py``).
     """
 
-    def __init__(self, operations: Operations, rows: RowTable, uploads: Uploads) -> None:
+    def __init__(
+        self, operations: Operations, rows: RowTable, uploads: Uploads, *, rejects: bool = False
+    ) -> None:
         self._operations = operations
         self._rows = rows
         self._uploads = uploads
+        self._verifier = Verifier(operations, rows, uploads, rejects=rejects)
 
     def is_plain(self, batch: HostBatch) -> bool:
         """Whether no row asks for more than the table's columns say: no counts, biases, masks or
@@ -39,15 +47,21 @@ class Sampler:
         return state.counts(slots) is None and state.bias(slots) is None
 
     def sample(
-        self, logits: torch.Tensor, batch: HostBatch, slots: torch.Tensor, positions: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        batch: HostBatch,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        drafts: StepDrafts | None = None,
     ) -> SampledRows:
-        """A token for each sampling row.
+        """A token for each sampling row, and which drafts are kept.
 
         Args:
             logits: [S, vocab] float32; overwritten.
             batch: of the step.
             slots: [S] int32, the rows' places in the table.
             positions: [S] int64, of the tokens to be chosen.
+            drafts: among the rows; None: there are none.
         """
         state = self._rows.sampling
         host_slots = batch.slots[batch.sampling_rows]
@@ -56,6 +70,25 @@ class Sampler:
         raw: torch.Tensor | None = None
         if telling.size:  # a copy of the rows that tell of them: sampling writes in place
             raw = logits[torch.from_numpy(telling).to(logits.device)]
+        accepted: torch.Tensor | None = None
+        if drafts is None:
+            sampled, failures = self._choose(logits, batch, slots, positions)
+        else:
+            judged = self._verifier.sample(logits, batch, drafts, slots, positions)
+            sampled, accepted, failures = judged
+        if raw is None:
+            return SampledRows(sampled, failures=failures, num_accepted=accepted)
+        num_top = num_logprobs[telling].tolist()
+        told = sampled.token_ids[torch.from_numpy(telling).to(logits.device)]
+        columns = logprob_columns(raw, told, max(num_top))
+        return SampledRows(sampled, telling.tolist(), num_top, columns, failures, accepted)
+
+    def _choose(
+        self, logits: torch.Tensor, batch: HostBatch, slots: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[Sampled, dict[int, Failure]]:
+        """The tokens of a step without drafts, and why some rows cannot go on."""
+        state = self._rows.sampling
+        host_slots = batch.slots[batch.sampling_rows]
         counts = state.counts(host_slots)
         masks, failures = self._masks(batch)
         sampled = self._operations.sample(
@@ -64,12 +97,7 @@ class Sampler:
         self._operations.feed_back(
             self._rows.newest, slots, sampled.token_ids, state.table.count_line, counts
         )
-        if raw is None:
-            return SampledRows(sampled, failures=failures)
-        num_top = num_logprobs[telling].tolist()
-        told = sampled.token_ids[torch.from_numpy(telling).to(logits.device)]
-        columns = logprob_columns(raw, told, max(num_top))
-        return SampledRows(sampled, telling.tolist(), num_top, columns, failures)
+        return sampled, failures
 
     def _masks(self, batch: HostBatch) -> tuple[torch.Tensor | None, dict[int, Failure]]:
         """The masks, if one of the sampling rows has one, and why some of these cannot go on.

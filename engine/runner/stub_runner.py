@@ -86,9 +86,14 @@ class StubRunner:
         tokens: list[tuple[int, ...]] = []
         for row in plan.rows:
             if row.samples:
-                position = row.start + len(row.token_ids)
+                end = row.start + len(row.token_ids)
+                seed, chosen = seeds[row.id], ()
+                for position in range(end - row.num_drafts, end + 1):
+                    chosen += (vocabulary[(seed + position * _STRIDE) % size],)
+                    if position < end and row.token_ids[position - row.start] != chosen[-1]:
+                        break
                 ids.append(row.id)
-                tokens.append((vocabulary[(seeds[row.id] + position * _STRIDE) % size],))
+                tokens.append(chosen)
         pooled = self._vectors.of(plan.rows)
         return Computed(StepResult(tuple(ids), tuple(tokens), (None,) * len(ids), pooled=pooled))
 

@@ -94,6 +94,36 @@ class Constraint:
         if self._bad:
             self._ban(line)
 
+    def write_ahead(self, lines: Bits, num_output: int, drafts: Sequence[int]) -> None:
+        """Write what may be chosen for the output token with this index, and behind each draft.
+
+        Behind a draft that may not be chosen itself everything may be: nobody comes there.
+
+        Args:
+            lines: [len(drafts) + 1, ceil(vocab / 32)].
+            num_output: index of the output token that the first line is for.
+            drafts: guesses of that token and of those behind it.
+
+        Raises:
+            GrammarFailed: as ``write`` does.
+        """
+        num_taken = 0
+        lines[:] = self._in_vocab
+        try:
+            for index, line in enumerate(lines):
+                self.write(line, num_output + index)
+                if index == len(drafts) or not line[drafts[index] // 32] & _BIT[drafts[index] % 32]:
+                    break
+                if self._matcher is not None:
+                    self._matcher.accept(drafts[index : index + 1])
+                self._output_ids.append(drafts[index])
+                num_taken += 1
+        finally:
+            if num_taken:
+                del self._output_ids[-num_taken:]
+                if self._matcher is not None:
+                    self._matcher.rollback(num_taken)
+
     def _ban(self, line: Bits) -> None:
         """Keep bad words of several tokens from being completed."""
         for ids in self._bad:

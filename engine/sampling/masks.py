@@ -108,6 +108,38 @@ class MaskLines:
             self.lines.index_copy_(0, at.long(), lines)
         return failures
 
+    def ahead(
+        self, rows: Sequence[MaskedRow], drafts: Sequence[Sequence[int]]
+    ) -> tuple[np.ndarray, dict[int, Failure]]:
+        """The lines of these rows, each followed by one behind each of its drafts.
+
+        They are written for one step: the rows' own lines stay as they are.
+
+        Args:
+            rows: of a step, with a line each.
+            drafts: of each of them.
+
+        Returns:
+            [len(rows) + number of drafts, ceil(vocab / 32)] int32, and why a row cannot go on, by
+            its index.
+        """
+        failures: dict[int, Failure] = {}
+        count = len(rows) + sum(map(len, drafts))
+        all_lines = np.empty((count, self._host.shape[1]), np.int32)
+        begin = 0
+        for index, ((slot, start, token_ids), ahead) in enumerate(zip(rows, drafts, strict=True)):
+            constraint = self._constraints[slot]
+            lines = all_lines[begin : begin + len(ahead) + 1]
+            begin += len(lines)
+            try:
+                if constraint.follows_output:
+                    constraint.advance(start, token_ids)
+                num_output = start + len(token_ids) - constraint.num_prompt
+                constraint.write_ahead(lines, num_output, ahead)
+            except GrammarFailed as error:
+                failures[index] = _failure(error)
+        return all_lines, failures
+
     def _new_line(self) -> int:
         """Double the lines when all are used."""
         old = self._host.shape[0]

@@ -134,6 +134,14 @@ class SamplingState:
         """Which of these rows may not choose every token: [rows] bool."""
         return self._host["mask_line"][slots] >= 0
 
+    def temperature(self, slots: np.ndarray) -> np.ndarray:
+        """Of these rows: [rows] float32, 0 for greedy ones."""
+        return self._host["temperature"][slots]
+
+    def count_lines(self, slots: np.ndarray) -> np.ndarray:
+        """The lines of these rows in the counts: [rows] int32, -1 for those without penalties."""
+        return self._host["count_line"][slots]
+
     @property
     def masks(self) -> MaskLines:
         """The masks' lines."""

@@ -4,6 +4,9 @@ A draft counts as computed once it is planned, like any token. When the result i
 ones are taken back: ``num_computed`` returns to the last token that was kept, and what was written
 behind it is written again. Until then the sequence is planned no further.
 
+Drafts follow a known token. Where steps are planned ahead of results, a sequence whose drafts are
+expected to pay is passed over until its newest token is there; the others go on.
+
 Drafts get what the step leaves: budget that nobody needs, and blocks that nobody is about to need,
 so that they neither delay a prompt nor preempt anybody.
 """
@@ -14,24 +17,24 @@ from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import StepBuilder
 from engine.speculation.speculator import Speculator
-from engine.types import ScheduledRow
+from engine.types import PENDING_TOKEN, ScheduledRow
 
 
 def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator) -> None:
     """Lay drafts behind those rows of a planned step that decode."""
     speculator.begin_step(len(step.rows))
     for index, (row, seq) in enumerate(zip(step.rows, step.seqs, strict=True)):
-        if not row.samples or len(row.token_ids) > 1 or row.token_ids[0] < 0:
-            continue
-        if row.start < seq.num_prompt:  # its first token is still to come
-            continue
-        most = min(step.budget, seq.max_num_tokens - len(seq.token_ids) - 1)
-        most = min(most, _num_slots(seq, state))
-        if most <= 0:
+        if not row.samples or len(row.token_ids) > 1 or row.start < seq.num_prompt:
             continue
         if seq.draft is None:
             seq.draft = speculator.begin(seq.request)
-        drafts = speculator.propose(seq.draft, seq.token_ids, most)
+        if row.token_ids[0] == PENDING_TOKEN:
+            seq.awaits_token = speculator.is_worth_waiting(seq.draft)
+            continue
+        seq.awaits_token = False
+        most = min(step.budget, seq.max_num_tokens - len(seq.token_ids) - 1)
+        most = min(most, _num_slots(seq, state))
+        drafts = speculator.propose(seq.draft, seq.token_ids, most) if most > 0 else ()
         if drafts:
             step.rows[index] = _with_drafts(row, seq, drafts, state)
             step.budget -= len(drafts)

@@ -81,8 +81,8 @@ class Planner:
             if not budget:
                 break
             token_ids, pending, table = seq.token_ids, seq.num_pending, seq.table
-            if pending and (seq.follows_output or seq.draft_ids):
-                continue  # its mask, or its place, depends on what is on its way
+            if pending and (seq.follows_output or seq.draft_ids or seq.awaits_token):
+                continue  # its mask, its place or its drafts depend on what is on its way
             start = seq.num_computed
             end = len(token_ids) + pending
             if end - start == 1 and end <= table.capacity and end < seq.max_num_tokens:

@@ -52,6 +52,7 @@ class Sequence:
     num_landed: int = 0  # at least so many of them by steps whose results are there
     num_pending: int = 0  # tokens that planned steps choose, behind token_ids
     draft_ids: tuple[int, ...] = ()  # under verification by the step that chooses its next token
+    awaits_token: bool = False  # not planned before its newest token is known: drafts may follow
     draft: Draft | None = None  # who guesses for it, and how well
     table: BlockTable = field(default_factory=BlockTable)  # a new one after each preemption
     known_to_runner: bool = False

@@ -1,6 +1,7 @@
 """How many drafts pay for themselves: by how often they are kept, and by what a step costs.
 
-With drafts kept at a rate ``a`` each, given that those before them were, a row of ``k`` drafts yields
+With drafts kept at a rate ``a`` each, given that those before them were, a row of ``k`` drafts
+yields
 
     E(k) = 1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a)
 
@@ -19,6 +20,7 @@ _KEPT = 0.9  # weight of the past, against the newest sample
 _MAX_SAMPLE = 3.0  # a sample above this many times the estimate is a hiccup of the machine
 _FRESH = 64  # steps after which the cost that is not seen is looked at again
 _MAX_FRESH = 1024
+_LEAST_S = 1e-7  # of a step, whatever the clock says
 
 
 class Acceptance:
@@ -57,7 +59,7 @@ class Acceptance:
 
 
 def prior_acceptance() -> Acceptance:
-    """Of all requests together, before any has drafted: hopeful, so that each kind of text is tried."""
+    """Of all requests together; hopeful at first, so that each kind of text is tried."""
     return Acceptance(0.7, weight=8.0, kept=0.995)
 
 
@@ -129,9 +131,10 @@ class Pace:
         return best
 
     def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
-        """A step of rows with one known token each has taken so long, with so many drafts in all."""
+        """A step of rows with one known token each took so long, with so many drafts in all."""
         if not self._adaptive:
             return
+        seconds = max(seconds, _LEAST_S)
         costs = self._costs.setdefault(_bucket(num_rows), _Costs())
         if not num_drafts:
             costs.step_s = _blend(costs.step_s, seconds)

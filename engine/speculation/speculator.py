@@ -7,21 +7,23 @@ from collections.abc import Sequence
 from engine.config import SpeculationConfig
 from engine.speculation.pace import Acceptance, Pace, prior_acceptance
 from engine.speculation.proposer import Drafter, Proposer, make_proposer
-from engine.types import DraftStats, Request
+from engine.types import DraftStats, Request, StepPlan
 
 _KEPT = 0.9  # how much a request's acceptance remembers, a draft
+_PATIENCE = 4  # tokens between two tries, where a try costs the overlap of steps
 _PRIOR_WEIGHT = 2.0  # drafts that outweigh what other requests have shown
 
 
 class Draft:
     """Who guesses for one sequence, and how well. Written by the Speculator alone."""
 
-    __slots__ = ("acceptance", "drafter", "num_accepted", "num_drafted")
+    __slots__ = ("acceptance", "drafter", "num_accepted", "num_drafted", "num_unguessed")
 
     def __init__(self, drafter: Drafter, acceptance: Acceptance) -> None:
         self.drafter = drafter
         self.acceptance = acceptance
         self.num_drafted = 0
+        self.num_unguessed = 0  # tokens planned before the one before them was known
         self.num_accepted = 0
 
 
@@ -55,6 +57,16 @@ class Speculator:
         acceptance = Acceptance(self._of_all, _PRIOR_WEIGHT, _KEPT)
         return Draft(self._proposer.begin(request), acceptance)
 
+    def is_worth_waiting(self, draft: Draft) -> bool:
+        """Whether a text should wait for its newest token, so that drafts can follow it.
+
+        Where there was nothing to guess it goes on, and tries again some tokens later.
+        """
+        draft.num_unguessed += 1
+        if draft.num_unguessed % _PATIENCE:
+            return False
+        return self._pace.num_drafts(draft.acceptance.rate) > 0
+
     def propose(self, draft: Draft, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """Drafts behind ``token_ids``: as many as pay for themselves, and at most ``most``."""
         wanted = min(most, self._pace.num_drafts(draft.acceptance.rate))
@@ -79,6 +91,10 @@ class Speculator:
         """A request has ended with this text."""
         self._proposer.finish(request, token_ids)
 
-    def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
-        """A step of rows with one known token each took so long, with so many drafts in all."""
-        self._pace.observe(num_rows, num_drafts, seconds)
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long. Those that compute prompts too say nothing of what drafts cost."""
+        if plan.added or not plan.rows:
+            return
+        if all(row.samples and len(row.token_ids) == row.num_drafts + 1 for row in plan.rows):
+            num_drafts = sum(row.num_drafts for row in plan.rows)
+            self._pace.observe(len(plan.rows), num_drafts, seconds)

@@ -38,6 +38,48 @@ def sample(
             token i is allowed; None: there are none.
     """
     slots = slots.long()
+    token_ids, is_finite = _adjust(logits, slots, positions, table, counts, bias, masks)
+    drawn = torch.nonzero((table.temperature[slots] > 0) & is_finite).squeeze(1)
+    if drawn.numel():
+        rows = _truncate(logits[drawn], slots[drawn], table)
+        keys = position_keys(table.seed[slots[drawn]], positions[drawn])
+        token_ids[drawn] = sample_gumbel(rows, keys)
+    return Sampled(token_ids, is_finite)
+
+
+def distribution(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    table: SamplingTable,
+    counts: TokenCounts | None = None,
+    bias: LogitBias | None = None,
+    masks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What ``sample`` draws from: [n, vocab] float32; of a greedy row all on one token.
+
+    Takes what ``sample`` takes. Rows without a finite entry mean nothing.
+    """
+    slots = slots.long()
+    token_ids, _ = _adjust(logits, slots, positions, table, counts, bias, masks)
+    is_greedy = table.temperature[slots] <= 0
+    warm = torch.nonzero(~is_greedy).squeeze(1)
+    shares = torch.zeros_like(logits).scatter_(1, token_ids.unsqueeze(1), 1.0)
+    if warm.numel():
+        shares[warm] = _truncate(logits[warm], slots[warm], table).softmax(dim=-1)
+    return shares
+
+
+def _adjust(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    table: SamplingTable,
+    counts: TokenCounts | None,
+    bias: LogitBias | None,
+    masks: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bias, penalties and masks, in place; the likeliest tokens, and whether these are finite."""
     if bias is not None:
         _add_bias(logits, slots, positions, table, bias)
     if counts is not None:
@@ -45,30 +87,30 @@ def sample(
     if masks is not None:
         _forbid(logits, table.mask_line[slots], masks)
     token_ids = argmax(logits)
-    is_finite = logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
-    temperature = table.temperature[slots]
-    drawn = torch.nonzero((temperature > 0) & is_finite).squeeze(1)
-    if drawn.numel():
-        at = slots[drawn]
-        rows = logits[drawn] / temperature[drawn].unsqueeze(1)
-        top_k = table.top_k[at].long()
-        top_k = torch.where(top_k > 0, top_k, logits.shape[1])
-        threshold = truncation_threshold(rows, top_k, table.top_p[at], table.min_p[at])
-        rows.masked_fill_(rows < threshold, float("-inf"))
-        token_ids[drawn] = sample_gumbel(rows, position_keys(table.seed[at], positions[drawn]))
-    return Sampled(token_ids, is_finite)
+    return token_ids, logits.gather(1, token_ids.unsqueeze(1)).squeeze(1).isfinite()
 
 
-def position_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def _truncate(logits: torch.Tensor, slots: torch.Tensor, table: SamplingTable) -> torch.Tensor:
+    """Logits over temperature, -inf where min_p, top_k or top_p leave nothing."""
+    rows = logits / table.temperature[slots].unsqueeze(1)
+    top_k = table.top_k[slots].long()
+    top_k = torch.where(top_k > 0, top_k, logits.shape[1])
+    threshold = truncation_threshold(rows, top_k, table.top_p[slots], table.min_p[slots])
+    return rows.masked_fill_(rows < threshold, float("-inf"))
+
+
+def position_keys(seeds: torch.Tensor, positions: torch.Tensor, stream: int = 0) -> torch.Tensor:
     """Two 32-bit keys of each (seed, position), by splitmix64 (Steele et al. 2014).
 
     Args:
         seeds, positions: [n] int64.
+        stream: 0 for the draw of a token; others are independent of it, and of each other.
 
     Returns:
         [n, 2] int32.
     """
-    mixed = _mix(seeds + _GOLDEN) + positions * _GOLDEN
+    # Streams lie where no position is.
+    mixed = _mix(seeds + _GOLDEN) + (positions + (stream << 40)) * _GOLDEN
     return _mix(mixed).view(torch.int32).view(-1, 2)
 
 

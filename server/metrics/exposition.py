@@ -95,6 +95,17 @@ class Exposition(Collector):
             ("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries),
             ("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits),
             ("num_preemptions", "Sequences sent back to the queue.", stats.num_preemptions),
+            ("spec_decode_num_drafts", "Rows that verified guesses.", stats.drafts.num_drafts),
+            (
+                "spec_decode_num_draft_tokens",
+                "Tokens guessed ahead.",
+                stats.drafts.num_draft_tokens,
+            ),
+            (
+                "spec_decode_num_accepted_tokens",
+                "Guesses kept.",
+                stats.drafts.num_accepted_tokens,
+            ),
             ("engine_steps", "Steps the engine has run.", stats.num_steps),
             ("kv_slots_held", "Slots of held blocks, summed over steps.", stats.slots_held_sum),
             ("kv_slots_wasted", "Slots without a token, so summed.", stats.slots_wasted_sum),
@@ -110,6 +121,12 @@ class Exposition(Collector):
             ),
         ):
             yield self._counter(name, help, value)
+        yield self._labelled_counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Guesses kept, by their place among those of a row.",
+            "position",
+            {str(at): count for at, count in enumerate(stats.drafts.accepted_per_position)},
+        )
 
     def _name(self, name: str) -> str:
         return f"{self._prefix}:{name}"

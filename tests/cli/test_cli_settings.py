@@ -49,6 +49,7 @@ def test_every_setting_has_a_flag_a_variable_and_a_yaml_key(tmp_path, monkeypatc
         "gpu_memory_utilization": "0.5",
         "profile": "traces",
         "data_dir": "kept",
+        "draft_model": "d",
         "lora": "tone=adapters/tone",
         "lora_dir": "adapters",
         "api_key_file": "keys.yaml",

@@ -269,8 +269,8 @@ class FakeRunner:
                 ids.append(planned.id)
                 tokens.append(tuple(chosen))
                 first = end - planned.num_drafts
-                told = [TokenLogprobs(token, -float(at), 1) for at, token in enumerate(chosen, first)]
-                logprobs.append(tuple(told) if sampling.logprobs is not None else None)
+                told = tuple(TokenLogprobs(t, -float(at), 1) for at, t in enumerate(chosen, first))
+                logprobs.append(told if sampling.logprobs is not None else None)
         return StepResult(tuple(ids), tuple(tokens), tuple(logprobs), prompt_logprobs, pooled)
 
     def _choose(self, row: _Row, position: int) -> list[int]:

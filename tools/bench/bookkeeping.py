@@ -24,7 +24,7 @@ from engine.collector import settle
 from engine.config import SchedulerConfig
 from engine.kv_cache.pool import BlockPool
 from engine.requests import fan_out
-from engine.runner.inputs import host_batch, send
+from engine.runner.inputs import extend_tables, host_batch, send
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from engine.scheduler import Scheduler
@@ -104,6 +104,7 @@ def _build(plan: StepPlan, table: RowTable, uploads: Uploads) -> None:
         table.remove(row_id)
     for added in plan.added:
         table.add(added)
+    extend_tables(plan.rows, table)
     send(host_batch(plan.rows, table), plan, table, uploads)
 
 

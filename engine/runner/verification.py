@@ -1,0 +1,216 @@
+"""Choosing among drafts: the sampler of steps that verify some.
+
+Coupled, each token is the one that the ordinary sampler gives at its place, and a draft is kept
+while it is that token: the text is the same as without drafts, seed by seed. A draft model that
+draws with the same noise guesses right nearly as often as any scheme allows (Daliri, Musco and
+Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
+
+By rejection, drafts of sampled texts are judged as published (``kernels/reference/drafts.py``):
+the most are kept that can be without changing the distribution, but which tokens are drawn depends
+on where drafts stand, so a seed gives the same text only with the same drafts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.errors import Failure
+from engine.runner.drafts import StepDrafts
+from engine.runner.inputs import HostBatch
+from engine.runner.rows import RowTable
+from engine.runner.transfer import Uploads
+from engine.sampling.masks import MaskedRow
+from kernels.operations import Operations
+from kernels.reference.drafts import judge, num_accepted
+from kernels.reference.sampling_step import distribution
+from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+
+
+class Judged(NamedTuple):
+    """What became of a step's judged tokens."""
+
+    sampled: Sampled
+    num_accepted: torch.Tensor  # [G] int64, drafts kept of each sequence
+    failures: dict[int, Failure]  # by judged token
+
+
+class _Parameters(NamedTuple):
+    """What the sampler reads, with a line for each judged token where requests have one."""
+
+    slots: torch.Tensor
+    table: SamplingTable
+    counts: TokenCounts | None
+    bias: LogitBias | None
+    masks: torch.Tensor | None
+
+
+class Verifier:
+    """Judges drafts; keeps nothing itself.
+
+    Args:
+        operations: the kernels'.
+        rows: those of the runner.
+        uploads: for what a step with drafts needs more than others.
+        rejects: judge sampled texts by rejection.
+    """
+
+    def __init__(
+        self, operations: Operations, rows: RowTable, uploads: Uploads, *, rejects: bool
+    ) -> None:
+        self._operations = operations
+        self._rows = rows
+        self._uploads = uploads
+        self._rejects = rejects
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        batch: HostBatch,
+        drafts: StepDrafts,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> Judged:
+        """The tokens of a step, and how many drafts each sequence keeps.
+
+        Args:
+            logits: [S, vocab] float32; overwritten.
+            batch: of the step.
+            drafts: of the step.
+            slots: [S] int32, the rows' places in the table.
+            positions: [S] int64, of the tokens to be chosen.
+        """
+        state = self._rows.sampling
+        draft_ids, groups, places, begins = self._uploads.send(
+            (drafts.draft_ids, drafts.groups, drafts.places, drafts.begins)
+        )
+        parameters, failures = self._parameters(batch, drafts, slots, draft_ids)
+        warm = self._warm(batch, drafts) if self._rejects else np.empty(0, np.int64)
+        judged = torch.from_numpy(warm).to(logits.device) if warm.size else None
+        raw = logits[judged] if judged is not None else None
+        sampled = self._operations.sample(logits, parameters.slots, positions, *parameters[1:])
+        token_ids = sampled.token_ids
+        is_kept = token_ids == draft_ids
+        if judged is not None and raw is not None:
+            own = parameters.slots[judged]
+            wanted = distribution(raw, own, positions[judged], *parameters[1:])
+            tokens, kept = judge(
+                wanted,
+                _of_drafts(drafts, warm),
+                draft_ids[judged].long(),
+                state.table.seed[slots[judged].long()],
+                positions[judged],
+            )
+            token_ids[judged], is_kept[judged] = tokens, kept
+        count, width = drafts.sizes.size, int(drafts.sizes.max())
+        accepted = num_accepted(is_kept, groups.long(), places.long(), count, width)
+        self._feed_back(token_ids, slots, begins.long(), accepted, groups, places, batch)
+        return Judged(sampled, accepted, failures)
+
+    def _warm(self, batch: HostBatch, drafts: StepDrafts) -> np.ndarray:
+        """Judged tokens with a draft behind them, in texts that are sampled: [w] int64."""
+        temperature = self._rows.sampling.temperature(batch.slots[batch.sampling_rows])
+        return np.flatnonzero((drafts.draft_ids >= 0) & (temperature > 0))
+
+    def _feed_back(
+        self,
+        token_ids: torch.Tensor,
+        slots: torch.Tensor,
+        begins: torch.Tensor,
+        accepted: torch.Tensor,
+        groups: torch.Tensor,
+        places: torch.Tensor,
+        batch: HostBatch,
+    ) -> None:
+        """The newest token of each sequence to its place, and all new ones to the counts."""
+        state = self._rows.sampling
+        counts = state.counts(batch.slots[batch.sampling_rows])
+        table, newest = state.table, token_ids[begins + accepted]
+        self._operations.feed_back(
+            self._rows.newest, slots[begins], newest, table.count_line, counts
+        )
+        if counts is not None:  # of the last token by ``feed_back``
+            lines = table.count_line[slots.long()].long()
+            is_counted = (places < accepted[groups.long()]) & (lines >= 0)
+            counts.output.index_put_(
+                (lines.clamp(min=0), token_ids), is_counted.to(counts.output.dtype), accumulate=True
+            )
+
+    # ------------------------------------------------------------ parameters by judged token
+
+    def _parameters(
+        self,
+        batch: HostBatch,
+        drafts: StepDrafts,
+        slots: torch.Tensor,
+        draft_ids: torch.Tensor,
+    ) -> tuple[_Parameters, dict[int, Failure]]:
+        """Penalties and masks depend on the drafts before a token, so each has its own."""
+        state = self._rows.sampling
+        host_slots = batch.slots[batch.sampling_rows]
+        counts, bias = state.counts(host_slots), state.bias(host_slots)
+        masked = np.flatnonzero(state.is_masked(host_slots))
+        if counts is None and not masked.size:
+            return _Parameters(slots, state.table, None, bias, None), {}
+        at = slots.long()
+        columns = {name: getattr(state.table, name)[at] for name in SamplingTable._fields}
+        masks: torch.Tensor | None = None
+        failures: dict[int, Failure] = {}
+        if counts is not None:
+            counts, columns["count_line"] = self._counts(counts, host_slots, drafts)
+        if masked.size:
+            lines, failures = self._masks(batch, drafts, masked)
+            mask_line = np.full(host_slots.size, -1, np.int32)
+            mask_line[masked] = np.arange(masked.size, dtype=np.int32)
+            columns["mask_line"], masks = self._uploads.send((mask_line, lines))
+        own = torch.arange(host_slots.size, dtype=torch.int32, device=slots.device)
+        return _Parameters(own, SamplingTable(**columns), counts, bias, masks), failures
+
+    def _counts(
+        self, counts: TokenCounts, host_slots: np.ndarray, drafts: StepDrafts
+    ) -> tuple[TokenCounts, torch.Tensor]:
+        """A line for each judged token of a text with penalties: its own, and the drafts before."""
+        lines = self._rows.sampling.count_lines(host_slots)
+        counted = np.flatnonzero(lines >= 0)
+        count_line = np.full(host_slots.size, -1, np.int32)
+        count_line[counted] = np.arange(counted.size, dtype=np.int32)
+        places, begins = drafts.places[counted], (counted - drafts.places[counted])
+        # For the token at place p of its group, the drafts behind the tokens at places 0 .. p - 1.
+        of_line = np.repeat(np.arange(counted.size), places)
+        nth = np.arange(of_line.size) - np.repeat(np.cumsum(places) - places, places)
+        before = drafts.draft_ids[np.repeat(begins, places) + nth]
+        sent = self._uploads.send(
+            (count_line, lines[counted], of_line.astype(np.int32), before.astype(np.int32))
+        )
+        own = sent[1].long()
+        output = counts.output[own]
+        ones = torch.ones(of_line.size, dtype=output.dtype, device=output.device)
+        output.index_put_((sent[2].long(), sent[3].long()), ones, accumulate=True)
+        return TokenCounts(output, counts.prompt[own]), sent[0]
+
+    def _masks(
+        self, batch: HostBatch, drafts: StepDrafts, masked: np.ndarray
+    ) -> tuple[np.ndarray, dict[int, Failure]]:
+        """A line for each judged token of a text that is masked, and failures by judged token."""
+        places, sizes = drafts.places, drafts.sizes[drafts.groups]
+        firsts = masked[places[masked] == 0]
+        rows: list[MaskedRow] = []
+        ahead: list[list[int]] = []
+        for first in firsts.tolist():
+            row = batch.sampling_rows[first]
+            begin, end = batch.query_start[row], batch.query_start[row + 1]
+            known = batch.token_ids[begin:end].tolist()
+            rows.append(MaskedRow(int(batch.slots[row]), int(batch.starts[row]), known))
+            ahead.append(drafts.draft_ids[first : first + sizes[first] - 1].tolist())
+        lines, failures = self._rows.sampling.masks.ahead(rows, ahead)
+        return lines, {int(firsts[index]): why for index, why in failures.items()}
+
+
+def _of_drafts(drafts: StepDrafts, judged: np.ndarray) -> torch.Tensor | None:
+    """What the drafts behind these judged tokens were drawn from."""
+    if drafts.proposed is None:
+        return None
+    nth = np.cumsum(drafts.draft_ids >= 0)[judged] - 1
+    return drafts.proposed[torch.from_numpy(nth).to(drafts.proposed.device)]

@@ -1,0 +1,235 @@
+"""A small model that guesses what a large one will say (Leviathan et al. 2023, Chen et al. 2023).
+
+    plan ─► read what is new ─► guess 1 ─► guess 2 ─► ... ─► rows with their guesses ─► the step
+
+It runs at the beginning of the step that verifies its guesses, on the same slots and block tables:
+its keys and values lie in blocks of the same numbers as the model's, in storage of its own.
+Whatever the model computes it computes too, prompts and all, so a cached prefix, a fork or a copy
+holds for both, and who comes back after preemption is read again by both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.kv_cache.storage import KVCache
+from engine.models.decoder import Decoder, StepState
+from engine.runner.inputs import HostBatch, build, geometry, send
+from engine.runner.rows import RowTable
+from engine.runner.transfer import Uploads
+from engine.types import ScheduledRow, StepPlan
+from kernels.attention import AttentionSpec
+from kernels.inputs import StepRows
+from kernels.operations import Kernels
+from kernels.reference.drafts import DRAFT_STREAM
+from kernels.reference.sampling import sample_gumbel
+from kernels.reference.sampling_step import distribution, position_keys
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far the draft model has read one text."""
+
+    num_read: int
+    unread: list[int] = field(default_factory=list)  # tokens from there on that are known
+
+    def go_to(self, start: int) -> None:
+        """The text goes on at ``start``: what was guessed behind it is void."""
+        if start < self.num_read or start > self.num_read + len(self.unread):
+            self.num_read, self.unread = start, []
+        else:
+            del self.unread[start - self.num_read :]
+
+
+class _Guess(NamedTuple):
+    """One more token of some rows, those first that want the most."""
+
+    token_ids: torch.Tensor  # [n] int64
+    proposed: torch.Tensor | None  # [n, vocab], what they were drawn from
+
+
+class DraftModel:
+    """Reads what the model reads, and guesses for the rows that ask.
+
+    Args:
+        model: the decoder.
+        cache: its keys and values, of as many blocks as the large model's.
+        kernels: those the decoder was made with.
+        attention_spec: what they were chosen for.
+        rows: the runner's.
+        vocab_size: of the large model; tokens that only one of the two has are never guessed.
+        rejects: draw from noise of its own, and keep what was drawn from.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        kernels: Kernels,
+        attention_spec: AttentionSpec,
+        rows: RowTable,
+        *,
+        vocab_size: int,
+        rejects: bool,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._kernels = kernels
+        self._spec = attention_spec
+        self._rows = rows
+        self._vocab_size = vocab_size
+        self._rejects = rejects
+        self._uploads = Uploads(attention_spec.device)
+        self._places: dict[str, _Place] = {}
+
+    def forget(self, row_ids: Iterable[str]) -> None:
+        """These rows are no longer there; unknown ids are skipped."""
+        for row_id in row_ids:
+            self._places.pop(row_id, None)
+
+    def guess(self, plan: StepPlan) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
+        """The plan's rows with guesses where they have ``DRAFT_TOKEN``.
+
+        The rows' tables hold the plan's blocks already.
+
+        Returns:
+            The rows, and what their drafts were drawn from, [drafts, vocab] float32 in the order of
+            the rows; None where they are judged without it.
+        """
+        reads = self._reads(plan)
+        if not reads:
+            return plan.rows, None
+        # Those that want the most come first: the passes run on ever fewer of them.
+        counts = [row.num_drafts for row in plan.rows]
+        wanting = sorted((i for i, n in enumerate(counts) if n), key=lambda i: -counts[i])
+        guesses = self._read(plan, reads, wanting)
+        ends = np.array([reads[i].num_read + len(reads[i].unread) for i in wanting], np.int32)
+        for place in reads:
+            place.num_read += len(place.unread)
+            place.unread = []
+        slots = np.array(self._rows.slots([plan.rows[i].id for i in wanting]), np.int32)
+        for depth in range(1, counts[wanting[0]] if wanting else 0):
+            width = sum(counts[i] > depth for i in wanting)
+            starts = ends[:width] + (depth - 1)
+            guesses.append(self._go_on(slots[:width], starts, guesses[-1].token_ids[:width]))
+        return self._filled(plan, reads, wanting, guesses)
+
+    def _reads(self, plan: StepPlan) -> list[_Place]:
+        """What each row of the plan has that was not read: one place a row."""
+        reads: list[_Place] = []
+        for row in plan.rows:
+            place = self._places.get(row.id)
+            if place is None:  # what lies before its first row is cached
+                place = self._places[row.id] = _Place(row.start)
+            place.go_to(row.start)
+            place.unread += row.token_ids[: len(row.token_ids) - row.num_drafts]
+            reads.append(place)
+        return reads
+
+    def _read(self, plan: StepPlan, reads: list[_Place], wanting: list[int]) -> list[_Guess]:
+        """Compute all that is unread, and the first guess of who wants one."""
+        lengths = [len(place.unread) for place in reads]
+        query_start = np.zeros(len(reads) + 1, np.int32)
+        np.cumsum(lengths, out=query_start[1:])
+        batch = HostBatch(
+            slots=np.array(self._rows.slots([row.id for row in plan.rows]), np.int32),
+            query_start=query_start,
+            starts=np.array([place.num_read for place in reads], np.int32),
+            token_ids=np.array([t for place in reads for t in place.unread], np.int32),
+            sampling_rows=np.array(wanting or [0], np.int32),
+        )
+        sent = send(batch, plan, self._rows, self._uploads)
+        if plan.copies:
+            sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
+            for layer in self._cache.layers:
+                self._kernels.operations.copy_blocks(layer, sources, targets)
+        wanted = sent.rows.query_start[1:].index_select(0, sent.sampling_rows) - 1
+        hidden, seq_lens = self._forward(batch, sent.rows, wanted)
+        if not wanting:
+            return []
+        slots = sent.rows.slots.index_select(0, sent.sampling_rows)
+        positions = seq_lens.index_select(0, sent.sampling_rows).long()
+        return [self._choose(hidden, batch.slots[wanting], slots, positions)]
+
+    def _go_on(self, slots: np.ndarray, starts: np.ndarray, token_ids: torch.Tensor) -> _Guess:
+        """One guess further: the last ones are read, and followed by others."""
+        batch = HostBatch(
+            slots=slots,
+            query_start=np.arange(slots.size + 1, dtype=np.int32),
+            starts=starts,
+            token_ids=np.zeros(slots.size, np.int32),  # the device knows
+            sampling_rows=np.arange(slots.size, dtype=np.int32),
+        )
+        places = self._uploads.send((batch.slots, batch.query_start, batch.starts))
+        rows = StepRows(*places, token_ids.to(torch.int32))
+        hidden, seq_lens = self._forward(batch, rows, None)
+        return self._choose(hidden, slots, rows.slots, seq_lens.long())
+
+    def _forward(
+        self, batch: HostBatch, rows: StepRows, wanted: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of the wanted tokens, and the rows' lengths."""
+        spec = self._spec
+        inputs = build(batch, rows, self._rows, spec.block_size, self._kernels.operations)
+        where = geometry(batch, rows, inputs.seq_lens, self._rows)
+        state = StepState(
+            attention=self._kernels.attention.plan(where, spec),
+            slot_mapping=inputs.slot_mapping,
+            positions=inputs.positions,
+            rotations=self._model.rotations(inputs.positions),
+        )
+        token_ids = inputs.input_ids.clamp(max=self._model.spec.vocab_size - 1)
+        return self._model.forward(token_ids, state, self._cache.layers, wanted), inputs.seq_lens
+
+    def _choose(
+        self,
+        hidden: torch.Tensor,
+        host_slots: np.ndarray,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> _Guess:
+        """As the request samples, but for penalties and masks."""
+        logits = self._model.logits(hidden)
+        if logits.shape[1] != self._vocab_size:
+            missing = self._vocab_size - logits.shape[1]
+            logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+        state = self._rows.sampling
+        table, bias = state.table, state.bias(host_slots)
+        if not self._rejects:
+            do = self._kernels.operations
+            return _Guess(do.sample(logits, slots, positions, table, None, bias).token_ids, None)
+        proposed = distribution(logits, slots, positions, table, None, bias)
+        keys = position_keys(table.seed[slots.long()], positions, DRAFT_STREAM)
+        return _Guess(sample_gumbel(proposed.log(), keys), proposed)
+
+    def _filled(
+        self, plan: StepPlan, reads: list[_Place], wanting: list[int], guesses: list[_Guess]
+    ) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
+        """The rows with their guesses, which are read but for the last."""
+        if not guesses:
+            return plan.rows, None
+        told = torch.cat([guess.token_ids for guess in guesses]).tolist()
+        firsts = np.cumsum([0, *(guess.token_ids.numel() for guess in guesses)])
+        rows = list(plan.rows)
+        nth = {index: at for at, index in enumerate(wanting)}
+        order: list[int] = []
+        for index, row in enumerate(plan.rows):
+            if not row.num_drafts:
+                continue
+            own = [int(firsts[depth]) + nth[index] for depth in range(row.num_drafts)]
+            drafts = tuple(told[at] for at in own)
+            order += own
+            reads[index].num_read += len(drafts) - 1
+            reads[index].unread = [drafts[-1]]
+            known = row.token_ids[: len(row.token_ids) - row.num_drafts]
+            rows[index] = msgspec.structs.replace(row, token_ids=known + drafts)
+        if not self._rejects:
+            return tuple(rows), None
+        proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
+        return tuple(rows), proposed[torch.tensor(order, device=proposed.device)]

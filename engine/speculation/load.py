@@ -1,0 +1,134 @@
+"""From a config to a draft model: read and refused before anything loads, loaded with the model."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.kv_cache.storage import KVCache
+from engine.models.checkpoint import read_config, read_headers
+from engine.models.decoder import Decoder
+from engine.models.linear import LinearMethod
+from engine.models.loader import dummy_weights, load_weights
+from engine.models.modules import Modules, make_modules
+from engine.models.safetensors import Header
+from engine.models.spec import DecoderSpec
+from engine.runner.kernels import choose_kernels
+from engine.runner.rows import RowTable
+from engine.speculation.draft_model import DraftModel
+from engine.types import MemoryPlan
+from kernels.attention import AttentionSpec
+from kernels.operations import Kernels
+
+logger = logging.getLogger(__name__)
+
+_TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """A draft model that can be loaded."""
+
+    spec: DecoderSpec
+    headers: list[Header]
+    attention: AttentionSpec
+    kernels: Kernels
+    rejects: bool
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What its keys and values take."""
+        return self.spec.kv_bytes_per_token(self.attention.dtype.itemsize)
+
+    def modules(self, config: EngineConfig, method: LinearMethod) -> Modules:
+        """Its parameters."""
+        dtype, device = self.attention.dtype, self.attention.device
+        if config.load_format == "dummy":
+            weights = dummy_weights(self.spec, dtype, device, config.seed + 1, None)
+        else:
+            weights = load_weights(self.spec, self.headers, dtype, device, None)
+        return make_modules(self.spec, weights, method, stacked=self.kernels.name == "triton")
+
+    def model(
+        self, modules: Modules, memory: MemoryPlan, rows: RowTable, vocab_size: int
+    ) -> DraftModel:
+        """Put together with a cache of as many blocks as the large model's.
+
+        Raises:
+            ModelLoadError: its context is the shorter one, or its cache does not fit.
+        """
+        if memory.max_model_len > self.spec.longest_context:
+            raise ModelLoadError(
+                f"the draft model's context is {self.spec.longest_context} tokens, the model's "
+                f"{memory.max_model_len}: set max_model_len"
+            )
+        attention = self.attention
+        size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
+        return DraftModel(
+            Decoder(self.spec, modules, self.kernels, memory.max_model_len),
+            KVCache(self.spec, *size),
+            self.kernels,
+            attention,
+            rows,
+            vocab_size=vocab_size,
+            rejects=self.rejects,
+        )
+
+
+def plan_draft(
+    config: EngineConfig, spec: DecoderSpec, attention: AttentionSpec
+) -> DraftPlan | None:
+    """The draft model that ``config`` asks for; None where it asks for none.
+
+    Args:
+        config: of the engine.
+        spec: of the model that it drafts for.
+        attention: of that model; device, dtype and block size are the draft's too.
+
+    Raises:
+        ModelLoadError: it cannot be used, or none is named.
+    """
+    speculation = config.speculation
+    if speculation is None:
+        return None
+    if speculation.method != "draft":
+        if speculation.draft_model is not None:
+            logger.warning("speculation %s: no use is made of draft_model", speculation.method)
+        return None
+    if speculation.draft_model is None:
+        raise ModelLoadError("speculation with a draft model needs draft_model")
+    model = read_config(speculation.draft_model)
+    own = model.spec
+    if not isinstance(own, DecoderSpec) or not own.generates:
+        raise ModelLoadError(f"the draft model {model.directory} does not generate text")
+    _check_vocabulary(config, Path(model.directory), own, spec)
+    headers = [] if config.load_format == "dummy" else read_headers(model.directory)
+    own_attention = replace(
+        attention,
+        num_heads=own.num_heads,
+        num_kv_heads=own.num_kv_heads,
+        head_dim=own.head_dim,
+        windows=own.windows,
+        softcap=own.attention_softcap,
+    )
+    kernels = choose_kernels(config.attention_backend, own_attention)
+    rejects = speculation.draft_sampling == "rejection"
+    return DraftPlan(own, headers, own_attention, kernels, rejects)
+
+
+def _check_vocabulary(
+    config: EngineConfig, directory: Path, own: DecoderSpec, spec: DecoderSpec
+) -> None:
+    """Two models may differ in rows that pad their embeddings, not in tokens."""
+    mine = directory / _TOKENIZER
+    theirs = Path(config.tokenizer or config.model) / _TOKENIZER
+    if mine.is_file() and theirs.is_file():
+        if mine.read_bytes() != theirs.read_bytes():
+            logger.warning("the draft model's tokenizer.json is not the model's: few drafts fit")
+    elif own.vocab_size != spec.vocab_size:
+        raise ModelLoadError(
+            f"the draft model has {own.vocab_size} tokens, the model {spec.vocab_size}"
+        )
