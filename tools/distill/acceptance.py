@@ -1,0 +1,186 @@
+"""What a draft is worth: how many of its tokens the target would have written itself.
+
+    python -m tools.distill.acceptance TARGET DRAFT questions.jsonl --drafts 4
+
+The target answers each prompt greedily. Then speculation is played through over its answer: the
+first token comes from the prompt's own step; in each round after it the draft proposes, greedily,
+K tokens; those that agree with the answer up to the first that does not are accepted, and the
+target's own token follows them. No drafting has to be done for that: as long as proposals agree,
+the draft has read nothing but the answer, so one pass over the answer tells all of its greedy
+choices. Proposals beyond an answer's end count as not accepted, as they do in a server, which
+cannot know that the end is near.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tools.distill.errors import DistillError
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Counts over all answers; `drafts` is K.
+
+    rounds: of drafting. accepted: drafts taken. full_rounds and full_accepted: of those rounds
+    before which at least K tokens of the answer were left. agreed of tokens: greedy choices of
+    the draft that are the answer's. by_place: rounds in which the 1st, 2nd, ... draft was taken.
+    """
+
+    drafts: int
+    rounds: int
+    accepted: int
+    full_rounds: int
+    full_accepted: int
+    tokens: int
+    agreed: int
+    by_place: tuple[int, ...]
+
+    @property
+    def mean_accepted(self) -> float:
+        """Drafts taken a round, ends of answers and all."""
+        return self.accepted / max(1, self.rounds)
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts, and the means that they make."""
+        return {
+            "drafts": self.drafts,
+            "rounds": self.rounds,
+            "mean_accepted": round(self.mean_accepted, 3),
+            "mean_accepted_in_full_rounds": round(self.full_accepted / max(1, self.full_rounds), 3),
+            "tokens_a_step": round((self.accepted + self.rounds) / max(1, self.rounds), 3),
+            "agreement": round(self.agreed / max(1, self.tokens), 4),
+            "by_place": [round(taken / max(1, self.rounds), 3) for taken in self.by_place],
+        }
+
+
+def count(agreements: list[list[bool]], drafts: int) -> Acceptance:
+    """Play speculation through. agreements: for each answer, whether the draft's greedy choice of
+    its 2nd, 3rd, ... token is the answer's (its first comes from the prompt's own step).
+    """
+    rounds = accepted = full_rounds = full_accepted = 0
+    by_place = [0] * drafts
+    for agreed in agreements:
+        at = 0
+        while at < len(agreed):
+            ahead = agreed[at : at + drafts]
+            taken = next((i for i, good in enumerate(ahead) if not good), len(ahead))
+            rounds += 1
+            accepted += taken
+            if len(ahead) == drafts:
+                full_rounds += 1
+                full_accepted += taken
+            for place in range(taken):
+                by_place[place] += 1
+            at += taken + 1
+    return Acceptance(
+        drafts=drafts,
+        rounds=rounds,
+        accepted=accepted,
+        full_rounds=full_rounds,
+        full_accepted=full_accepted,
+        tokens=sum(map(len, agreements)),
+        agreed=sum(map(sum, agreements)),
+        by_place=tuple(by_place),
+    )
+
+
+@torch.no_grad()
+def agreements(draft: Any, prompts: list[list[int]], answers: list[list[int]]) -> list[list[bool]]:
+    """For each answer, whether the draft would have chosen its 2nd, 3rd, ... token."""
+    device = next(draft.parameters()).device
+    told = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([[*prompt, *answer]], device=device)
+        choice = draft(ids, use_cache=False).logits[0, len(prompt) : -1].argmax(-1)
+        told.append((choice == ids[0, len(prompt) + 1 :]).tolist())
+    return told
+
+
+def measure(
+    target: str, draft: str, questions: Path, drafts: int = 4, max_new_tokens: int = 160
+) -> Acceptance:
+    """Acceptance over the prompts of a file of {"messages": [...]} or {"prompt": ...} lines.
+
+    Both models run in float32. Raises DistillError.
+    """
+    from tools.distill import models
+
+    tokenizer = models.load_tokenizer(target)
+    device = models.pick_device("auto")
+    teacher, student = (
+        models.load_model(folder, torch.float32, device, plain=False).eval()
+        for folder in (target, draft)
+    )
+    models.check_vocabularies(teacher.config, student.config, (target, Path(draft)))
+    prompts = read_prompts(questions, tokenizer)
+    answers = answer(teacher, tokenizer, prompts, max_new_tokens)
+    return count(agreements(student, prompts, answers), drafts)
+
+
+def answer(
+    model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int, rows: int = 32
+) -> list[list[int]]:
+    """Greedy answers, as token ids with the end token."""
+    from tools.distill.generation import continue_prompts
+    from tools.distill.settings import Generation
+
+    asked = Generation(max_new_tokens=max_new_tokens, temperature=0.0)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    said: list[list[int]] = [[] for _ in prompts]
+    for first in range(0, len(order), rows):
+        chunk = order[first : first + rows]
+        written = continue_prompts(asked, model, tokenizer, [prompts[i] for i in chunk])
+        for i, text in zip(chunk, written, strict=True):
+            said[i] = text
+    return said
+
+
+def read_prompts(path: Path, tokenizer: Any) -> list[list[int]]:
+    """The prompts of a JSONL file as token ids. Raises DistillError that names the line."""
+    prompts = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DistillError(f"{path}: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            text = row.get("prompt") or tokenizer.apply_chat_template(
+                row["messages"], tools=row.get("tools"), tokenize=False, add_generation_prompt=True
+            )
+        except (ValueError, KeyError, AttributeError) as error:
+            raise DistillError(f"{path}: line {number}: no prompt or messages ({error})") from None
+        prompts.append(tokenizer(text, add_special_tokens="prompt" in row)["input_ids"])
+    return prompts
+
+
+def main() -> int:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("target", help="the model that decides, a directory")
+    parser.add_argument("draft", help="the model that proposes, a directory")
+    parser.add_argument(
+        "questions", type=Path, help='JSONL of {"messages": ...} or {"prompt": ...}'
+    )
+    parser.add_argument("--drafts", type=int, default=4, help="tokens proposed at a time")
+    parser.add_argument("--max-new-tokens", type=int, default=160, help="of an answer")
+    args = parser.parse_args()
+    try:
+        found = measure(args.target, args.draft, args.questions, args.drafts, args.max_new_tokens)
+    except DistillError as error:
+        print(f"acceptance: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(found.as_json()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""A run on disk: one file that holds all that the next step depends on, replaced as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tools.distill.errors import DistillError
+from tools.distill.packing import Packer
+from tools.distill.settings import FREE_TO_CHANGE, Settings
+
+_FILE = "state.pt"
+
+
+@dataclass
+class Progress:
+    """How far a run has come. Writer: Trainer.
+
+    step counts optimiser steps of all phases. history has an entry a step, validations one for
+    each; best holds the student's weights at the best of them.
+    """
+
+    phase: int = 0
+    step: int = 0
+    step_in_phase: int = 0
+    tokens: int = 0
+    learned_tokens: int = 0
+    seconds: float = 0.0
+    best_value: float = float("inf")
+    best_step: int = 0
+    worse_in_a_row: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    validations: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def judge(self, value: float) -> bool:
+        """Note a validation; whether it is the best so far."""
+        if value < self.best_value:
+            self.best_value, self.best_step, self.worse_in_a_row = value, self.step, 0
+            return True
+        self.worse_in_a_row += 1
+        return False
+
+    def next_phase(self) -> None:
+        """Begin the phase after this one."""
+        self.phase += 1
+        self.step_in_phase = 0
+        self.worse_in_a_row = 0
+
+
+def save(
+    settings: Settings, progress: Progress, learned: nn.Module,
+    optimizer: torch.optim.Optimizer, packer: Packer,
+) -> None:  # fmt: skip
+    """Write the state so that a reader finds the last one or this one, whole, whatever happens."""
+    folder = settings.work_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        "settings": settings.as_json(),
+        "progress": dict(vars(progress)),
+        "learned": learned.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "packer": packer.state(),
+        "random": _random_state(),
+    }
+    partial = folder / (_FILE + ".partial")
+    with partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / _FILE)
+
+
+def load(
+    settings: Settings, learned: nn.Module, optimizer: torch.optim.Optimizer, packer: Packer,
+    device: torch.device,
+) -> Progress | None:  # fmt: skip
+    """Put everything back as it was at the last save; None where nothing was saved.
+
+    Raises DistillError where the run that was saved is another one.
+    """
+    path = settings.work_folder / _FILE
+    if not path.exists():
+        return None
+    state = _read(path, device)
+    then, now = state["settings"], settings.as_json()
+    for name in sorted(now.keys() - FREE_TO_CHANGE):
+        if then.get(name) != now[name]:
+            raise DistillError(
+                f"{path}: a run with another {name} ({json.dumps(then.get(name))}, now "
+                f"{json.dumps(now[name])}); --overwrite begins anew"
+            )
+    learned.load_state_dict(state["learned"])
+    optimizer.load_state_dict(state["optimizer"])
+    packer.restore(state["packer"])
+    _restore_random(state["random"])
+    return Progress(**state["progress"])
+
+
+def forget(settings: Settings) -> None:
+    """Remove the saved state, so that the next run begins anew."""
+    (settings.work_folder / _FILE).unlink(missing_ok=True)
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch raises half a dozen kinds for a file that is cut
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise DistillError(f"{path}: {reason}; --overwrite begins anew") from None
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _restore_random(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([one.cpu() for one in state["cuda"]])

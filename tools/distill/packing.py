@@ -1,0 +1,144 @@
+"""Rows of a fixed length from documents of any: several documents share a row.
+
+Positions restart with each document, and transformers' masks, seeing them restart, keep attention
+within a document (`find_packed_sequence_indices`); :func:`tools.distill.models.keeps_apart` tries
+it on the model at hand. A document that is longer than a row is cut, and what is left of it begins
+a later row without what came before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tools.distill.documents import Documents
+
+# Documents among which one is looked for that fits what is left of a row.
+_WINDOW = 64
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Packed rows.
+
+    inputs, positions: [rows, row_tokens] int64. learned: [rows, row_tokens] bool, True where the
+    next token is to be predicted. targets: [num_learned] int64, those next tokens in row order.
+    num_tokens: without padding.
+    """
+
+    inputs: torch.Tensor
+    positions: torch.Tensor
+    learned: torch.Tensor
+    targets: torch.Tensor
+    num_tokens: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        moved = (self.inputs, self.positions, self.learned, self.targets)
+        return Batch(*(tensor.to(device) for tensor in moved), self.num_tokens)
+
+
+class Packer:
+    """An endless stream of rows over documents in an order that (seed, epoch) decides.
+
+    `state` and `restore` carry the place in the stream over a stop, as JSON.
+    """
+
+    def __init__(self, documents: Documents, seed: int) -> None:
+        self._documents = documents
+        self._seed = seed
+        self.epoch = 0
+        self._cursor = 0  # documents of this epoch already taken
+        self._waiting: list[tuple[int, int, int]] = []  # (document, first token, end)
+        self._order = self._permutation()
+
+    def state(self) -> dict[str, Any]:
+        """The place in the stream."""
+        return {"epoch": self.epoch, "cursor": self._cursor, "waiting": list(self._waiting)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a place in the stream."""
+        self.epoch, self._cursor = state["epoch"], state["cursor"]
+        self._waiting = [tuple(piece) for piece in state["waiting"]]
+        self._order = self._permutation()
+
+    def batch(self, rows: int, row_tokens: int) -> Batch:
+        """The next `rows` rows."""
+        return lay_out(self._documents, [self._row(row_tokens) for _ in range(rows)], row_tokens)
+
+    def _row(self, row_tokens: int) -> list[tuple[int, int, int]]:
+        """Pieces of one row: the one that has waited longest, then the longest that fits, ..."""
+        self._refill()
+        document, first, end = self._waiting.pop(0)
+        if end - first > row_tokens:
+            # The last token of a row is predicted by none in it: the rest begins with it again.
+            self._waiting.insert(0, (document, first + row_tokens - 1, end))
+            end = first + row_tokens
+        row, room = [(document, first, end)], row_tokens - (end - first)
+        while True:
+            self._refill()
+            fits = [(e - f, -i) for i, (_, f, e) in enumerate(self._waiting) if e - f <= room]
+            if not fits:
+                return row
+            length, place = max(fits)
+            row.append(self._waiting.pop(-place))
+            room -= length
+
+    def _refill(self) -> None:
+        while len(self._waiting) < _WINDOW:
+            if self._cursor == len(self._order):
+                self.epoch, self._cursor = self.epoch + 1, 0
+                self._order = self._permutation()
+            document = int(self._order[self._cursor])
+            self._cursor += 1
+            starts = self._documents.starts
+            self._waiting.append((document, 0, int(starts[document + 1] - starts[document])))
+
+    def _permutation(self) -> np.ndarray:
+        return np.random.default_rng((self._seed, 2, self.epoch)).permutation(len(self._documents))
+
+
+def once(documents: Documents, rows: int, row_tokens: int) -> list[Batch]:
+    """Batches that hold each document once, in order, what is beyond row_tokens left out."""
+    packed: list[list[tuple[int, int, int]]] = []
+    room = 0
+    for i in range(len(documents)):
+        length = min(row_tokens, int(documents.starts[i + 1] - documents.starts[i]))
+        if length > room:
+            packed.append([])
+            room = row_tokens
+        packed[-1].append((i, 0, length))
+        room -= length
+    groups = [packed[i : i + rows] for i in range(0, len(packed), rows)]
+    return [lay_out(documents, group, row_tokens) for group in groups]
+
+
+def lay_out(documents: Documents, rows: list[list[tuple[int, int, int]]], row_tokens: int) -> Batch:
+    """Tensors from rows of (document, first token, end); what is left of a row is padding."""
+    shape = (len(rows), row_tokens)
+    inputs, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    positions, learned = np.zeros(shape, np.int64), np.zeros(shape, bool)
+    num_tokens = 0
+    for r, pieces in enumerate(rows):
+        at = 0
+        for document, first, end in pieces:
+            tokens, learn = documents[document]
+            length = end - first
+            inputs[r, at : at + length] = tokens[first:end]
+            positions[r, at : at + length] = np.arange(length)
+            targets[r, at : at + length - 1] = tokens[first + 1 : end]
+            learned[r, at : at + length - 1] = learn[first + 1 : end]
+            at += length
+        # Padding is a document of its own: nothing looks at it.
+        positions[r, at:] = np.arange(row_tokens - at)
+        num_tokens += at
+    return Batch(
+        inputs=torch.from_numpy(inputs),
+        positions=torch.from_numpy(positions),
+        learned=torch.from_numpy(learned),
+        targets=torch.from_numpy(targets[learned]),
+        num_tokens=num_tokens,
+    )

@@ -1,0 +1,185 @@
+"""What a run is asked to do, checked once, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tools.distill.errors import DistillError
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with weights of its own; a schedule is a list of them.
+
+    steps: optimiser steps. row_tokens: tokens in a packed row. temperature: of the KL term.
+    kl, hard, hidden, attention: weights of the four losses (:mod:`tools.distill.losses`).
+    learning_rate falls along a cosine to end_rate by the last step of the phase.
+    """
+
+    steps: int = 1000
+    row_tokens: int = 512
+    temperature: float = 1.0
+    kl: float = 1.0
+    hard: float = 0.0
+    hidden: float = 0.0
+    attention: float = 0.0
+    learning_rate: float = 1e-3
+    end_rate: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            whole = item.name in ("steps", "row_tokens")
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                raise DistillError(f"schedule: {item.name} must be a number, not {value!r}")
+            if not math.isfinite(value) or value < 0:
+                raise DistillError(f"schedule: {item.name} must not be {value!r}")
+        if self.steps < 1 or self.row_tokens < 2 or self.temperature <= 0:
+            raise DistillError(
+                "schedule: steps >= 1, row_tokens >= 2 and temperature > 0 are needed"
+            )
+        if not (self.kl or self.hard or self.hidden or self.attention):
+            raise DistillError(
+                "schedule: a phase in which every loss weighs nothing learns nothing"
+            )
+
+    def rate(self, step: int, warm_up: int = 0) -> float:
+        """The learning rate at `step` (from 0) of the phase, after `warm_up` rising steps."""
+        if step < warm_up:
+            return self.learning_rate * (step + 1) / warm_up
+        done = (step - warm_up) / max(1, self.steps - warm_up)
+        share = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        return self.end_rate + (self.learning_rate - self.end_rate) * share
+
+
+@dataclass(frozen=True)
+class StudentShape:
+    """How the student differs from the teacher where it is made by shrinking; None: not at all."""
+
+    layers: int | None = None
+    hidden: int | None = None
+    intermediate: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    tie_embeddings: bool = False
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Text that the teacher writes for the student to learn from; see tools.distill.generation.
+
+    num_documents: how many, 0 for none. temperature 0 is greedy. alone: learn from them only,
+    and use the documents that were read for their prompts.
+    """
+
+    num_documents: int = 0
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    prompt_tokens: int = 32
+    batch_rows: int = 32
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A whole run. Paths are kept as given, so that a run may be moved as a directory.
+
+    batch_rows rows go through the models at a time, and accumulate of those make one step.
+    validate_every and save_every count steps. patience: validations without a better one after
+    which a phase ends, 0 for never.
+    """
+
+    teacher: str
+    out: Path
+    data: tuple[Path, ...] = ()
+    validation: Path | None = None
+    validation_share: float = 0.02
+    max_validation_documents: int = 256
+    student: Path | None = None
+    shape: StudentShape = field(default_factory=StudentShape)
+    fresh: bool = False
+    phases: tuple[Phase, ...] = (Phase(),)
+    generation: Generation = field(default_factory=Generation)
+    batch_rows: int = 4
+    accumulate: int = 1
+    warm_up: int = 20
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    validate_every: int = 100
+    save_every: int = 100
+    patience: int = 0
+    seed: int = 0
+    dtype: str = "auto"
+    device: str = "auto"
+    work: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.data and not self.generation.num_documents:
+            raise DistillError("there is nothing to learn from: give --data FILE or --generate N")
+        if self.student is not None and self.shape != StudentShape():
+            raise DistillError("--student and --student-... exclude each other")
+        for name in ("batch_rows", "accumulate", "validate_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise DistillError(f"--{name.replace('_', '-')} must be at least 1")
+        if not 0 < self.validation_share < 1:
+            raise DistillError("--validation-share must lie between 0 and 1")
+
+    @property
+    def work_folder(self) -> Path:
+        """Where checkpoints and what the teacher wrote are kept."""
+        return self.work or self.out / "work"
+
+    @property
+    def needs_inner_states(self) -> bool:
+        """Whether any phase looks at hidden states or attention."""
+        return any(phase.hidden or phase.attention for phase in self.phases)
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether any phase looks at attention, which only plain attention code can tell."""
+        return any(phase.attention for phase in self.phases)
+
+    @property
+    def criterion(self) -> str:
+        """What the best weights are chosen by: `kl`, or `hard` where no KL is learned."""
+        return "kl" if self.phases[-1].kl or not self.phases[-1].hard else "hard"
+
+    def as_json(self) -> dict[str, Any]:
+        """Every setting by name, in types that JSON has."""
+        return json.loads(json.dumps(asdict(self), default=str))
+
+
+# What may differ between a run and its continuation: nothing here changes what is learned.
+FREE_TO_CHANGE = {"out", "work", "save_every", "max_validation_documents"}
+
+
+def read_schedule(path: Path, default: Phase) -> tuple[Phase, ...]:
+    """The phases of a JSON file, a list of objects; `default` fills what an object leaves out.
+
+    Raises DistillError that names the file, the phase and the key.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DistillError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise DistillError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, list) or not content:
+        raise DistillError(f"{path}: a schedule is a list of one or more phases")
+    known = {item.name for item in fields(Phase)}
+    phases = []
+    for number, given in enumerate(content, 1):
+        if not isinstance(given, dict):
+            raise DistillError(f"{path}: phase {number} is not an object")
+        if unknown := sorted(set(given) - known):
+            raise DistillError(f"{path}: phase {number} has no setting {unknown[0]!r}")
+        try:
+            phases.append(Phase(**asdict(default) | given))
+        except DistillError as error:
+            raise DistillError(f"{path}: phase {number}: {error}") from None
+    return tuple(phases)
