@@ -20,6 +20,7 @@ Usage: quire COMMAND [options]        (quire COMMAND --help tells the options)
   quire complete PROMPT   Let a running server continue a text
   quire run-batch IN -o OUT   Answer a file of requests without a server
   quire bench             Measure a running server: throughput, latencies, a report
+  quire distill TEACHER -o OUT   Teach a small model to say what a large one would say
   quire keys COMMAND      Make, list and revoke the keys of a key file
   quire version           Tell the version
 
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from server.cli.run_batch import main as run
             case "bench":
                 from loadtest.cli import main as run
+            case "distill":
+                from tools.distill.cli import main as run
             case "keys":
                 from server.cli.keys import main as run
             case "version" | "--version":
