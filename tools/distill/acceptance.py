@@ -164,7 +164,7 @@ def read_prompts(path: Path, tokenizer: Any) -> list[list[int]]:
 
 def main() -> int:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("target", help="the model that decides, a directory")
     parser.add_argument("draft", help="the model that proposes, a directory")
     parser.add_argument(

@@ -81,7 +81,7 @@ def load_model(folder: str | Path, dtype: torch.dtype, device: torch.device, pla
 
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager" if plain else None
         )
     except (OSError, ValueError) as error:

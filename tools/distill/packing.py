@@ -37,8 +37,13 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same on another device."""
-        moved = (self.inputs, self.positions, self.learned, self.targets)
-        return Batch(*(tensor.to(device) for tensor in moved), self.num_tokens)
+        return Batch(
+            inputs=self.inputs.to(device),
+            positions=self.positions.to(device),
+            learned=self.learned.to(device),
+            targets=self.targets.to(device),
+            num_tokens=self.num_tokens,
+        )
 
 
 class Packer:

@@ -97,7 +97,8 @@ class Trainer:
             progress.tokens += batch.num_tokens
             progress.learned_tokens += len(batch.targets)
             parts = self._losses(phase, batch.to(self._device))
-            loss = sum(getattr(phase, name) * part for name, part in parts.items())
+            weighted = [getattr(phase, name) * part for name, part in parts.items()]
+            loss = torch.stack(weighted).sum()
             (loss / settings.accumulate).backward()
             for name, part in {"loss": loss, **parts}.items():
                 told[name] = told.get(name, 0.0) + part.item() / settings.accumulate
@@ -110,16 +111,17 @@ class Trainer:
         """The losses of nonzero weight, by name."""
         wanted = {"hidden": phase.hidden > 0, "attention": phase.attention > 0}
         rows = (batch.inputs, batch.positions, batch.learned)
+        parts: dict[str, torch.Tensor] = {}
         with self._autocast():
             ours = models.run(self._student, *rows, **wanted)
-            if phase.kl or phase.hidden or phase.attention:
-                with torch.no_grad():
-                    theirs = models.run(self._teacher, *rows, **wanted)
-        parts = {}
-        if phase.kl:
-            parts["kl"] = losses.logit_kl(ours.logits, theirs.logits, phase.temperature)
         if phase.hard:
             parts["hard"] = losses.hard_labels(ours.logits, batch.targets)
+        if not (phase.kl or phase.hidden or phase.attention):
+            return parts  # the teacher, which costs the most, is not asked
+        with torch.no_grad(), self._autocast():
+            theirs = models.run(self._teacher, *rows, **wanted)
+        if phase.kl:
+            parts["kl"] = losses.logit_kl(ours.logits, theirs.logits, phase.temperature)
         if phase.hidden:
             parts["hidden"] = self._hidden(ours.hidden, theirs.hidden)
         if phase.attention:
