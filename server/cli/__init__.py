@@ -19,6 +19,7 @@ Usage: quire COMMAND [options]        (quire COMMAND --help tells the options)
   quire chat              Talk to a running server
   quire complete PROMPT   Let a running server continue a text
   quire run-batch IN -o OUT   Answer a file of requests without a server
+  quire quantize MODEL -o OUT   Write a model in fewer bits
   quire bench             Measure a running server: throughput, latencies, a report
   quire distill TEACHER -o OUT   Teach a small model to say what a large one would say
   quire keys COMMAND      Make, list and revoke the keys of a key file
@@ -48,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from server.cli.talk import complete_main as run
             case "run-batch":
                 from server.cli.run_batch import main as run
+            case "quantize":
+                from server.cli.quantize import main as run
             case "bench":
                 from loadtest.cli import main as run
             case "distill":

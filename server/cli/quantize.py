@@ -1,0 +1,206 @@
+"""``quire quantize``: a checkpoint in fewer bits, in a directory that others load too.
+
+The work is ``tools/quantize``'s; here are its command line and the text it calibrates on unless it
+is given another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ModelLoadError, RequestError
+
+if TYPE_CHECKING:
+    from tools.quantize.report import Report
+
+_DESCRIPTION = """\
+Round a model's weights to fewer bits and write the result as a model directory in
+compressed-tensors format. One layer is in memory at a time. A run that was stopped goes on where
+it was when it is started again with the same arguments.
+"""
+_EXAMPLES = """\
+examples:
+  quire quantize ./Qwen3-0.6B -o ./Qwen3-0.6B-int4                 GPTQ, groups of 128
+  quire quantize ./model -o ./model-fp8 --scheme fp8 --algorithm rtn
+  quire quantize ./model -o ./out --algorithm awq --calibration chats.jsonl
+"""
+
+_FIRST_SHARD = 38  # of the corpus: those before it trained the embedded model
+_TEXTS_AT_A_TIME = 200
+
+
+def main(argv: Sequence[str]) -> int:
+    """Quantise a model. Returns the exit status: 0 done, 1 failed, 2 called wrongly."""
+    options = _parser().parse_args(argv)
+    # Not at the top: --help need not wait for torch.
+    from tools.quantize.recipe import QuantizeError
+
+    try:
+        report = _run(options)
+    except (QuantizeError, ModelLoadError, RequestError, ValueError) as error:
+        return _say(" ".join(str(error).split()))
+    except OSError as error:
+        return _say(f"{error.filename or options.output}: {error.strerror or error}")
+    from tools.quantize.report import format_report
+
+    print(format_report(report))
+    print(f"\nquire serve {options.output}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> Report:
+    import torch
+
+    from server.cli.progress import LoadDisplay
+    from server.model_source import resolve_model
+    from tools.quantize.gptq import GptqOptions
+    from tools.quantize.questions import num_right, read_questions
+    from tools.quantize.recipe import Recipe
+    from tools.quantize.report import write_report
+    from tools.quantize.run import Job, quantise
+    from tools.quantize.texts import make_windows, read_texts
+
+    recipe = Recipe(
+        scheme=options.scheme,
+        algorithm=options.algorithm,
+        group_size=options.group_size,
+        symmetric=not options.asymmetric,
+        gptq=GptqOptions(options.damping, by_activity=not options.no_act_order),
+        ignore=("lm_head", *options.ignore),
+    )
+    questions = read_questions(options.questions) if options.questions else []
+    texts = read_texts(options.calibration) if options.calibration else _own_texts()
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
+    source = Path(resolve_model(options.model))
+    windows = make_windows(
+        source,
+        texts,
+        window=options.window,
+        num_windows=options.num_windows,
+        num_held_out=options.num_held_out,
+    )
+    display = LoadDisplay()
+    try:
+        report = quantise(Job(source, options.output, recipe), windows, display)
+        if questions:
+            display(1.0, "asking the questions")
+            accuracy = {
+                "total": len(questions),
+                "right_before": num_right(source, questions),
+                "right_after": num_right(options.output, questions),
+            }
+            report = dataclasses.replace(report, accuracy=accuracy)
+            write_report(options.output, report)
+    finally:
+        display.clear()
+    return report
+
+
+def _own_texts() -> Iterable[dict[str, Any]]:
+    """Conversations of the kind that the embedded model was trained on; an endless stream."""
+    from demo.corpus import shard
+
+    shards = (shard(index, size=_TEXTS_AT_A_TIME) for index in itertools.count(_FIRST_SHARD))
+    return itertools.chain.from_iterable(shards)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="quire quantize",
+        usage="quire quantize MODEL -o OUTPUT [options]",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a directory in Hugging Face format, or org/name")
+    add("-o", "--output", metavar="OUTPUT", type=Path, required=True, help="the directory to make")
+    rounding = parser.add_argument_group("what is rounded, and how")
+    add = rounding.add_argument
+    add(
+        "--scheme",
+        choices=("int4", "int8", "w8a8", "fp8"),
+        default="int4",
+        help="int4, int8: weights alone; w8a8, fp8: activations too, when it runs (default: int4)",
+    )
+    add(
+        "--algorithm",
+        choices=("rtn", "gptq", "awq", "awq+gptq"),
+        default="gptq",
+        help="rtn: to nearest; gptq: errors made good for; awq: what matters scaled first",
+    )
+    add(
+        "--group-size",
+        type=int,
+        metavar="N",
+        help="inputs that share a scale, -1: all (default for int4: 128, 64 or 32, what divides "
+        "all layers; else all)",
+    )
+    add("--asymmetric", action="store_true", help="give every group a zero point (int4, int8)")
+    add(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a module that stays as it is, or re:PATTERN; several times if need be. The head and "
+        "the embeddings always do",
+    )
+    add("--damping", type=float, default=0.01, help="of gptq: share of the mean diagonal (0.01)")
+    add(
+        "--no-act-order",
+        action="store_true",
+        help="of gptq: round inputs in their order, not the most active first",
+    )
+    calibration = parser.add_argument_group("texts")
+    add = calibration.add_argument
+    add(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="text, or JSON lines with 'messages' or 'text' (default: short English chats)",
+    )
+    add("--num-windows", type=_positive, default=128, metavar="N", help="windows watched (128)")
+    add("--window", type=_positive, default=512, metavar="N", help="tokens of a window (512)")
+    add(
+        "--num-held-out",
+        type=_natural,
+        default=16,
+        metavar="N",
+        help="windows, the last of the text, that perplexity is told of (16)",
+    )
+    add(
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines with 'messages' and 'expected', asked of both models",
+    )
+    parser.add_argument("--num-threads", type=_positive, metavar="N", help="CPU threads")
+    return parser
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError
+    return number
+
+
+def _positive(text: str) -> int:
+    number = _natural(text)
+    if not number:
+        raise ValueError
+    return number
+
+
+def _say(text: str) -> int:
+    """Tell a person what is wrong, in one line; returns the exit status of a failure."""
+    print(f"quire quantize: {text}", file=sys.stderr)
+    return 1

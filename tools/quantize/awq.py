@@ -1,0 +1,99 @@
+"""AWQ (Lin, Tang, Tang, Yang, Chen, Wang, Gan, Dang, Han 2023, arXiv:2306.00978).
+
+Inputs that are large matter most. Their weights are multiplied by a scale ``s`` before they are
+rounded, and what makes the inputs is divided by it: the layer says the same, with less error where
+it counts. The scale is ``mean(|x|) ^ a``, and ``a`` is what a search finds best. Then the range of
+each group is cut, where more of the weights gain from finer levels than lose by it.
+
+The paper runs the layer for each candidate. Here the error of a candidate is told exactly by the
+second moments of the inputs, which have been gathered anyway (``inputs``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from tools.quantize.grid import Grid, round_to_nearest
+from tools.quantize.inputs import InputStats, squared_output
+
+_STEPS = 20  # candidates of the exponent, in [0, 1)
+_SHRINKS = tuple(1.0 - 0.05 * step for step in range(11))
+
+
+class Reader(NamedTuple):
+    """A weight that will be rounded, and the inputs it has been given."""
+
+    weight: torch.Tensor  # [outputs, inputs] float32
+    stats: InputStats
+
+
+Tie = Callable[[torch.Tensor], torch.Tensor]
+
+
+def search_scale(readers: Sequence[Reader], grid: Grid, tie: Tie | None = None) -> torch.Tensor:
+    """What to multiply the columns of all ``readers`` by before they are rounded, [inputs].
+
+    Args:
+        readers: layers of the same inputs, or of parts of one batch (experts).
+        grid: what they are rounded to.
+        tie: makes the magnitudes of inputs equal whose scales must be.
+
+    Returns:
+        Ones where no candidate is better than none.
+    """
+    seen = sum(reader.stats.count for reader in readers)
+    magnitude = torch.zeros_like(readers[0].weight[0])
+    for reader in readers:
+        magnitude += reader.stats.magnitude * (reader.stats.count / max(seen, 1))
+    if tie is not None:
+        magnitude = tie(magnitude)
+    hessians = [reader.stats.hessian * reader.stats.count for reader in readers]
+    best, least = torch.ones_like(magnitude), float("inf")
+    for step in range(_STEPS):
+        scale = _scale(magnitude, step / _STEPS)
+        error = sum(
+            _error_scaled(reader.weight, scale, grid, hessian)
+            for reader, hessian in zip(readers, hessians, strict=True)
+        )
+        if error < least:
+            best, least = scale, error
+    return best
+
+
+def search_shrink(weight: torch.Tensor, hessian: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """What to multiply the range of each group by, [outputs, groups].
+
+    The error of a group is told by the second moments of its own inputs, as if the groups had
+    nothing to do with each other.
+    """
+    size = grid.group_of(weight.shape[1])
+    count = weight.shape[1] // size
+    blocks = torch.stack(
+        [hessian[at : at + size, at : at + size] for at in range(0, weight.shape[1], size)]
+    )
+    best = torch.ones(weight.shape[0], count, device=weight.device)
+    least = torch.full_like(best, float("inf"))
+    for factor in _SHRINKS:
+        rounded = round_to_nearest(weight, grid, torch.full_like(best, factor))
+        change = (weight - rounded.dequantise()).unflatten(1, (count, size)).transpose(0, 1)
+        error = torch.bmm(change, blocks).mul_(change).sum(-1).T  # [outputs, groups]
+        better = error < least
+        best = torch.where(better, torch.full_like(best, factor), best)
+        least = torch.minimum(error, least)
+    return best
+
+
+def _scale(magnitude: torch.Tensor, exponent: float) -> torch.Tensor:
+    """``magnitude ^ exponent``, its greatest and its least equally far from one."""
+    scale = magnitude.clamp(min=1e-4) ** exponent
+    return scale / (scale.max() * scale.min()).sqrt()
+
+
+def _error_scaled(
+    weight: torch.Tensor, scale: torch.Tensor, grid: Grid, hessian: torch.Tensor
+) -> float:
+    rounded = round_to_nearest(weight * scale, grid).dequantise() / scale
+    return squared_output(weight - rounded, hessian)

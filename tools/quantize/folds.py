@@ -1,0 +1,141 @@
+"""Where a scale of inputs can be taken out of what makes them, so that the model stays the same.
+
+norm * w          ─►  qkv, gate and up         the norm's weight is divided
+value             ─►  attention's output       the rows of the value projection are
+act(gate) * up    ─►  down                     the rows of the up projection are
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from engine.models.spec import DecoderSpec
+from engine.models.weights import Parameter
+from tools.quantize.sites import Site
+
+_LayerWeights = dict[str, torch.Tensor]
+
+
+class Fold(NamedTuple):
+    """One place where a scale can be moved."""
+
+    norm: str | None  # a norm parameter that is divided, or
+    rows: tuple[str, int, int] | None  # outputs [begin, end) of a linear layer that are
+    readers: tuple[Site, ...]  # layers of these inputs, which will be rounded
+    others: tuple[str, ...] = ()  # parameters that read them too and are not
+    repeats: tuple[int, int] = (1, 1)  # heads that share a key-value head, and their dimensions
+
+    def tie(self, magnitude: torch.Tensor) -> torch.Tensor:
+        """Magnitudes of inputs [inputs], alike where one output makes several of them."""
+        times, size = self.repeats
+        if times == 1:
+            return magnitude
+        heads = magnitude.view(-1, times, size)
+        return heads.mean(1, keepdim=True).expand_as(heads).reshape(-1)
+
+    def of_source(self, scale: torch.Tensor) -> torch.Tensor:
+        """The scale of each output of the source: [inputs] -> [outputs]."""
+        times, size = self.repeats
+        return scale if times == 1 else scale.view(-1, times, size)[:, 0].reshape(-1)
+
+    def to_inputs(self, scale: torch.Tensor) -> torch.Tensor:
+        """And back: [outputs] -> [inputs]."""
+        times, size = self.repeats
+        if times == 1:
+            return scale
+        heads = scale.view(-1, 1, size)
+        return heads.expand(-1, times, size).reshape(-1)
+
+
+def folds_of(
+    spec: DecoderSpec, wanted: dict[str, Parameter], i: int, sites: list[Site]
+) -> Iterator[Fold]:
+    """The places of layer ``i``; ``sites`` are those that will be rounded."""
+    by_label = {site.label: site for site in sites}
+    first = [site for site in sites if site.label.endswith("gate_up")]
+    beside = tuple(name for name in (f"{i}.router", f"{i}.shared.gate") if name in wanted)
+    attention = [by_label["qkv"]] if "qkv" in by_label else []
+    complete = len(first) == _num_first(spec, i)
+    if spec.has_input_norms:
+        if spec.shared_norm:
+            if attention and complete:
+                yield Fold(f"{i}.attention_norm", None, (*attention, *first), beside)
+        else:
+            if attention:
+                yield Fold(f"{i}.attention_norm", None, tuple(attention))
+            if complete:
+                yield Fold(f"{i}.mlp_norm", None, tuple(first), beside)
+    if "output" in by_label:
+        rows = wanted[f"{i}.qkv.weight"].rows(2)
+        repeats = (spec.num_heads // spec.num_kv_heads, spec.head_dim)
+        value = (f"{i}.qkv.weight", rows.start, rows.stop)
+        yield Fold(None, value, (by_label["output"],), repeats=repeats)
+    if spec.gated and isinstance(spec.activation, str):  # a clamp is not linear in ``up``
+        for site in sites:
+            if site.label.endswith("down"):
+                yield Fold(None, _up_rows(wanted, site), (site,))
+
+
+def apply_fold(
+    fold: Fold,
+    scale: torch.Tensor,
+    weights: _LayerWeights,
+    offset: float,
+    dtypes: dict[str, torch.dtype],
+) -> torch.Tensor:
+    """Divide the source by ``scale`` and multiply what reads it, in place.
+
+    A norm's weight is rounded to its dtype in the file, and the readers are multiplied by what it
+    was really divided by: nothing of the fold is lost to that rounding.
+
+    Args:
+        fold: where.
+        scale: [inputs].
+        weights: the layer's parameters, float32.
+        offset: what the model adds to a norm's weights.
+        dtypes: of parameters in the file.
+
+    Returns:
+        [inputs], what the readers' columns have been multiplied by.
+    """
+    divisor = fold.of_source(scale)
+    if fold.norm is not None:
+        old = weights[fold.norm] + offset
+        new = ((old / divisor) - offset).to(dtypes[fold.norm]).float()
+        kept = (new + offset == 0) | (old == 0)
+        divisor = torch.where(kept, torch.ones_like(old), old / (new + offset))
+        weights[fold.norm] = torch.where(kept, weights[fold.norm], new)
+        bias = weights.get(f"{fold.norm}.bias")
+        if bias is not None:
+            bias /= divisor
+    else:
+        assert fold.rows is not None
+        name, begin, end = fold.rows
+        weights[name][begin:end] /= divisor.unsqueeze(1)
+        bias = weights.get(f"{name.removesuffix('.weight')}.bias")
+        if bias is not None:
+            bias[begin:end] /= divisor
+    factor = fold.to_inputs(divisor)
+    for site in fold.readers:
+        weights[site.parameter][site.begin : site.end] *= factor
+    for name in fold.others:
+        weights[name] *= factor
+    return factor
+
+
+def _num_first(spec: DecoderSpec, i: int) -> int:
+    """Layers that read the MLP's norm, the router apart."""
+    if not (spec.layers[i].experts and spec.moe):
+        return 1
+    return spec.moe.num_experts + (spec.moe.shared_intermediate_size > 0)
+
+
+def _up_rows(wanted: dict[str, Parameter], down: Site) -> tuple[str, int, int]:
+    """The outputs of the up projection that ``down`` reads."""
+    name = down.parameter.replace("down", "gate_up")
+    expert = down.begin // (down.end - down.begin)
+    rows = wanted[name].rows(2 * expert + 1)
+    return name, rows.start, rows.stop

@@ -1,0 +1,190 @@
+"""One layer: its inputs watched, its weights rounded, and what then goes on to the next layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from engine.models.layouts import Layout
+from engine.models.linear import DenseMethod, Linear
+from engine.models.modules import Layer, make_layer
+from tools.quantize.awq import Reader, search_scale, search_shrink
+from tools.quantize.compressed import tensors_of
+from tools.quantize.folds import apply_fold, folds_of
+from tools.quantize.gptq import gptq
+from tools.quantize.grid import Grid, Rounded, round_to_nearest
+from tools.quantize.inputs import InputStats, Observed, output_error
+from tools.quantize.recipe import Recipe
+from tools.quantize.sites import Site, with_linears
+from tools.quantize.source import Copies, Source, as_stored, stored_order
+
+_FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedLayer:
+    """A layer in codes.
+
+    Attributes:
+        weights: what its parameters stand for, float32.
+        rounded: the codes of each site.
+        errors: what rounding changed of each linear layer's output on the calibration text, as a
+            share of its mean square.
+    """
+
+    weights: dict[str, torch.Tensor]
+    rounded: dict[Site, Rounded]
+    errors: dict[str, float]
+
+
+class LayerQuantiser:
+    """Rounds the layers of one model.
+
+    Args:
+        source: the checkpoint.
+        recipe: how.
+        grid: to which levels.
+    """
+
+    def __init__(self, source: Source, recipe: Recipe, grid: Grid) -> None:
+        self._source = source
+        self._recipe = recipe
+        self._grid = grid
+
+    def read(self, i: int) -> dict[str, torch.Tensor]:
+        """The parameters of layer ``i``, float32."""
+        return {name: self._source.weights[name] for name in self._source.names(i)}
+
+    def made(self, i: int, weights: dict[str, torch.Tensor]) -> Layer:
+        """The layer of these parameters."""
+        return make_layer(self._source.spec, Copies(weights), DenseMethod(), i)
+
+    def observed(self, i: int, layer: Layer) -> tuple[Layer, dict[str, InputStats]]:
+        """The layer, and what will be known of the inputs of each site once it has run."""
+        stats = {
+            site.label: InputStats(site.inputs, torch.device("cpu"))
+            for site in self._source.sites(i, self._recipe)
+        }
+
+        def watch(label: str, linear: Linear) -> Linear:
+            return Observed(linear, stats[label]) if label in stats else linear
+
+        return with_linears(layer, watch), stats
+
+    def rounded(
+        self, i: int, weights: dict[str, torch.Tensor], stats: dict[str, InputStats]
+    ) -> RoundedLayer:
+        """Fold and round; ``weights`` are overwritten with what they then stand for."""
+        sites = self._source.sites(i, self._recipe)
+        if self._recipe.scales_inputs:
+            self._fold(i, sites, weights, stats)
+        rounded: dict[Site, Rounded] = {}
+        errors: dict[str, float] = {}
+        for site in sites:
+            rows = weights[site.parameter][site.begin : site.end]
+            hessian = stats.pop(site.label).hessian
+            rounded[site] = self._round(rows, hessian)
+            value = rounded[site].dequantise()
+            errors[site.label] = output_error(rows, value, hessian)
+            rows.copy_(value)
+        codes = {site.parameter for site in sites}
+        for name, dtype in self._source.dtypes(i).items():
+            if name not in codes:  # as the file will hold what a fold has changed
+                weights[name] = weights[name].to(dtype).float()
+        return RoundedLayer(weights, rounded, errors)
+
+    def rounding_inputs(self, layer: Layer) -> Layer:
+        """The layer as it will run: its inputs rounded too, where the scheme says so."""
+        if not self._recipe.rounds_inputs:
+            return layer
+        return with_linears(layer, lambda _, linear: RoundedInputs(linear, self._grid.is_float))
+
+    def tensors(self, i: int, layer: RoundedLayer) -> dict[str, torch.Tensor]:
+        """The layer as the file has it, by tensor names."""
+        source, spec = self._source, self._source.spec
+        found: dict[str, torch.Tensor] = {}
+        in_codes: set[str] = set()
+        for site, rounded in layer.rounded.items():
+            for place in source.places_of(site):
+                rows = source.wanted[site.parameter].rows(place.target.part)
+                order = _rows_of(place.target.layout, source, rows.start - site.begin, rows)
+                found |= tensors_of(place.module, rounded.rows(order), self._recipe)
+                in_codes.add(place.entry.name)
+        for name in source.names(i):
+            for place in source.places[name]:
+                if place.entry.name in in_codes:
+                    continue
+                part = layer.weights[name][source.wanted[name].rows(place.target.part)]
+                stored = as_stored(place.target.layout, spec, part)
+                found[place.entry.name] = stored.to(place.entry.dtype).contiguous()
+        return found
+
+    def _fold(
+        self,
+        i: int,
+        sites: list[Site],
+        weights: dict[str, torch.Tensor],
+        stats: dict[str, InputStats],
+    ) -> None:
+        spec, wanted = self._source.spec, self._source.wanted
+        for fold in folds_of(spec, wanted, i, sites):
+            readers = [
+                Reader(weights[site.parameter][site.begin : site.end], stats[site.label])
+                for site in fold.readers
+            ]
+            scale = search_scale(readers, self._grid, fold.tie)
+            factor = apply_fold(fold, scale, weights, spec.norm.offset, self._source.dtypes(i))
+            for site in fold.readers:
+                stats[site.label].scale(1 / factor)
+
+    def _round(self, weight: torch.Tensor, hessian: torch.Tensor) -> Rounded:
+        recipe, shrink = self._recipe, None
+        if recipe.scales_inputs:
+            shrink = search_shrink(weight, hessian, self._grid)
+        if recipe.makes_good:
+            return gptq(weight, hessian, self._grid, recipe.gptq, shrink)
+        return round_to_nearest(weight, self._grid, shrink)
+
+
+class RoundedInputs:
+    """A ``Linear`` whose inputs are rounded to eight bits, token by token."""
+
+    def __init__(self, layer: Linear, is_float: bool) -> None:
+        self._layer = layer
+        self._is_float = is_float
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``Linear``."""
+        return self._layer.num_bytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Linear``."""
+        most = torch.finfo(_FP8).max if self._is_float else 127.0
+        scale = x.abs().amax(-1, keepdim=True).clamp_(min=1e-10) / most
+        codes = x / scale
+        return self._layer((codes.to(_FP8).float() if self._is_float else codes.round_()) * scale)
+
+
+def stream_error(exact: torch.Tensor, rounded: torch.Tensor) -> tuple[float, float]:
+    """Squared difference, and squared length, of two streams of the same shape."""
+    return float(functional.mse_loss(rounded, exact, reduction="sum")), float(exact.square().sum())
+
+
+def layer_report(i: int, layer: RoundedLayer, stream: float | None) -> dict[str, Any]:
+    """What is told of a layer.
+
+    Args:
+        i: which one.
+        layer: rounded.
+        stream: by how much the residual stream of the held-out text behind it differs from the
+            unquantised model's, as a share of its mean square.
+    """
+    return {"layer": i, "stream_error": stream, "linear_errors": layer.errors}
+
+
+def _rows_of(layout: Layout | None, source: Source, begin: int, rows: slice) -> torch.Tensor:
+    return stored_order(layout, source.spec, rows.stop - rows.start) + begin

@@ -1,0 +1,260 @@
+"""From a checkpoint to a quantised one.
+
+    for each layer:   stream ─► watched layer          the inputs of its linear layers
+                      fold, clip, round                 its codes, written at once
+                      stream ─► rounded layer ─► next   so later layers are rounded for what they
+                                                        will really be given
+
+The held-out windows go through twice, once through the model as it was: that tells how far the
+streams part, and both perplexities, without the whole model ever being in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.client import LoadProgress
+from tools.quantize.activations import Streams
+from tools.quantize.compressed import quantization_config
+from tools.quantize.files import read_part, write_shards, write_tensors
+from tools.quantize.layers import LayerQuantiser, layer_report, stream_error
+from tools.quantize.recipe import QuantizeError, Recipe
+from tools.quantize.report import Report, write_report
+from tools.quantize.source import Source, digest
+from tools.quantize.texts import Windows
+from tools.quantize.walk import LayerWalk
+from tools.quantize.workspace import Workspace
+
+_SHARD_BYTES = 5 * 10**9
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+# calibration: through rounded layers. exact and rounded: the held-out windows, through both.
+_STREAMS = ("calibration", "exact", "rounded")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be made of what."""
+
+    source: Path
+    output: Path
+    recipe: Recipe
+
+
+def quantise(job: Job, windows: Windows, on_progress: LoadProgress | None = None) -> Report:
+    """Make the quantised checkpoint; goes on where a run of the same job was stopped.
+
+    Args:
+        job: what to make.
+        windows: token ids of the calibration text, and of the held-out one.
+        on_progress: is told how far it is.
+
+    Returns:
+        What was measured on the way; it lies beside the weights too.
+
+    Raises:
+        QuantizeError: what is asked for cannot be done; nothing has been written then.
+        ModelLoadError: the checkpoint is missing, damaged or not supported.
+        OSError: the disk is full, or cannot be written.
+    """
+    return _Run(job, windows, on_progress)()
+
+
+class _Run:
+    def __init__(self, job: Job, windows: Windows, on_progress: LoadProgress | None) -> None:
+        self._started_s = time.monotonic()
+        self._job = job
+        self._windows = windows
+        self._tell = on_progress or (lambda fraction, what: None)
+        source = self._source = Source(job.source)
+        self._check_windows()
+        all_sites = [
+            site for i in range(source.spec.num_layers) for site in source.sites(i, job.recipe)
+        ]
+        if not all_sites:
+            raise QuantizeError("--ignore leaves nothing to quantise")
+        stored = source.places_of(all_sites[0])[0].entry.dtype
+        self._grid = job.recipe.grid(all_sites, stored)
+        self._layers = LayerQuantiser(source, job.recipe, self._grid)
+        self._space = Workspace(job.output, self._description())
+        window = windows.calibration.shape[1]
+        self._walk = LayerWalk(source.spec, window)
+        shape = (window, source.spec.hidden_size)
+        counts = (len(windows.calibration), len(windows.held_out), len(windows.held_out))
+        self._streams = Streams(
+            self._space.streams,
+            {name: (count, *shape) for name, count in zip(_STREAMS, counts, strict=True)},
+            self._walk.batch,
+        )
+
+    def __call__(self) -> Report:
+        with torch.inference_mode():
+            first = self._space.num_done
+            if first == 0 or not self._streams.are_there(first):
+                first = self._begin()
+            for i in range(first, self._num_layers):
+                self._layer(i)
+            before, after = self._perplexities()
+        return self._finish(before, after)
+
+    @property
+    def _num_layers(self) -> int:
+        return self._source.spec.num_layers
+
+    def _begin(self) -> int:
+        """Embed all windows."""
+        self._tell(0.0, "embedding the calibration text")
+        self._space.reports.clear()
+        self._space.start()
+        held_out = self._windows.held_out
+        weights = {
+            name: self._source.weights[name]
+            for name in ("embedding", "positions")
+            if name in self._source.wanted
+        }
+        for name, tokens in zip(
+            _STREAMS, (self._windows.calibration, held_out, held_out), strict=True
+        ):
+            batches = tokens.split(self._walk.batch)
+            self._streams.write(name, 0, (self._walk.embed(ids, weights) for ids in batches))
+        return 0
+
+    def _layer(self, i: int) -> None:
+        """Watch, round and write one layer, and bring the streams behind it."""
+        layers = self._layers
+        self._tell_layer(i, 0.0, "reading")
+        weights = layers.read(i)
+        whole = layers.made(i, weights)
+        observed, stats = layers.observed(i, whole)
+        self._tell_layer(i, 0.1, "watching its inputs")
+        for x in self._streams.read("calibration", i):
+            self._walk.run(observed, i, x)
+        self._streams.write("exact", i + 1, self._through(whole, i, "exact"))
+        del whole, observed
+        self._tell_layer(i, 0.4, "rounding")
+        rounded = layers.rounded(i, weights, stats)
+        write_tensors(self._space.part(i), layers.tensors(i, rounded))
+        self._tell_layer(i, 0.8, "going on")
+        layer = layers.rounding_inputs(layers.made(i, rounded.weights))
+        for name in ("calibration", "rounded"):
+            self._streams.write(name, i + 1, self._through(layer, i, name))
+        self._space.commit(layer_report(i, rounded, self._parted(i + 1)))
+        self._streams.drop(i)
+
+    def _through(self, layer: Any, i: int, name: str) -> Iterator[torch.Tensor]:
+        return (self._walk.run(layer, i, x) for x in self._streams.read(name, i))
+
+    def _parted(self, layer: int) -> float | None:
+        """How far the held-out streams are apart before ``layer``."""
+        pairs = zip(
+            self._streams.read("exact", layer), self._streams.read("rounded", layer), strict=True
+        )
+        sums = [stream_error(exact, rounded) for exact, rounded in pairs]
+        whole = sum(square for _, square in sums)
+        return sum(error for error, _ in sums) / whole if whole else None
+
+    def _perplexities(self) -> tuple[float | None, float | None]:
+        """Of the held-out windows, before and after."""
+        spec, held_out = self._source.spec, self._windows.held_out
+        if not len(held_out) or not spec.generates or held_out.shape[1] < 2:
+            return None, None
+        self._tell(0.98, "judging the held-out text")
+        head = "embedding" if spec.tie_word_embeddings else "head"
+        names = [name for name in ("norm", "norm.bias", head) if name in self._source.wanted]
+        weights = {name: self._source.weights[name] for name in names}
+
+        def perplexity(name: str) -> float:
+            batches = held_out.split(self._walk.batch)
+            streams = self._streams.read(name, self._num_layers)
+            losses = [
+                self._walk.losses(x, ids, weights) for x, ids in zip(streams, batches, strict=True)
+            ]
+            return math.exp(min(float(torch.cat(losses).mean()), 700.0))
+
+        return perplexity("exact"), perplexity("rounded")
+
+    def _finish(self, before: float | None, after: float | None) -> Report:
+        """Put the result together, and in its place."""
+        self._tell(0.99, "writing the model")
+        space, source = self._space, self._source
+        shutil.rmtree(space.model, ignore_errors=True)
+        _copy_others(source.directory, space.model)
+        parts = [source.ends(), *(read_part(space.part(i)) for i in range(self._num_layers))]
+        num_bytes = write_shards(space.model, parts, _SHARD_BYTES)
+        config = dict(source.config)
+        ignored = source.ignored(self._job.recipe)
+        config["quantization_config"] = quantization_config(self._job.recipe, self._grid, ignored)
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        (space.model / "config.json").write_text(text, "utf-8")
+        report = Report(
+            source=source.directory.name,
+            recipe={**asdict(self._job.recipe), "group_size": self._grid.group or -1},
+            layers=space.reports,
+            num_windows=len(self._windows.calibration),
+            window=self._windows.calibration.shape[1],
+            perplexity_before=before,
+            perplexity_after=after,
+            bytes_before=source.num_bytes,
+            bytes_after=num_bytes,
+            peak_memory_bytes=_peak_bytes(),
+            took_s=time.monotonic() - self._started_s,
+        )
+        write_report(space.model, report)
+        space.finish()
+        self._tell(1.0, "done")
+        return report
+
+    def _check_windows(self) -> None:
+        spec, windows = self._source.spec, self._windows
+        if windows.calibration.shape[1] > spec.longest_context:
+            raise QuantizeError(
+                f"a window of {windows.calibration.shape[1]} tokens is longer than the model's "
+                f"context of {spec.longest_context}"
+            )
+        for tokens in windows:
+            if tokens.numel() and int(tokens.max()) >= spec.vocab_size:
+                raise QuantizeError(
+                    f"the tokenizer gives token {int(tokens.max())}, and the model has "
+                    f"{spec.vocab_size}"
+                )
+
+    def _description(self) -> dict[str, Any]:
+        """What a run must have in common with one that it goes on with."""
+        data = (tokens.numpy().tobytes().hex() for tokens in self._windows)
+        return {
+            "model": self._source.fingerprint,
+            "calibration text": digest(*data),
+            **asdict(self._job.recipe),
+        }
+
+    def _tell_layer(self, i: int, share: float, what: str) -> None:
+        self._tell(0.98 * (i + share) / self._num_layers, f"layer {i + 1}: {what}")
+
+
+def _copy_others(source: Path, target: Path) -> None:
+    """Tokenizer, templates, card: all that is no weight, no config.json and not hidden."""
+    target.mkdir(parents=True)
+    for path in sorted(source.rglob("*")):
+        relative = path.relative_to(source)
+        if path.is_dir() or any(part.startswith(".") for part in relative.parts):
+            continue
+        if path.name.endswith((*_WEIGHT_SUFFIXES, ".index.json")) or str(relative) == "config.json":
+            continue
+        (target / relative).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target / relative)
+
+
+def _peak_bytes() -> int:
+    """The most memory this process has had."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,70 @@
+"""The linear layers of a decoder layer: what each is called, and where its weight lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from engine.models.linear import Linear
+from engine.models.modules import ExpertWeights, Layer, MlpWeights
+from engine.models.spec import DecoderSpec
+from engine.models.weights import Parameter
+
+Wrap = Callable[[str, Linear], Linear]
+
+
+class Site(NamedTuple):
+    """One linear layer, whose outputs all read the same inputs."""
+
+    label: str  # in the layer: "qkv", "experts.3.down"
+    parameter: str  # "7.qkv.weight"
+    begin: int  # its outputs within the parameter
+    end: int
+    inputs: int
+
+
+def sites_of(spec: DecoderSpec, wanted: dict[str, Parameter], i: int) -> list[Site]:
+    """The linear layers of layer ``i``."""
+
+    def whole(label: str) -> Site:
+        name = f"{i}.{label}.weight"
+        rows, inputs = wanted[name].shape
+        return Site(label, name, 0, rows, inputs)
+
+    attention = [whole("qkv"), whole("output")]
+    moe = spec.moe
+    if not (spec.layers[i].experts and moe):
+        return [*attention, whole("gate_up"), whole("down")]
+    found = attention
+    for which in ("gate_up", "down"):
+        name = f"{i}.experts.{which}"
+        rows, inputs = wanted[name].shape
+        size = rows // moe.num_experts
+        found += [
+            Site(f"experts.{e}.{which}", name, e * size, (e + 1) * size, inputs)
+            for e in range(moe.num_experts)
+        ]
+    if moe.shared_intermediate_size:
+        found += [whole("shared.gate_up"), whole("shared.down")]
+    return found
+
+
+def with_linears(layer: Layer, wrap: Wrap) -> Layer:
+    """The layer with each of its linear layers wrapped, by its label."""
+    mlp = layer.mlp
+    if isinstance(mlp, MlpWeights):
+        wrapped: MlpWeights | ExpertWeights = _wrapped_mlp(mlp, "", wrap)
+    else:
+        experts = tuple(
+            _wrapped_mlp(own, f"experts.{e}.", wrap) for e, own in enumerate(mlp.experts)
+        )
+        shared = None if mlp.shared is None else _wrapped_mlp(mlp.shared, "shared.", wrap)
+        wrapped = replace(mlp, experts=experts, shared=shared)
+    return replace(
+        layer, qkv=wrap("qkv", layer.qkv), output=wrap("output", layer.output), mlp=wrapped
+    )
+
+
+def _wrapped_mlp(mlp: MlpWeights, prefix: str, wrap: Wrap) -> MlpWeights:
+    return MlpWeights(wrap(f"{prefix}gate_up", mlp.gate_up), wrap(f"{prefix}down", mlp.down))

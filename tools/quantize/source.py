@@ -1,0 +1,197 @@
+"""The checkpoint that is quantised: its layers' parameters, and where each tensor of it belongs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.models.checkpoint import fingerprint, read_config, read_headers
+from engine.models.json_file import parse_object, read_bytes
+from engine.models.layouts import Layout
+from engine.models.loader import Weights, load_weights
+from engine.models.safetensors import Header, TensorEntry
+from engine.models.spec import DecoderSpec
+from engine.models.tables import tables_of
+from engine.models.weights import Parameter, Target
+from tools.quantize.files import Piece
+from tools.quantize.recipe import QuantizeError, Recipe
+from tools.quantize.sites import Site, sites_of
+
+
+class Place(NamedTuple):
+    """A tensor of the checkpoint, and the parameter it is a part of."""
+
+    header: Header
+    entry: TensorEntry
+    target: Target
+
+    @property
+    def module(self) -> str:
+        """The module whose weight it is."""
+        return self.entry.name.removesuffix(".weight")
+
+
+class Source:
+    """An unquantised checkpoint of a decoder.
+
+    Raises:
+        QuantizeError: it is quantised already, or an encoder.
+        ModelLoadError: it is missing, damaged or not supported.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        path = directory / "config.json"
+        self.config: dict[str, Any] = parse_object(path, read_bytes(path)) if path.is_file() else {}
+        told = self.config.get("quantization_config")
+        if told:
+            method = told.get("quant_method") if isinstance(told, dict) else None
+            raise QuantizeError(f"{path}: the model is quantised already ({method or 'unnamed'})")
+        model = read_config(str(directory))
+        if not isinstance(model.spec, DecoderSpec):
+            raise QuantizeError(f"{path}: {model.spec.architecture} is an encoder; decoders only")
+        self.spec = model.spec
+        self.headers = read_headers(directory)
+        tables = tables_of(self.spec)
+        self.wanted: dict[str, Parameter] = tables.parameters
+        self.weights: Weights = load_weights(
+            self.spec, self.headers, torch.float32, torch.device("cpu")
+        )
+        self.places: dict[str, list[Place]] = {}
+        for header in self.headers:
+            for entry in header.entries.values():
+                target = tables.targets.get(tables.full_name(entry.name))
+                if target is not None and target.parameter in self.wanted:
+                    place = Place(header, entry, target)
+                    self.places.setdefault(target.parameter, []).append(place)
+        self.fingerprint = fingerprint(model, self.headers)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(entry.num_bytes for header in self.headers for entry in header.entries.values())
+
+    def names(self, i: int) -> list[str]:
+        """The parameters of layer ``i``."""
+        return [name for name in self.wanted if name.startswith(f"{i}.")]
+
+    def dtypes(self, i: int) -> dict[str, torch.dtype]:
+        """What layer ``i``'s parameters are stored in."""
+        return {name: self.places[name][0].entry.dtype for name in self.names(i)}
+
+    def sites(self, i: int, recipe: Recipe) -> list[Site]:
+        """The linear layers of layer ``i`` that are to be rounded.
+
+        Raises:
+            QuantizeError: a part of one is to be left as it is, or lies in the file as no
+                compressed-tensors file has it.
+        """
+        return [site for site in sites_of(self.spec, self.wanted, i) if self._rounds(site, recipe)]
+
+    def ends(self) -> list[Piece]:
+        """The tensors outside the layers, as they lie in the files."""
+        return [
+            Piece(e.name, e.dtype, e.shape, place.header.path, e.begin, e.num_bytes)
+            for name, places in self.places.items()
+            if not name.partition(".")[0].isdigit()
+            for place in places
+            for e in (place.entry,)
+        ]
+
+    def ignored(self, recipe: Recipe) -> list[str]:
+        """The linear modules that stay as they are."""
+        rounded = {
+            place.entry.name
+            for i in range(self.spec.num_layers)
+            for site in self.sites(i, recipe)
+            for place in self.places_of(site)
+        }
+        kept = [
+            place.module
+            for name, places in self.places.items()
+            if name not in ("embedding", "positions") and len(self.wanted[name].shape) == 2
+            for place in places
+            if place.entry.name not in rounded and place.entry.name.endswith(".weight")
+        ]
+        # A tied head has no tensor, and is a module all the same.
+        return list(dict.fromkeys((*kept, "lm_head")))
+
+    def _rounds(self, site: Site, recipe: Recipe) -> bool:
+        places = self.places_of(site)
+        ignored = [recipe.ignores(place.module) for place in places]
+        if any(ignored):
+            if not all(ignored):
+                names = ", ".join(place.module for place in places)
+                raise QuantizeError(
+                    f"--ignore must take all of {names}, or none: they are one layer"
+                )
+            return False
+        for place in places:
+            if place.target.layout is not None and not _keeps_rows(place.target.layout, self.spec):
+                raise QuantizeError(
+                    f"{place.entry.name}: {self.spec.architecture} stores it in an order that "
+                    "quantised files have no word for"
+                )
+        return True
+
+    def places_of(self, site: Site) -> list[Place]:
+        """The tensors that make up a linear layer."""
+        parameter = self.wanted[site.parameter]
+        return [
+            place
+            for place in self.places[site.parameter]
+            if (rows := parameter.rows(place.target.part)).start < site.end
+            and rows.stop > site.begin
+        ]
+
+
+class Copies(Mapping[str, torch.Tensor]):
+    """Parameters of which every reader gets a copy that it may change."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        self._weights = weights
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._weights[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def stored_order(layout: Layout | None, spec: DecoderSpec, rows: int) -> torch.Tensor:
+    """Which of the parameter's outputs each row of the file is, [rows]."""
+    order = torch.arange(rows)
+    if layout is None:
+        return order
+    return layout.arrange(spec, order.unsqueeze(1)).flatten().argsort()
+
+
+def as_stored(layout: Layout | None, spec: DecoderSpec, tensor: torch.Tensor) -> torch.Tensor:
+    """A parameter's part in the order of the file."""
+    if layout is None:
+        return tensor
+    shape = layout.stored_shape(spec, tuple(tensor.shape))
+    places = layout.arrange(spec, torch.arange(tensor.numel()).view(shape)).flatten()
+    stored = torch.empty_like(tensor).flatten()
+    stored[places] = tensor.flatten()
+    return stored.view(shape)
+
+
+def digest(*parts: object) -> str:
+    """A short name of what ``parts`` are."""
+    text = json.dumps([str(part) for part in parts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _keeps_rows(layout: Layout, spec: DecoderSpec) -> bool:
+    """Whether the file has the parameter's outputs, each whole, in whatever order."""
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    return layout.stored_shape(spec, (heads, 3)) == (heads, 3) and spec.moe is None

@@ -1,0 +1,114 @@
+"""Texts as windows of tokens: what layers are watched on, and what the result is judged by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.errors import RequestError
+from engine.text.template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from tools.quantize.recipe import QuantizeError
+
+_MOST_CHARACTERS = 16  # of a token, on average: no more of a long text is read
+
+
+class Windows(NamedTuple):
+    """Windows of one length, all int64."""
+
+    calibration: torch.Tensor  # [n, window]
+    held_out: torch.Tensor  # [m, window]: of these, nothing is learnt
+
+
+def read_texts(path: Path) -> list[dict[str, Any]]:
+    """A file of texts: JSON lines, each with ``messages`` (and ``tools``) or ``text``; any other
+    file is one text.
+
+    Raises:
+        QuantizeError: a line is neither; says which.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise QuantizeError(f"{path}: is not UTF-8 text") from None
+    if path.suffix != ".jsonl":
+        return [{"text": text}]
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            raise QuantizeError(f"{path}: line {number} is not JSON") from None
+        if not isinstance(entry, dict) or not (
+            isinstance(entry.get("text"), str) or isinstance(entry.get("messages"), list)
+        ):
+            raise QuantizeError(f"{path}: line {number} has neither 'messages' nor 'text'")
+        found.append(entry)
+    return found
+
+
+def make_windows(
+    model: Path,
+    texts: Iterable[dict[str, Any]],
+    *,
+    window: int,
+    num_windows: int,
+    num_held_out: int,
+) -> Windows:
+    """Texts one after the other, in the model's own tokens, cut into windows.
+
+    Args:
+        model: the directory of the tokenizer and the chat template, by which messages are written;
+            without one, their contents.
+        texts: as ``read_texts`` gives them. No more are read than are needed.
+        window: tokens of a window.
+        num_windows: to be watched.
+        num_held_out: to be judged by, the last ones. Of a short text they get a quarter.
+
+    Raises:
+        QuantizeError: the texts do not fill two windows, or one cannot be written.
+        ModelLoadError: there is no tokenizer.
+    """
+    tokenizer = Tokenizer.from_dir(model)
+    template = ChatTemplate.from_dir(model, tokenizer)
+    wanted = (num_windows + num_held_out) * window
+    tokens: list[int] = []
+    try:
+        for number, text in enumerate(texts, 1):
+            try:
+                tokens += _encode(tokenizer, template, text, wanted * _MOST_CHARACTERS)
+            except RequestError as error:
+                raise QuantizeError(f"calibration text {number}: {error}") from None
+            if len(tokens) >= wanted:
+                break
+    finally:
+        template.close()
+    count = min(len(tokens), wanted) // window
+    if count < 2:
+        raise QuantizeError(
+            f"the calibration text has {len(tokens)} tokens: it must fill two windows of {window}"
+        )
+    held_out = min(num_held_out, max(1, count // 4)) if num_held_out else 0
+    cut = torch.tensor(tokens[: count * window], dtype=torch.int64).view(count, window)
+    return Windows(cut[: count - held_out], cut[count - held_out :])
+
+
+def _encode(
+    tokenizer: Tokenizer, template: ChatTemplate, text: dict[str, Any], limit: int
+) -> list[int]:
+    messages = text.get("messages")
+    if messages is None:
+        return tokenizer.encode(text["text"][:limit], parse_special=True)
+    if template.templates:
+        return template.encode_chat_sync(
+            messages, tools=text.get("tools"), add_generation_prompt=False
+        )
+    contents = [str(message.get("content") or "") for message in messages]
+    return tokenizer.encode("\n".join(contents) + "\n")

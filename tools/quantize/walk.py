@@ -1,0 +1,127 @@
+"""Runs windows of tokens through a model a layer at a time, with the engine's own layers.
+
+The engine's decoder rather than transformers' modules: it knows which layers share their inputs and
+what stands before them, reads a layer's weights alone, and is what will serve the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from engine.models.block import Block, StepState, Walk
+from engine.models.ends import Embeddings, Rotations, finish_logits
+from engine.models.modules import Layer
+from engine.models.norms import NormWeights, Unnormed, bind_norm
+from engine.models.spec import DecoderSpec
+from engine.runner.kernels import choose_kernels
+from kernels.attention import AttentionSpec, BatchGeometry, LayerCache
+
+_BLOCK_SIZE = 16
+_BATCH_TOKENS = 4096
+_CPU = torch.device("cpu")
+
+
+class LayerWalk:
+    """Layers of one model, over windows of one length.
+
+    Args:
+        spec: the model.
+        window: tokens of a window.
+    """
+
+    def __init__(self, spec: DecoderSpec, window: int) -> None:
+        self._spec = spec
+        self._window = window
+        self._attention = AttentionSpec(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            block_size=_BLOCK_SIZE,
+            dtype=torch.float32,
+            device=_CPU,
+            windows=spec.windows,
+            softcap=spec.attention_softcap,
+        )
+        self._kernels = choose_kernels("auto", self._attention)
+        self._rotations = Rotations(spec, window, self._kernels.operations, _CPU)
+        self.batch = max(1, _BATCH_TOKENS // window)  # windows that go through a layer together
+
+    def embed(self, tokens: torch.Tensor, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Windows [n, window] int64 -> the residual stream, [n, window, hidden_size].
+
+        Args:
+            tokens: of the windows.
+            weights: the model's parameters, of which the embeddings are read.
+        """
+        table = weights["embedding"]
+
+        def look_up(ids: torch.Tensor) -> torch.Tensor:
+            return functional.embedding(ids, table)
+
+        embeddings = Embeddings(self._spec, look_up, weights.get("positions"), torch.float32)
+        positions = torch.arange(self._window).repeat(tokens.shape[0])
+        return embeddings(tokens.reshape(-1), positions).view(*tokens.shape, -1)
+
+    def run(self, layer: Layer, index: int, x: torch.Tensor) -> torch.Tensor:
+        """One layer: the residual stream [n, window, hidden_size] before it -> behind it.
+
+        Args:
+            layer: what it is made of.
+            index: its place in the model.
+            x: overwritten.
+        """
+        spec = replace(self._spec, layers=(self._spec.layers[index],))
+        walk = Walk(spec, [Block(spec, layer, self._kernels, 0)], Unnormed())
+        flat = walk(
+            x.view(-1, x.shape[-1]), self._state(x.shape[0]), [self._cache(x.shape[0])], None
+        )
+        return flat.view(x.shape)
+
+    def losses(
+        self, x: torch.Tensor, tokens: torch.Tensor, weights: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """What each next token costs: ``-log p``, [n, window - 1] float32.
+
+        Args:
+            x: [n, window, hidden_size], behind the last layer.
+            tokens: [n, window] int64.
+            weights: the model's parameters: its last norm, and its head.
+        """
+        spec = self._spec
+        weight = weights["norm"] + spec.norm.offset
+        last = bind_norm(
+            spec.norm, NormWeights(weight, weights.get("norm.bias")), self._kernels.operations
+        )
+        head = weights["embedding" if spec.tie_word_embeddings else "head"]
+        losses = []
+        for stream, ids in zip(x, tokens, strict=True):
+            logits = finish_logits(spec, functional.linear(last(stream[:-1].contiguous()), head))
+            losses.append(functional.cross_entropy(logits, ids[1:], reduction="none"))
+        return torch.stack(losses)
+
+    def _state(self, rows: int) -> StepState:
+        window, blocks = self._window, -(-self._window // _BLOCK_SIZE)
+        geometry = BatchGeometry.of(
+            np.arange(rows + 1) * window,
+            np.full(rows, window),
+            np.arange(rows * blocks).reshape(rows, blocks),
+            _CPU,
+        )
+        positions = torch.arange(window).repeat(rows)
+        first = torch.arange(rows).repeat_interleave(window) * (blocks * _BLOCK_SIZE)
+        return StepState(
+            attention=self._kernels.attention.plan(geometry, self._attention),
+            slot_mapping=first + positions,
+            positions=positions,
+            rotations=self._rotations(positions),
+        )
+
+    def _cache(self, rows: int) -> LayerCache:
+        blocks = rows * -(-self._window // _BLOCK_SIZE)
+        shape = (blocks, self._spec.num_kv_heads, _BLOCK_SIZE, self._spec.head_dim)
+        return LayerCache(torch.zeros(shape), torch.zeros(shape))

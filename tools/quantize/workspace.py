@@ -1,0 +1,109 @@
+"""The directory in which a run lies until it is done, and from which it goes on.
+
+OUT.partial/
+  state.json        what is being made, and how many layers are
+  parts/            a file for each layer that is
+  streams/          activations before the next layer
+  model/            the result, once all layers are there; becomes OUT by one rename
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tools.quantize.recipe import QuantizeError
+
+
+class Workspace:
+    """Where a run lies.
+
+    Args:
+        output: the directory to be made.
+        job: what it is made of and how; a run goes on only with the same.
+
+    Raises:
+        QuantizeError: the output is there already, or an unfinished run of another job is.
+        OSError: nothing can be written there.
+    """
+
+    def __init__(self, output: Path, job: dict[str, Any]) -> None:
+        self.output = output
+        self.root = output.with_name(f"{output.name}.partial")
+        if output.exists():
+            raise QuantizeError(f"{output} is there already; choose another name, or remove it")
+        self._state = self.root / "state.json"
+        self._job = json.loads(json.dumps(job))
+        self.reports: list[dict[str, Any]] = []
+        if self._state.is_file():
+            self._resume()
+        elif self.root.exists() and any(self.root.iterdir()):
+            raise QuantizeError(f"{self.root} is there and is no run of quire quantize; remove it")
+        for directory in (self.parts, self.streams):
+            directory.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def parts(self) -> Path:
+        """Of the files of layers."""
+        return self.root / "parts"
+
+    @property
+    def streams(self) -> Path:
+        """Of the activations."""
+        return self.root / "streams"
+
+    @property
+    def model(self) -> Path:
+        """Of the result."""
+        return self.root / "model"
+
+    @property
+    def num_done(self) -> int:
+        """Layers that are done."""
+        return len(self.reports)
+
+    def part(self, layer: int) -> Path:
+        """The file of a layer."""
+        return self.parts / f"layer-{layer:05}.safetensors"
+
+    def commit(self, report: dict[str, Any]) -> None:
+        """The next layer is done: its part is written, and so are its activations."""
+        self.reports.append(report)
+        self._write()
+
+    def start(self) -> None:
+        """Nothing is done."""
+        self._write()
+
+    def finish(self) -> None:
+        """The result is whole: it takes its place, and the rest goes."""
+        try:
+            self.model.rename(self.output)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.output)) from None
+        shutil.rmtree(self.root)
+
+    def _resume(self) -> None:
+        try:
+            state = json.loads(self._state.read_text("utf-8"))
+            job, reports = state["job"], state["reports"]
+        except (ValueError, KeyError, TypeError):
+            raise QuantizeError(f"{self._state}: is damaged; remove {self.root}") from None
+        if job != self._job:
+            differs = [key for key in self._job if job.get(key) != self._job[key]]
+            raise QuantizeError(
+                f"{self.root} holds an unfinished run with another {' and '.join(differs)}; "
+                "ask for the same to go on with it, or remove it"
+            )
+        self.reports = reports
+
+    def _write(self) -> None:
+        unfinished = self._state.with_name("state.json.unfinished")
+        with unfinished.open("w", encoding="utf-8") as file:
+            json.dump({"job": self._job, "reports": self.reports}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self._state)
