@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional
 
 from engine.models.layouts import Layout
-from engine.models.linear import DenseMethod, Linear
+from engine.models.linear import Linear
 from engine.models.modules import Layer, make_layer
+from engine.quantization import choose_method
 from tools.quantize.awq import Reader, search_scale, search_shrink
 from tools.quantize.compressed import tensors_of
 from tools.quantize.folds import apply_fold, folds_of
@@ -53,6 +54,7 @@ class LayerQuantiser:
         self._source = source
         self._recipe = recipe
         self._grid = grid
+        self._method = choose_method(None, torch.float32, torch.device("cpu"))
 
     def read(self, i: int) -> dict[str, torch.Tensor]:
         """The parameters of layer ``i``, float32."""
@@ -60,7 +62,7 @@ class LayerQuantiser:
 
     def made(self, i: int, weights: dict[str, torch.Tensor]) -> Layer:
         """The layer of these parameters."""
-        return make_layer(self._source.spec, Copies(weights), DenseMethod(), i)
+        return make_layer(self._source.spec, Copies(weights), self._method, i)
 
     def observed(self, i: int, layer: Layer) -> tuple[Layer, dict[str, InputStats]]:
         """The layer, and what will be known of the inputs of each site once it has run."""
