@@ -70,7 +70,7 @@ def _load_decoder_runner(
     if config.batch_invariant and spec.moe is not None:
         raise ModelLoadError("a mixture of experts is not batch-invariant here")
     block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
-    attention = _attention_spec(spec, block_size, dtype, device)
+    attention = attention_spec(spec, block_size, dtype, device)
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     draft = plan_draft(config, spec, attention)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
@@ -161,9 +161,10 @@ def _load(
     return load_weights(spec, headers, dtype, device, on_progress)
 
 
-def _attention_spec(
+def attention_spec(
     spec: DecoderSpec, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionSpec:
+    """What the model asks of its attention."""
     return AttentionSpec(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,

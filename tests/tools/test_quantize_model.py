@@ -36,6 +36,7 @@ FAMILIES = [
     "cohere",
     "gpt_neox",
     "mixtral",
+    "deepseek_v3",
     "qwen2_moe",
 ]
 

@@ -1,8 +1,10 @@
 """Where a scale of inputs can be taken out of what makes them, so that the model stays the same.
 
-norm * w          ─►  qkv, gate and up         the norm's weight is divided
-value             ─►  attention's output       the rows of the value projection are
-act(gate) * up    ─►  down                     the rows of the up projection are
+    norm * w          ─►  qkv, gate and up         the norm's weight is divided
+    value             ─►  attention's output       the rows of the value projection are
+    act(gate) * up    ─►  down                     the rows of the up projection are
+
+What reads the same inputs and stays as it is, such as a router, is multiplied as well.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def folds_of(
                 yield Fold(f"{i}.attention_norm", None, tuple(attention))
             if complete:
                 yield Fold(f"{i}.mlp_norm", None, tuple(first), beside)
-    if "output" in by_label:
+    if "output" in by_label and spec.latent is None:
         rows = wanted[f"{i}.qkv.weight"].rows(2)
         repeats = (spec.num_heads // spec.num_kv_heads, spec.head_dim)
         value = (f"{i}.qkv.weight", rows.start, rows.stop)

@@ -1,6 +1,8 @@
 """What weights are rounded to: levels, and the scales by which groups of inputs share them.
 
-weight[n, k] = (code[n, k] - zero[n, k // group]) * scale[n, k // group]
+    weight[n, k] = (code[n, k] - zero[n, k // group]) * scale[n, k // group]
+
+Nothing here knows how a file holds them.
 """
 
 from __future__ import annotations

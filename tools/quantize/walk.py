@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from engine.kv_cache.storage import KVCache
 from engine.models.block import Block, StepState, Walk
 from engine.models.ends import Embeddings, Rotations, finish_logits
 from engine.models.modules import Layer
 from engine.models.norms import NormWeights, Unnormed, bind_norm
 from engine.models.spec import DecoderSpec
 from engine.runner.kernels import choose_kernels
-from kernels.attention import AttentionSpec, BatchGeometry, LayerCache
+from engine.runner.load import attention_spec
+from kernels.attention import BatchGeometry
 
 _BLOCK_SIZE = 16
 _BATCH_TOKENS = 4096
@@ -37,16 +39,8 @@ class LayerWalk:
     def __init__(self, spec: DecoderSpec, window: int) -> None:
         self._spec = spec
         self._window = window
-        self._attention = AttentionSpec(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            block_size=_BLOCK_SIZE,
-            dtype=torch.float32,
-            device=_CPU,
-            windows=spec.windows,
-            softcap=spec.attention_softcap,
-        )
+        self._blocks = -(-window // _BLOCK_SIZE)  # of the cache, for a window
+        self._attention = attention_spec(spec, _BLOCK_SIZE, torch.float32, _CPU)
         self._kernels = choose_kernels("auto", self._attention)
         self._rotations = Rotations(spec, window, self._kernels.operations, _CPU)
         self.batch = max(1, _BATCH_TOKENS // window)  # windows that go through a layer together
@@ -77,9 +71,9 @@ class LayerWalk:
         """
         spec = replace(self._spec, layers=(self._spec.layers[index],))
         walk = Walk(spec, [Block(spec, layer, self._kernels, 0)], Unnormed())
-        flat = walk(
-            x.view(-1, x.shape[-1]), self._state(x.shape[0]), [self._cache(x.shape[0])], None
-        )
+        rows = x.shape[0]
+        cache = KVCache(spec, rows * self._blocks, _BLOCK_SIZE, torch.float32, _CPU)
+        flat = walk(x.view(-1, x.shape[-1]), self._state(rows), cache.layers, None)
         return flat.view(x.shape)
 
     def losses(
@@ -105,7 +99,7 @@ class LayerWalk:
         return torch.stack(losses)
 
     def _state(self, rows: int) -> StepState:
-        window, blocks = self._window, -(-self._window // _BLOCK_SIZE)
+        window, blocks = self._window, self._blocks
         geometry = BatchGeometry.of(
             np.arange(rows + 1) * window,
             np.full(rows, window),
@@ -120,8 +114,3 @@ class LayerWalk:
             positions=positions,
             rotations=self._rotations(positions),
         )
-
-    def _cache(self, rows: int) -> LayerCache:
-        blocks = rows * -(-self._window // _BLOCK_SIZE)
-        shape = (blocks, self._spec.num_kv_heads, _BLOCK_SIZE, self._spec.head_dim)
-        return LayerCache(torch.zeros(shape), torch.zeros(shape))
