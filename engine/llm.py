@@ -21,6 +21,7 @@ from engine.config import (
     Dtype,
     EngineConfig,
     LoadFormat,
+    LoraConfig,
     Policy,
     Quantization,
     SchedulerConfig,
@@ -29,7 +30,9 @@ from engine.core import EngineCore
 from engine.driver import Choice, Driver, TextStream
 from engine.errors import InvalidParameter
 from engine.memory import device_memory
+from engine.offline_adapters import Lora, OfflineAdapters
 from engine.offline_inputs import Prompt, as_prompts, new_id, params_for
+from engine.offline_text import Conversation, OfflineText
 from engine.paths import default_model_dir
 from engine.pool_offline import EmbeddingResult, embed_all, score_all
 from engine.pooling import PoolingKind
@@ -37,14 +40,10 @@ from engine.profiler import DEFAULT_PROFILE_STEPS, make_profile_directory
 from engine.progress import LoadingBar, finish
 from engine.requests import fan_out
 from engine.results import LLMStats, RequestResult, make_result
-from engine.text.template import ChatTemplate, Message
-from engine.text.tokenizer import Tokenizer
-from engine.types import EngineInfo, SamplingParams, Trace
-
-Conversation = Sequence[Message]
+from engine.types import Adapter, EngineInfo, SamplingParams, Trace
 
 
-class LLM:
+class LLM(OfflineText):
     """A loaded model. Not thread-safe; use the server to share one.
 
     Prompts run as one continuous batch: each joins as soon as there is room and leaves as soon as
@@ -68,6 +67,8 @@ class LLM:
         pooling_type: PoolingKind | None = None,
         num_threads: int | None = None,
         seed: int = 0,
+        max_loras: int = 8,
+        max_cpu_loras: int = 64,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int | None = None,
         scheduling_policy: Policy = "fcfs",
@@ -97,6 +98,8 @@ class LLM:
             pooling_type: which hidden states make an embedding; what the model was made for.
             num_threads: CPU threads; one a core when left out.
             seed: of dummy weights.
+            max_loras: LoRA adapters kept on the device; more where one step needs more.
+            max_cpu_loras: adapters kept in the host's memory.
             max_num_seqs: sequences that run at once.
             max_num_batched_tokens: tokens that one step computes; 2048 on a GPU, on
                 a CPU 64 more than ``max_num_seqs`` and at least 256.
@@ -115,8 +118,7 @@ class LLM:
         """
         directory = str(default_model_dir() if model is None else model)
         text_directory = directory if tokenizer is None else str(tokenizer)
-        self._tokenizer = Tokenizer.from_dir(text_directory)
-        self._template = ChatTemplate.from_dir(text_directory, self._tokenizer, chat_template)
+        super().__init__(text_directory, chat_template)
         config = EngineConfig(
             model=directory,
             tokenizer=text_directory,
@@ -131,6 +133,7 @@ class LLM:
             pooling_type=pooling_type,
             num_threads=num_threads,
             seed=seed,
+            lora=LoraConfig(max_loaded=max_loras, max_on_host=max_cpu_loras),
             scheduler=SchedulerConfig(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
@@ -148,6 +151,7 @@ class LLM:
         with LoadingBar(use_tqdm) as bar:
             core = EngineCore.load(config, bar)
         self._driver = Driver(core, self._tokenizer)
+        self._adapters = OfflineAdapters()
 
     # ------------------------------------------------------------ generation
 
@@ -156,6 +160,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: Lora | Sequence[Lora | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestResult]:
         """Continue each prompt.
@@ -165,6 +170,7 @@ class LLM:
                 spelling in a text is plain text; ``encode(text, parse_special=True)`` gives ids in
                 which it is the token.
             params: for all of them, or one for each.
+            lora: the directory of an adapter for all of them, or one or None for each.
             use_tqdm: show progress.
 
         Returns:
@@ -175,7 +181,7 @@ class LLM:
             RequestError: a prompt or its parameters cannot be served; nothing has been started.
         """
         token_ids, texts = self._encode_prompts(prompts)
-        return self._run(token_ids, texts, params, use_tqdm=use_tqdm, continuation=True)
+        return self._run(token_ids, texts, params, lora=lora, use_tqdm=use_tqdm, continuation=True)
 
     def beam_search(
         self,
@@ -212,6 +218,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestResult]:
         """Answer each conversation; ``messages`` is one, or several.
@@ -235,11 +242,14 @@ class LLM:
             token_ids,
             [None] * len(several),
             params,
+            lora=lora,
             use_tqdm=use_tqdm,
             continuation=continue_final_message,
         )
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> TextStream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, lora: Lora | None = None
+    ) -> TextStream:
         """Continue one prompt and give its text as it comes.
 
         Several streams, and calls of ``generate``, may be under way at once: each step serves all.
@@ -248,7 +258,7 @@ class LLM:
             RequestError: the prompt or its parameters cannot be served.
         """
         token_ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._open(token_ids, params, continuation=True)
+        return self._open(token_ids, params, self._adapters.get(lora), continuation=True)
 
     def stream_chat(
         self,
@@ -257,12 +267,13 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora: Lora | None = None,
     ) -> TextStream:
         """Answer one conversation and give the text as it comes. Raises as ``stream`` does."""
         token_ids = self.encode_chat(
             messages, tools=tools, chat_template_kwargs=chat_template_kwargs
         )
-        return self._open(token_ids, params, continuation=False)
+        return self._open(token_ids, params, self._adapters.get(lora), continuation=False)
 
     # ------------------------------------------------------------ vectors
 
@@ -309,47 +320,6 @@ class LLM:
         limit = truncate_prompt_tokens
         return score_all(self._driver, self._tokenizer, a, b, limit=limit, use_tqdm=use_tqdm)
 
-    # ------------------------------------------------------------ text
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._tokenizer
-
-    def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
-    ) -> list[int]:
-        """Token ids of a text; see ``Tokenizer.encode``."""
-        return self._tokenizer.encode(
-            text, add_special_tokens=add_special_tokens, parse_special=parse_special
-        )
-
-    def encode_chat(
-        self,
-        messages: Conversation,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """The prompt that the chat template makes of a conversation; see ``ChatTemplate``.
-
-        Raises:
-            TemplateError: the template refused.
-        """
-        return self._template.encode_chat_sync(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs,
-        )
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids; see ``Tokenizer.decode``."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
     # ------------------------------------------------------------ the engine
 
     def model_info(self) -> EngineInfo:
@@ -386,7 +356,7 @@ class LLM:
     def close(self) -> None:
         """Free the model and end the template's process. Idempotent."""
         self._driver.close()
-        self._template.close()
+        self._close_text()
 
     def __enter__(self) -> Self:
         return self
@@ -396,24 +366,19 @@ class LLM:
 
     # ------------------------------------------------------------ private
 
-    def _encode_prompts(
-        self, prompts: Prompt | Sequence[Prompt]
-    ) -> tuple[list[list[int]], list[str | None]]:
-        """Each prompt's token ids, and its text where it came as text."""
-        several = as_prompts(prompts)
-        texts = [prompt if isinstance(prompt, str) else None for prompt in several]
-        encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
-        ids = [next(encoded) if isinstance(item, str) else list(item) for item in several]
-        return ids, texts
-
     def _open(
-        self, token_ids: list[int], params: SamplingParams | None, *, continuation: bool
+        self,
+        token_ids: list[int],
+        params: SamplingParams | None,
+        adapter: Adapter | None,
+        *,
+        continuation: bool,
     ) -> TextStream:
         sampling = self._driver.judge(params or SamplingParams())
         if sampling.n != 1:
             raise InvalidParameter("a stream gives one choice; use generate for more", param="n")
         (choice,) = self._driver.submit(
-            fan_out(new_id(), token_ids, sampling),
+            fan_out(new_id(), token_ids, sampling, adapter=adapter),
             sampling,
             continuation=continuation,
             keeps_deltas=True,
@@ -426,15 +391,17 @@ class LLM:
         texts: Sequence[str | None],
         params: SamplingParams | Sequence[SamplingParams] | None,
         *,
+        lora: Lora | Sequence[Lora | None] | None,
         use_tqdm: bool,
         continuation: bool,
     ) -> list[RequestResult]:
         driver = self._driver
+        adapters = self._adapters.each(lora, len(prompts))
         each = [driver.judge(sampling) for sampling in params_for(params, len(prompts))]
         groups: list[list[Choice]] = []
         try:
-            for token_ids, sampling in zip(prompts, each, strict=True):
-                requests = fan_out(new_id(), token_ids, sampling)
+            for token_ids, sampling, adapter in zip(prompts, each, adapters, strict=True):
+                requests = fan_out(new_id(), token_ids, sampling, adapter=adapter)
                 groups.append(driver.submit(requests, sampling, continuation=continuation))
             finish(driver, groups, use_tqdm)
         finally:  # refused, interrupted or lost: nothing of this call stays behind

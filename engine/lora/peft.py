@@ -24,6 +24,9 @@ _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _MAX_CONFIG_BYTES = 2**20
 
+# A key of alpha_pattern: the end of a module's name. PEFT takes it for a regular expression.
+_MODULES = re.compile(r"\^?[\w.]+")
+
 # Keys of adapter_config.json that change what an adapter computes, and the values that do not.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
@@ -32,8 +35,6 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "fan_in_fan_out": (False,),
     "lora_bias": (False,),
     "modules_to_save": ([],),
-    "rank_pattern": ({},),  # ranks are read from the tensors, but their scales are not told
-    "alpha_pattern": ({},),
     "layer_replication": ([],),
     "megatron_config": ({},),
     "trainable_token_indices": ([], {}),
@@ -41,6 +42,24 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "exclude_modules": ([],),
     "alora_invocation_tokens": ([],),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What the products of an adapter are multiplied by: ``alpha / r``, or, by the root,
+    ``alpha / sqrt(r)`` (rsLoRA, Kalajdzievski 2023). Ranks are read from the tensors."""
+
+    alpha: float
+    by_root: bool
+    patterns: dict[str, float]  # alpha of modules whose names end so; after ^, that are called so
+
+    def of(self, module: str, rank: int) -> float:
+        alpha = self.alpha
+        for pattern, own in self.patterns.items():
+            if f".{module}".endswith(f".{pattern}") or pattern == f"^{module}":
+                alpha = own
+                break
+        return alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +92,27 @@ def read_adapter(directory: Path, spec: DecoderSpec, dtype: torch.dtype) -> dict
 
 class _Reader:
     def __init__(
-        self, spec: DecoderSpec, dtype: torch.dtype, header: Header, scale: tuple[float, bool]
+        self, spec: DecoderSpec, dtype: torch.dtype, header: Header, scale: _Scale
     ) -> None:
         self._spec = spec
         self._dtype = dtype
         self._header = header
-        self._alpha, self._by_root = scale
+        self._scale = scale
         self._wanted = parameters(spec)
         self._places = targets(spec, self._wanted)
 
     def read(self) -> dict[str, Delta]:
         parts: dict[str, dict[int | None, dict[str, torch.Tensor]]] = {}
         for name in sorted(self._header.entries):
-            target, side = self._place(name)
+            target, module, side = self._place(name)
             own = parts.setdefault(target.parameter, {}).setdefault(target.part, {})
             own[side] = self._tensor(name)
+            if side == "B":
+                own[side] *= self._scale.of(module, max(1, own[side].shape[1]))
         return {parameter: self._fuse(parameter, own) for parameter, own in parts.items()}
 
-    def _place(self, name: str) -> tuple[Target, str]:
+    def _place(self, name: str) -> tuple[Target, str, str]:
+        """A tensor's place, its module's name and which of the two matrices it is."""
         match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
         if match is None:
             raise _refused(f"tensor '{name[:120]}' is no part of a LoRA that is supported")
@@ -99,7 +121,7 @@ class _Reader:
         is_linear = target is not None and f".{_last(target.parameter)}" in _LINEARS
         if target is None or not is_linear or target.layout is not None:
             raise _refused(f"module '{module[:120]}' is no linear layer that can be adapted here")
-        return target, match["side"]
+        return target, module, match["side"]
 
     def _tensor(self, name: str) -> torch.Tensor:
         entry = self._header.entries[name]
@@ -128,7 +150,7 @@ class _Reader:
                     f"this model's layer is [{shape[0]}, {inputs}] and ranks end at {MAX_RANK}"
                 )
             placed = torch.zeros(parameter.shape[0], rank)
-            placed[rows] = up * self._scale(rank)
+            placed[rows] = up
             downs.append(down)
             ups.append(placed)
         up = torch.cat(ups, dim=1)
@@ -136,10 +158,6 @@ class _Reader:
             order = projected_order(self._spec)
             up = up if order is None else up[order]
         return Delta(torch.cat(downs).to(self._dtype), up.to(self._dtype))
-
-    def _scale(self, rank: int) -> float:
-        """``alpha / r``, or ``alpha / sqrt(r)`` (rsLoRA, Kalajdzievski 2023)."""
-        return self._alpha / (math.sqrt(rank) if self._by_root else rank)
 
 
 _LINEARS = frozenset({".qkv.weight", ".output.weight", ".gate_up.weight", ".down.weight"})
@@ -150,8 +168,7 @@ def _last(parameter: str) -> str:
     return parameter.partition(".")[2]
 
 
-def _read_scale(path: Path) -> tuple[float, bool]:
-    """``lora_alpha``, and whether it is divided by the rank's root."""
+def _read_scale(path: Path) -> _Scale:
     with path.open("rb") as file:
         raw = file.read(_MAX_CONFIG_BYTES + 1)
     try:
@@ -170,7 +187,18 @@ def _read_scale(path: Path) -> tuple[float, bool]:
     alpha, by_root = config.get("lora_alpha", 8), config.get("use_rslora", False)
     if type(alpha) not in (int, float) or not math.isfinite(alpha) or type(by_root) is not bool:
         raise _refused("'lora_alpha' must be a number, and 'use_rslora' true or false")
-    return float(alpha), by_root
+    return _Scale(float(alpha), by_root, _read_patterns(config.get("alpha_pattern") or {}))
+
+
+def _read_patterns(patterns: Any) -> dict[str, float]:
+    if not isinstance(patterns, dict):
+        raise _refused("'alpha_pattern' must be an object")
+    for pattern, alpha in patterns.items():
+        if type(alpha) not in (int, float) or not math.isfinite(alpha):
+            raise _refused(f"'alpha_pattern' has {alpha!r:.40}, which is no number")
+        if not _MODULES.fullmatch(pattern):
+            raise _refused(f"'alpha_pattern' has {pattern!r:.80}: names of modules are understood")
+    return patterns
 
 
 def _refused(why: str) -> InvalidParameter:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import random
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine import LLM
 from engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import InvalidParameter
+from engine.paths import default_model_dir
 from engine.types import Adapter, Request, SamplingParams
 from tests import tiny_models
 
@@ -25,6 +28,11 @@ ADAPTERS = {
     "all": {"r": 4, "lora_alpha": 16, "target_modules": ALL},
     "attention": {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
     "root": {"r": 8, "lora_alpha": 12, "use_rslora": True, "target_modules": ALL},
+    "patterns": {
+        **{"r": 4, "lora_alpha": 8, "target_modules": ALL},
+        "rank_pattern": {"q_proj": 2, "mlp.up_proj": 6},
+        "alpha_pattern": {"layers.1.self_attn.v_proj": 20, "down_proj": 1, "v_proj": 3},
+    },
     "mlp": {"r": 3, "lora_alpha": 9, "target_modules": ["gate_proj", "down_proj"]},
 }
 FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
@@ -191,7 +199,8 @@ def _cut(tensors):
         (_config(use_dora=True), "use_dora"),
         (_config(bias="all"), "bias"),
         (_config(modules_to_save=["lm_head"]), "modules_to_save"),
-        (_config(rank_pattern={"q_proj": 2}), "rank_pattern"),
+        (_config(alpha_pattern={".*_proj": 2}), "alpha_pattern"),
+        (_config(alpha_pattern={"q_proj": "2"}), "no number"),
         (_config(peft_type="IA3"), "peft_type"),
         (_config(lora_alpha="x"), "lora_alpha"),
         (lambda path: (path / "adapter_config.json").write_text("{"), "not JSON"),
@@ -213,3 +222,19 @@ def test_what_cannot_be_served_is_refused_by_name(adapter, spoil, why):
         core.add(*request)
     assert str(path.parent) not in str(refusal.value)
     assert not core.has_work
+
+
+def test_offline_each_prompt_has_its_adapter(served, tmp_path):
+    base, adapters, prompts, texts = served
+    sampling = SamplingParams(temperature=0, max_tokens=NUM_OUTPUT, ignore_eos=True)
+    options = {"tokenizer": default_model_dir(), "num_gpu_blocks_override": 200}
+    with LLM(base, dtype="float32", device="cpu", **options) as llm:
+        loras = [None, adapters["all"].path, Path(adapters["mlp"].path), None]
+        for lora, names in ((loras, (None, "all", "mlp", None)), (loras[1], ("all",) * 4)):
+            results = llm.generate(prompts, sampling, lora=lora, use_tqdm=False)
+            got = [list(result.outputs[0].token_ids) for result in results]
+            assert got == [texts[name][i] for i, name in enumerate(names)]
+        with pytest.raises(InvalidParameter, match="4 prompts but 2 adapters"):
+            llm.generate(prompts, sampling, lora=loras[:2])
+        with pytest.raises(InvalidParameter, match="no adapter in"):
+            llm.generate(prompts, sampling, lora=tmp_path)

@@ -1,0 +1,46 @@
+"""The LoRA adapters that an offline ``LLM`` has been asked for, by their directories."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.errors import InvalidParameter
+from engine.types import Adapter
+
+Lora = str | Path  # a directory as PEFT saves it
+
+
+class OfflineAdapters:
+    """Registers adapters as they are named; files that have changed since make a new one."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, int], Adapter] = {}
+
+    def each(self, lora: Lora | Sequence[Lora | None] | None, count: int) -> list[Adapter | None]:
+        """The adapters of ``count`` prompts: one for all of them, or one or None for each.
+
+        Raises:
+            InvalidParameter: there are too many or too few, or a directory holds no adapter.
+        """
+        if lora is None or isinstance(lora, str | Path):
+            return [self.get(lora)] * count
+        if len(lora) != count:
+            raise InvalidParameter(f"{count} prompts but {len(lora)} adapters", param="lora")
+        return [self.get(directory) for directory in lora]
+
+    def get(self, lora: Lora | None) -> Adapter | None:
+        """The adapter in a directory. Raises InvalidParameter when there is none."""
+        if lora is None:
+            return None
+        path = os.path.realpath(lora)
+        try:
+            weights = os.stat(os.path.join(path, "adapter_model.safetensors"))
+        except (OSError, ValueError):
+            raise InvalidParameter(f"there is no adapter in {str(lora)!r}", param="lora") from None
+        key = path, weights.st_mtime_ns, weights.st_size
+        if key not in self._known:
+            self._known[key] = Adapter(secrets.token_hex(16), Path(path).name, path)
+        return self._known[key]

@@ -1,0 +1,82 @@
+"""The text of the offline ``LLM``: what goes in becomes token ids, and what comes out is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.offline_inputs import Prompt, as_prompts
+from engine.text.template import ChatTemplate, Message
+from engine.text.tokenizer import Tokenizer
+
+Conversation = Sequence[Message]
+
+
+class OfflineText:
+    """A model's tokenizer and chat template.
+
+    Args:
+        directory: what they are read from.
+        chat_template: a template's source or file, instead of the model's own.
+
+    Raises:
+        ModelLoadError: there is no tokenizer, or one that is damaged.
+    """
+
+    def __init__(self, directory: str | Path, chat_template: str | None) -> None:
+        self._tokenizer = Tokenizer.from_dir(directory)
+        self._template = ChatTemplate.from_dir(directory, self._tokenizer, chat_template)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._tokenizer
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text; see ``Tokenizer.encode``."""
+        return self._tokenizer.encode(
+            text, add_special_tokens=add_special_tokens, parse_special=parse_special
+        )
+
+    def encode_chat(
+        self,
+        messages: Conversation,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt that the chat template makes of a conversation; see ``ChatTemplate``.
+
+        Raises:
+            TemplateError: the template refused.
+        """
+        return self._template.encode_chat_sync(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=chat_template_kwargs,
+        )
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; see ``Tokenizer.decode``."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _encode_prompts(
+        self, prompts: Prompt | Sequence[Prompt]
+    ) -> tuple[list[list[int]], list[str | None]]:
+        """Each prompt's token ids, and its text where it came as text."""
+        several = as_prompts(prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in several]
+        encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
+        ids = [next(encoded) if isinstance(item, str) else list(item) for item in several]
+        return ids, texts
+
+    def _close_text(self) -> None:
+        """End the template's process. Idempotent."""
+        self._template.close()
