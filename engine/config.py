@@ -98,7 +98,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # None: the model's own, cut to what the KV cache holds
     attention_backend: str = "auto"
     batch_invariant: bool = False  # a sequence's logits have the same bits in any batch
-    enforce_eager: bool = False  # no CUDA graphs
+    enforce_eager: bool = False  # no CUDA graphs, no recorded steps
     pooling_type: PoolingKind | None = None  # of embeddings; None: what the model was made for
     num_threads: int | None = None  # CPU threads of the tensor library; None: one a core
     seed: int = 0  # of dummy weights

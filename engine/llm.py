@@ -94,7 +94,7 @@ class LLM(OfflineText):
             max_model_len: longest context in tokens, prompt and output together.
             attention_backend: auto takes the fastest that can serve the model.
             batch_invariant: the same logits, bit for bit, in any batch; slower.
-            enforce_eager: capture no CUDA graphs.
+            enforce_eager: capture no CUDA graphs, and record no steps on a CPU.
             pooling_type: which hidden states make an embedding; what the model was made for.
             num_threads: CPU threads; one a core when left out.
             seed: of dummy weights.

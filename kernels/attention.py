@@ -120,7 +120,7 @@ class AttentionBackend(Protocol):
     """A way to compute paged attention."""
 
     name: str
-    is_capturable: bool  # whether plan and forward may be captured in a CUDA graph
+    is_capturable: bool  # whether plan and forward may be captured, or recorded on a CPU
 
     def refuse(self, spec: AttentionSpec) -> str | None:
         """Why this backend cannot serve the model here, or None when it can."""

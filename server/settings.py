@@ -151,7 +151,9 @@ class Settings(SpeculationSettings):
         "Give a sequence the same logits, bit for bit, whatever else is in the batch and however "
         "its prompt is cut; slower.",
     )
-    enforce_eager: bool = setting(False, _MODEL, "Do not capture CUDA graphs.")
+    enforce_eager: bool = setting(
+        False, _MODEL, "Capture no CUDA graphs; on a CPU, record no steps."
+    )
     pooling_type: PoolingKind | None = setting(
         None,
         _MODEL,

@@ -116,7 +116,8 @@ class DecodeGraphs:
         return None
 
     def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:
-        """Bring a batch to where the graph reads it, padded."""
+        """Bring a batch to where the graph reads it, padded, and what has changed in the table."""
+        self._rows.write(*uploads.send(self._rows.changes()))
         padding = graph.size - batch.slots.size
         uploads.fill(
             graph.packed,
@@ -138,18 +139,8 @@ class DecodeGraphs:
 
     def _capture_size(self, size: int) -> DecodeGraph:
         device, table = self._spec.device, self._rows
-        steps = torch.arange(size + 1, dtype=torch.int32, device=device)
-        packed = torch.zeros(3 * size, dtype=torch.int32, device=device)
-        packed[:size] = table.spare_slot
-        packed[size : 2 * size] = -1
-        rows = StepRows(packed[:size], steps, *packed[size:].split(size))
-        batch = HostBatch(
-            slots=np.full(size, table.spare_slot, np.int32),
-            query_start=np.arange(size + 1, dtype=np.int32),
-            starts=np.full(size, self._longest(size) - 1, np.int32),
-            token_ids=np.zeros(size, np.int32),
-            sampling_rows=np.arange(size, dtype=np.int32),
-        )
+        packed, rows = spare_rows(size, table, device)
+        batch = spare_batch(size, self._longest(size), table)
         logits = self._logits[:size]
         positions = torch.empty(size, dtype=torch.int64, device=device)
         seq_lens = torch.empty(size, dtype=torch.int32, device=device)
@@ -200,6 +191,26 @@ def ladder(max_num_rows: int) -> list[int]:
     """Sizes to capture: 1, 2, 4, then steps of 8 up to the most there can be."""
     sizes = [1, 2, 4, *range(8, max_num_rows, 8)]
     return [size for size in sizes if size < max_num_rows] + [max_num_rows]
+
+
+def spare_rows(size: int, table: RowTable, device: torch.device) -> tuple[torch.Tensor, StepRows]:
+    """Where a captured step reads its rows, and those that pad in it: [3 * size] int32, as rows."""
+    steps = torch.arange(size + 1, dtype=torch.int32, device=device)
+    packed = torch.zeros(3 * size, dtype=torch.int32, device=device)
+    packed[:size] = table.spare_slot
+    packed[size : 2 * size] = -1
+    return packed, StepRows(packed[:size], steps, *packed[size:].split(size))
+
+
+def spare_batch(size: int, longest: int, table: RowTable) -> HostBatch:
+    """A decode batch on the host that bounds those which the captured step will serve."""
+    return HostBatch(
+        slots=np.full(size, table.spare_slot, np.int32),
+        query_start=np.arange(size + 1, dtype=np.int32),
+        starts=np.full(size, longest - 1, np.int32),
+        token_ids=np.zeros(size, np.int32),
+        sampling_rows=np.arange(size, dtype=np.int32),
+    )
 
 
 class CudaCapture:

@@ -33,6 +33,7 @@ from engine.runner.encoder_load import load_encoder_runner
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
+from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Runner
 from engine.runner.rows import RowTable
 from engine.speculation.draft_model import DraftModel
@@ -106,18 +107,13 @@ def _load_decoder_runner(
         max_loaded=0 if config.batch_invariant else config.lora.max_loaded,
         max_on_host=config.lora.max_on_host,
     )
-    graphs = None
-    captures = spec.generates and kernels.attention.is_capturable and not config.enforce_eager
-    if device.type == "cuda" and captures:
-        graphs = DecodeGraphs(
-            decoder,
-            cache,
-            kernels,
-            attention,
-            rows,
-            config.scheduler.max_num_seqs,
-            CudaCapture(),
-        )
+    graphs: DecodeGraphs | DecodePrograms | None = None
+    if spec.generates and kernels.attention.is_capturable and not config.enforce_eager:
+        if device.type == "cuda":
+            most = config.scheduler.max_num_seqs
+            graphs = DecodeGraphs(decoder, cache, kernels, attention, rows, most, CudaCapture())
+        else:
+            graphs = DecodePrograms(decoder, cache, kernels, attention, rows)
     draft_model: DraftModel | None = None
     if draft is not None and draft_modules is not None:
         draft_model = draft.model(draft_modules, memory, rows, spec.vocab_size)

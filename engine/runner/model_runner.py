@@ -34,6 +34,7 @@ from engine.runner.inputs import (
 )
 from engine.runner.outcome import JudgedRow, Outcome, SampledRows
 from engine.runner.pooling import PooledRow, pool_rows
+from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Computed, Launched
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler
@@ -75,7 +76,7 @@ class ModelRunner:
         attention_spec: what the kernels were chosen for.
         rows: empty.
         adapters: empty too.
-        graphs: of decode steps; None where the kernels cannot be captured.
+        graphs: of decode steps, or programs of them; None where the kernels cannot be captured.
         draft: guesses the tokens of rows that ask for it; None: no row does.
         rejects: judge drafts of sampled texts by rejection.
     """
@@ -89,7 +90,7 @@ class ModelRunner:
         attention_spec: AttentionSpec,
         rows: RowTable,
         adapters: AdapterStore,
-        graphs: DecodeGraphs | None = None,
+        graphs: DecodeGraphs | DecodePrograms | None = None,
         draft: DraftModel | None = None,
         *,
         rejects: bool = False,
@@ -179,7 +180,6 @@ class ModelRunner:
             return None
         graph = self._graphs.find(batch)
         if graph is not None:
-            self._rows.write(*self._uploads.send(self._rows.changes()))
             self._graphs.load(graph, batch, self._uploads)
         return graph
 

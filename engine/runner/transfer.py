@@ -61,7 +61,8 @@ class Uploads:
 class Downloads:
     """Brings results to the host beside the stream that computes, so that it never waits.
 
-    On a CPU they are there already.
+    On a CPU they are there already, and copied: the next step may be computed in the same place
+    before this one's results are read.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -70,7 +71,7 @@ class Downloads:
     def fetch(self, tensors: Sequence[torch.Tensor]) -> Fetched:
         """Start to copy what the current stream will have computed."""
         if self._stream is None:
-            return Fetched(list(tensors), None)
+            return Fetched([tensor.clone() for tensor in tensors], None)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             copies = []

@@ -46,7 +46,7 @@ class CpuAttention:
     """Paged attention in float32 sums; a row's result does not depend on the rest of the batch."""
 
     name = "cpu"
-    is_capturable = False
+    is_capturable = True
 
     def refuse(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
@@ -63,8 +63,8 @@ class CpuAttention:
         return None
 
     def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
-        """Never: the kernels read the host's arrays."""
-        return False
+        """Where there are as many rows: all else is read anew each time."""
+        return captured.num_rows == actual.num_rows
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> CpuState:
         """The addresses of the geometry; the kernel cuts the work itself, in microseconds."""

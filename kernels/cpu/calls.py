@@ -1,10 +1,14 @@
-"""The functions of the native library, declared, and what their arguments are made of."""
+"""The functions of the native library, declared, and what their arguments are made of.
+
+While a program is recorded (``kernels/cpu/program.py``), a call is written down and not made.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,14 +16,19 @@ import torch
 from kernels.cpu.native import build
 
 POINTER, COUNT, CODE, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+FLAG = ctypes.c_bool
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in native/simd.h
 
-_SIGNATURES: dict[str, tuple[type, ...]] = {
+_PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
+_RESULT = (POINTER, POINTER, COUNT, FLAG, FLAG)  # bias, y, outputs; y is float32, AMX may be used
+
+SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_attention": (POINTER, REAL, REAL, COUNT, *[POINTER] * 5),
     "quire_rms_norm": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, REAL, POINTER),
     "quire_add_rms_norm": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, REAL, POINTER),
     "quire_silu_mul": (CODE, POINTER, COUNT, COUNT, POINTER),
+    "quire_rope_tables": (POINTER, POINTER, REAL, COUNT, COUNT, POINTER, POINTER),
     "quire_norm_rope_store": (
         *(CODE, POINTER, POINTER, REAL),
         *[POINTER] * 3,
@@ -32,21 +41,39 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(POINTER, POINTER, POINTER, COUNT, POINTER),
     ),
     "quire_copy_blocks": (POINTER, POINTER, POINTER, COUNT, COUNT),
+    "quire_rows": (POINTER, POINTER, COUNT, COUNT, POINTER),
     "quire_build_inputs": (COUNT, *[POINTER] * 6, COUNT, COUNT, *[POINTER] * 4),
     "quire_feed_back": (POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, COUNT),
     "quire_sample": (POINTER, POINTER, POINTER, POINTER, COUNT, POINTER, POINTER),
+    "quire_dense": (*_PRODUCT, POINTER, *_RESULT),
+    "quire_dense_rows": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
+    "quire_int8": (*_PRODUCT, POINTER, POINTER, POINTER, *_RESULT),
+    "quire_int8_rows": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
+    "quire_int4": (*_PRODUCT, POINTER, POINTER, POINTER, COUNT, *_RESULT),
 }
 
+Note = Callable[[str, tuple[Any, ...]], None]  # told a function's name and its arguments
 
-@functools.cache
+# What writes calls down instead of making them, where a program is being recorded.
+recording: ContextVar[Note | None] = ContextVar("recording", default=None)
+
+
 def function(name: str) -> Callable[..., None]:
     """A function of the library; tensors go in as ``data_ptr()``, all of them contiguous.
 
     Raises:
         BuildError: there is no library; ``kernels.select`` finds that out before.
     """
+    note = recording.get()
+    if note is None:
+        return _bound(name)
+    return lambda *arguments: note(name, arguments)
+
+
+@functools.cache
+def _bound(name: str) -> Callable[..., None]:
     found: Any = getattr(build.open_library(), name)
-    found.argtypes, found.restype = _SIGNATURES[name], None
+    found.argtypes, found.restype = SIGNATURES[name], None
     return found
 
 

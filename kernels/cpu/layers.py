@@ -1,4 +1,5 @@
-"""Norms and activations by ``native/layers.cpp``; the contract is ``kernels.reference``'s."""
+"""Norms, activations and rotations by ``native/layers.cpp`` and ``rope.cpp``; the contract is
+``kernels.reference``'s."""
 
 from __future__ import annotations
 
@@ -54,3 +55,22 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         DTYPE_CODES[gate_up.dtype], gate_up.data_ptr(), rows, width // 2, product.data_ptr()
     )
     return product
+
+
+def rope_tables(
+    positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``kernels.reference.layers``."""
+    num_tokens, half = positions.numel(), inverse_frequencies.numel()
+    cos = torch.empty((num_tokens, 1, half), dtype=torch.float32)
+    sin = torch.empty((num_tokens, 1, half), dtype=torch.float32)
+    function("quire_rope_tables")(
+        positions.data_ptr(),
+        inverse_frequencies.data_ptr(),
+        scale,
+        num_tokens,
+        half,
+        cos.data_ptr(),
+        sin.data_ptr(),
+    )
+    return cos, sin

@@ -11,11 +11,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
+from kernels.cpu.calls import COUNT, DTYPE_CODES, POINTER, function
 from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
 from kernels.reference.quantised import LEVELS
@@ -26,7 +26,6 @@ INT4_GROUP = 32  # inputs that share a scale
 
 _PANEL = 32  # outputs of a panel, as in native/tiles.h
 _arena = Arena()
-_POINTER, _COUNT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool
 
 
 class _PanelLinear:
@@ -39,7 +38,7 @@ class _PanelLinear:
         self._bias = None if bias is None else bias.float()
         self._dtype = weight.dtype
         self._library, self._amx = _library()
-        self._product: Callable[..., None]
+        self._product: str  # of the native functions
         self._held: tuple[int | None, ...]  # addresses of the weight's parts, then of the bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +58,7 @@ class _PanelLinear:
         x = x.contiguous()
         num_rows = x.shape[0]
         y = torch.empty((num_rows, self._outputs), dtype=dtype)
-        self._product(
+        function(self._product)(
             x.data_ptr(),
             num_rows,
             self._inputs,
@@ -70,6 +69,19 @@ class _PanelLinear:
             self._amx,
         )
         return y
+
+    def _rows(self, name: str, ids: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight in the model's dtype: ids [n] -> [n, columns]."""
+        dtype = self._dtype if self._dtype in DTYPE_CODES else torch.float32
+        ids = ids.contiguous()
+        found = torch.empty((len(ids), self._columns), dtype=dtype)
+        function(name)(
+            DTYPE_CODES[dtype],
+            *_pointers(*parts),
+            *(ids.data_ptr(), len(ids), self._inputs, self._columns),
+            found.data_ptr(),
+        )
+        return found if dtype is self._dtype else found.to(self._dtype)
 
 
 class PanelDense(_PanelLinear):
@@ -85,7 +97,7 @@ class PanelDense(_PanelLinear):
         self._library.quire_dense_pack(
             weight.data_ptr(), outputs, columns, self._inputs, self._packed.data_ptr()
         )
-        self._product = self._library.quire_dense
+        self._product = "quire_dense"
         self._held = _pointers(self._packed, self._bias)
 
     @property
@@ -95,8 +107,7 @@ class PanelDense(_PanelLinear):
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
-        found = self._packed[ids // _PANEL, :, ids % _PANEL]
-        return found.view(len(ids), self._inputs)[:, : self._columns].to(self._dtype).contiguous()
+        return self._rows("quire_dense_rows", ids, self._packed)
 
 
 class PanelInt8(_PanelLinear):
@@ -120,7 +131,7 @@ class PanelInt8(_PanelLinear):
             self._scales.data_ptr(),
             self._totals.data_ptr(),
         )
-        self._product = self._library.quire_int8
+        self._product = "quire_int8"
         self._held = _pointers(self._packed, self._scales, self._totals, self._bias)
 
     @property
@@ -130,8 +141,7 @@ class PanelInt8(_PanelLinear):
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
-        codes = self._packed[ids // _PANEL, :, ids % _PANEL].view(len(ids), self._inputs)
-        return (codes[:, : self._columns] * self._scales[ids, None]).to(self._dtype)
+        return self._rows("quire_int8_rows", ids, self._packed, self._scales)
 
 
 class PanelInt4(_PanelLinear):
@@ -157,7 +167,7 @@ class PanelInt4(_PanelLinear):
             self._scales.data_ptr(),
         )
         self._levels = torch.tensor(LEVELS * 2, dtype=torch.bfloat16)
-        self._product = self._library.quire_int4
+        self._product = "quire_int4"
         packed, scales, levels, bias_at = _pointers(
             self._packed, self._scales, self._levels, self._bias
         )
@@ -180,7 +190,7 @@ def is_available() -> bool:
 
 @functools.cache
 def _library() -> tuple[ctypes.CDLL, bool]:
-    """The library, its functions declared, and whether it may use AMX.
+    """The library, the functions that pack weights declared, and whether it may use AMX.
 
     Raises:
         RuntimeError: it is not to be had; ``is_available`` tells that before.
@@ -188,21 +198,15 @@ def _library() -> tuple[ctypes.CDLL, bool]:
     library = build.load()
     if library is None:
         raise RuntimeError("the native CPU kernels are not available")
-    size = (_POINTER, _COUNT, _COUNT)  # activations, rows, inputs
-    # Bias, y, outputs; whether y is float32, whether AMX may be used.
-    result = (_POINTER, _POINTER, _COUNT, _FLAG, _FLAG)
-    pack = (_POINTER, _COUNT, _COUNT, _COUNT)  # weight, outputs, columns, inputs
+    pack = (POINTER, COUNT, COUNT, COUNT)  # weight, outputs, columns, inputs
     signatures = {
-        "quire_dense": (*size, _POINTER, *result),
-        "quire_dense_pack": (*pack, _POINTER),
-        "quire_int8": (*size, _POINTER, _POINTER, _POINTER, *result),
-        "quire_int8_pack": (*pack, _POINTER, _POINTER, _POINTER),
-        "quire_int4": (*size, _POINTER, _POINTER, _POINTER, _COUNT, *result),
-        "quire_int4_pack": (*pack, _COUNT, _POINTER, _POINTER),
+        "quire_dense_pack": (*pack, POINTER),
+        "quire_int8_pack": (*pack, POINTER, POINTER, POINTER),
+        "quire_int4_pack": (*pack, COUNT, POINTER, POINTER),
     }
     for name, arguments in signatures.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
+        packing = getattr(library, name)
+        packing.argtypes, packing.restype = arguments, None
     return library, bool(library.quire_has_amx())
 
 

@@ -3,11 +3,10 @@
 from kernels.cpu.feedback import feed_back
 from kernels.cpu.inputs import build_inputs
 from kernels.cpu.kv_store import copy_blocks, norm_rope_store
-from kernels.cpu.layers import add_rms_norm, rms_norm, silu_mul
+from kernels.cpu.layers import add_rms_norm, rms_norm, rope_tables, silu_mul
 from kernels.cpu.lora import add_adapters
 from kernels.cpu.sampling import sample
 from kernels.reference.fused import gelu_mul, latent_rope_store
-from kernels.reference.layers import rope_tables
 from kernels.reference.moe import clamped_swiglu, fused_moe
 
 __all__ = [

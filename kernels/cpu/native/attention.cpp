@@ -2,6 +2,7 @@
 #include "attention.h"
 
 #include "parallel.h"
+#include "program.h"
 
 namespace quire {
 namespace {
@@ -130,3 +131,4 @@ extern "C" void quire_attention(const quire::Batch* batch, float scale, float so
                       static_cast<const T*>(values), static_cast<T*>(output)});
   });
 }
+QUIRE_RECORDED(quire_attention)

@@ -1,5 +1,5 @@
 // What a step leaves for the next (kernels/reference/feedback.py).
-#include <cstdint>
+#include "program.h"
 
 // Arrays as in the twin; output[lines][vocab] or null.
 extern "C" void quire_feed_back(int64_t* newest, const int32_t* slots, const int64_t* token_ids,
@@ -11,3 +11,4 @@ extern "C" void quire_feed_back(int64_t* newest, const int32_t* slots, const int
     if (output && line >= 0) ++output[line * vocab + token_ids[row]];
   }
 }
+QUIRE_RECORDED(quire_feed_back)

@@ -1,5 +1,5 @@
 // A step's inputs from the state of its rows (kernels/reference/inputs.py).
-#include <cstdint>
+#include "program.h"
 
 // Arrays as in kernels/inputs.py; tables[slots][width].
 extern "C" void quire_build_inputs(int64_t rows, const int32_t* slots, const int32_t* query_start,
@@ -19,3 +19,4 @@ extern "C" void quire_build_inputs(int64_t rows, const int32_t* slots, const int
     seq_lens[row] = static_cast<int32_t>(position);
   }
 }
+QUIRE_RECORDED(quire_build_inputs)

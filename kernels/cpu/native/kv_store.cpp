@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "parallel.h"
+#include "program.h"
 #include "simd.h"
 
 namespace quire {
@@ -98,3 +99,5 @@ void quire_copy_blocks(char* stored, const int64_t* sources, const int64_t* targ
 }
 
 }  // extern "C"
+
+QUIRE_RECORDED(quire_norm_rope_store)

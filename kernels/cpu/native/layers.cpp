@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "parallel.h"
+#include "program.h"
 #include "simd.h"
 
 namespace quire {
@@ -97,3 +98,7 @@ void quire_silu_mul(int32_t dtype, const void* gate_up, int64_t rows, int64_t di
 }
 
 }  // extern "C"
+
+QUIRE_RECORDED(quire_rms_norm)
+QUIRE_RECORDED(quire_add_rms_norm)
+QUIRE_RECORDED(quire_silu_mul)

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "program.h"
 #include "simd.h"
 
 namespace quire {
@@ -242,3 +243,4 @@ extern "C" void quire_sample(const quire::Sampling* sampling, float* logits, con
                       token_ids + row, is_finite + row);
   });
 }
+QUIRE_RECORDED(quire_sample)

@@ -6,6 +6,7 @@
 // input 2 i + h lies at bits 16 h + 4 i. A shift by 4 i brings a pair to the low ends of the two
 // halves, where one permutation turns both into the bfloat16 pair that vdpbf16ps multiplies.
 #include "dense.h"
+#include "program.h"
 
 using namespace quire;
 
@@ -174,3 +175,5 @@ void quire_int4_pack(const bf16* weight, int64_t outputs, int64_t columns, int64
 }
 
 }  // extern "C"
+
+QUIRE_RECORDED(quire_int4)

@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "amx.h"
+#include "program.h"
+#include "simd.h"
 
 using namespace quire;
 
@@ -167,4 +169,25 @@ void quire_int8_pack(const bf16* weight, int64_t outputs, int64_t columns, int64
   });
 }
 
+// Rows of a packed weight as quire_dense_rows gives them: codes times the output's scale.
+void quire_int8_rows(int32_t dtype, const int8_t* packed, const float* scales, const int64_t* ids,
+                     int64_t count, int64_t inputs, int64_t columns, void* out) {
+  with_type(dtype, [&]<class T>() {
+    T* row = static_cast<T*>(out);
+    for (int64_t i = 0; i < count; ++i, row += columns) {
+      const int8_t* fours = packed + ids[i] / PANEL * PANEL * inputs + ids[i] % PANEL * 4;
+      const float scale = scales[ids[i]];
+      for (int64_t begin = 0; begin < columns; begin += LANES) {
+        Floats codes = {};
+        const int64_t end = std::min(columns, begin + LANES);
+        for (int64_t k = begin; k < end; ++k) codes[k - begin] = fours[k / 4 * 4 * PANEL + k % 4];
+        store(row + begin, codes * scale, end - begin);
+      }
+    }
+  });
+}
+
 }  // extern "C"
+
+QUIRE_RECORDED(quire_int8)
+QUIRE_RECORDED(quire_int8_rows)

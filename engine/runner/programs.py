@@ -1,0 +1,112 @@
+"""Decode steps as recorded programs: on a CPU, one native call in place of dozens from Python.
+
+    rows ─► [ inputs ─ layers ─ logits ] ─► [ sample ─ feed back ]
+
+As on a GPU (``engine/runner/graphs.py``) a step in which every row has one token is captured in two
+pieces, the second for rows that ask for no more than the parameter table says. Recording computes
+nothing and takes some milliseconds, so each number of rows is recorded when it first comes, and
+none is padded. What a model does beyond native calls cannot be recorded; its steps are then
+computed as all others are.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import numpy as np
+import torch
+
+from engine.kv_cache.storage import KVCache
+from engine.models.decoder import Decoder, StepState
+from engine.runner.graphs import DecodeGraph, spare_batch, spare_rows
+from engine.runner.inputs import HostBatch, build, geometry
+from engine.runner.rows import RowTable
+from engine.runner.transfer import Uploads
+from kernels.attention import AttentionSpec, BatchGeometry
+from kernels.cpu.program import NotRecordableError, Recorder, Workspace
+from kernels.inputs import StepRows
+from kernels.operations import Kernels
+from kernels.sampling import Sampled
+
+logger = logging.getLogger(__name__)
+
+
+class DecodePrograms:
+    """A program for each number of rows that has come so far.
+
+    Args:
+        model, cache, kernels, spec, rows: the runner's, on a CPU.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        kernels: Kernels,
+        spec: AttentionSpec,
+        rows: RowTable,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._kernels = kernels
+        self._spec = spec
+        self._rows = rows
+        self._workspace = Workspace()
+        self._programs: dict[int, DecodeGraph] = {}
+        self._is_recordable = True
+
+    def find(self, batch: HostBatch) -> DecodeGraph | None:
+        """The program of the batch's number of rows, made if need be; None where there is none."""
+        if not batch.is_decode or not self._is_recordable:
+            return None
+        size = batch.slots.size
+        found = self._programs.get(size)
+        if found is None:
+            try:
+                found = self._programs[size] = self._record(size)
+            except NotRecordableError as error:
+                self._is_recordable = False
+                logger.info("decode steps are not recorded: %s", error)
+        return found
+
+    def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:
+        """Bring a batch to where the program reads it; the table is there already."""
+        self._rows.changes()
+        np.concatenate((batch.slots, batch.starts, batch.token_ids), out=graph.packed.numpy())
+        np.add(batch.starts, 1, out=graph.positions.numpy())
+
+    def capture_next(self) -> bool:
+        """Nothing is recorded before it is needed."""
+        return False
+
+    def _record(self, size: int) -> DecodeGraph:
+        packed, rows = spare_rows(size, self._rows, self._spec.device)
+        positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be chosen
+        record = Recorder(self._workspace)
+        forward, (where, logits) = record(partial(self._forward, size, rows))
+        sample, sampled = record(partial(self._sample, logits, rows.slots, positions))
+        return DecodeGraph(packed, where, logits, positions, sampled, forward, sample)
+
+    def _forward(self, size: int, rows: StepRows) -> tuple[BatchGeometry, torch.Tensor]:
+        """Where the rows lie, and their logits."""
+        table, spec = self._rows, self._spec
+        batch = spare_batch(size, 1, table)
+        inputs = build(batch, rows, table, spec.block_size, self._kernels.operations)
+        where = geometry(batch, rows, inputs.seq_lens, table)
+        state = StepState(
+            attention=self._kernels.attention.plan(where, spec),
+            slot_mapping=inputs.slot_mapping,
+            positions=inputs.positions,
+            rotations=self._model.rotations(inputs.positions),
+        )
+        hidden = self._model.forward(inputs.input_ids, state, self._cache.layers)
+        return where, self._model.logits(hidden)
+
+    def _sample(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+    ) -> Sampled:
+        do, parameters = self._kernels.operations, self._rows.sampling.table
+        chosen = do.sample(logits, slots, positions, parameters)
+        do.feed_back(self._rows.newest, slots, chosen.token_ids, parameters.count_line)
+        return chosen

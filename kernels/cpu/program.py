@@ -1,0 +1,218 @@
+"""Recorded programs: a step's native calls as one list that is run by one call.
+
+A function that computes by native calls is *run dry*: each call is written down with the addresses
+of its operands, and nothing is computed. What the tensor library is asked for meanwhile may only
+make or view tensors, in a workspace that the program keeps; anything else cannot be part of a
+program, and is refused by name. The same numbers as without a program come out when it is run, and
+no Python stands between two calls: the CPU's counterpart of a CUDA graph.
+
+Programs of one workspace overlap in it, so they are never run at once, and what one leaves there
+is read before another runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.cpu.calls import SIGNATURES, Note, recording
+from kernels.cpu.memory import own_pages
+from kernels.cpu.native import build
+
+_CHUNK_BYTES = 64 * 2**20
+_LINE_BYTES = 64
+_aten = torch.ops.aten
+
+_ResultT = TypeVar("_ResultT")
+
+
+class NotRecordableError(Exception):
+    """The function does something that no program can hold; the message names it."""
+
+
+class Program:
+    """Native calls, one after the other.
+
+    Args:
+        calls: of functions by name, with the arguments ``function`` takes.
+    """
+
+    def __init__(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        library = build.open_library()
+        self._operands = [arguments for _, arguments in calls]  # keeps structures alive
+        words = [list(map(_word, SIGNATURES[name], arguments)) for name, arguments in calls]
+        flat = np.array([word for line in words for word in line], np.uint64)
+        begins = np.cumsum([0, *map(len, words)])[:-1] * flat.itemsize + flat.ctypes.data
+        functions = [_address(library, f"{name}_words") for name, _ in calls]
+        self._words = flat
+        self._calls = np.stack((np.array(functions, np.uint64), begins.astype(np.uint64)), axis=1)
+        self._run: Any = library.quire_run
+        self._run.argtypes, self._run.restype = (ctypes.c_void_p, ctypes.c_int64), None
+
+    def __len__(self) -> int:
+        """Calls."""
+        return len(self._calls)
+
+    def __call__(self) -> None:
+        """Compute what was recorded, from what the operands hold now."""
+        # Asked for the number of its threads, torch tells it to the thread that runs the step.
+        torch.get_num_threads()
+        self._run(self._calls.ctypes.data, len(self._calls))
+
+
+class Workspace:
+    """Memory for the tensors of programs; it grows, and pages are taken when first written."""
+
+    def __init__(self) -> None:
+        self._chunks: list[np.ndarray] = []
+
+    def chunk(self, index: int, least_bytes: int) -> np.ndarray:
+        """The chunk of that number, uint8, made if it is the first that is not there yet.
+
+        Raises:
+            OSError: the system has no such memory.
+        """
+        if index == len(self._chunks):
+            size = max(least_bytes, _CHUNK_BYTES)
+            self._chunks.append(own_pages((size,), torch.uint8).numpy())
+        return self._chunks[index]
+
+
+class Recorder:
+    """Records functions whose programs are run in the order in which they were recorded.
+
+    Args:
+        workspace: where their tensors lie; those still referred to after one function are not
+            overwritten by the next.
+    """
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._layout = _Layout(workspace)
+
+    def __call__(self, function: Callable[[], _ResultT]) -> tuple[Program, _ResultT]:
+        """The program of what ``function`` computes, and what it returns: tensors that will hold
+        the results. Nothing is computed now.
+
+        Raises:
+            NotRecordableError: it does more than native calls.
+        """
+        calls: list[tuple[str, tuple[Any, ...]]] = []
+
+        def note(name: str, arguments: tuple[Any, ...]) -> None:
+            calls.append((name, arguments))
+
+        token = recording.set(note)
+        try:
+            with _DryRun(self._layout, note):
+                result = function()
+        finally:
+            recording.reset(token)
+        return Program(calls), result
+
+
+class _Layout:
+    """Which parts of a workspace are in use by the tensors of one recorder."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._free: list[list[tuple[int, int]]] = []  # by chunk: (begin, end), in order
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in the first place that is free; it is free again when nobody has it."""
+        size = int(np.prod(shape)) * dtype.itemsize
+        taken = max(_LINE_BYTES, -(-size // _LINE_BYTES) * _LINE_BYTES)
+        index, begin = self._take(taken)
+        piece = self._workspace.chunk(index, taken)[begin : begin + size]
+        weakref.finalize(piece, self._give_back, index, begin, begin + taken)
+        return torch.from_numpy(piece).view(dtype).view(tuple(shape))
+
+    def _take(self, size: int) -> tuple[int, int]:
+        for index, free in enumerate(self._free):
+            for place, (begin, end) in enumerate(free):
+                if end - begin >= size:
+                    free[place : place + 1] = [(begin + size, end)] if end - begin > size else []
+                    return index, begin
+        index = len(self._free)
+        chunk_bytes = len(self._workspace.chunk(index, size))
+        self._free.append([(0, chunk_bytes)])
+        return self._take(size)
+
+    def _give_back(self, index: int, begin: int, end: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for span in sorted([*self._free[index], (begin, end)]):
+            if merged and merged[-1][1] == span[0]:
+                span = (merged.pop()[0], span[1])
+            merged.append(span)
+        self._free[index] = merged
+
+
+class _DryRun(TorchDispatchMode):
+    """Sees to it that tensors are made in the workspace, and that nothing is computed."""
+
+    def __init__(self, layout: _Layout, note: Note) -> None:
+        super().__init__()
+        self._layout = layout
+        self._note = note
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Torch would import its compiler, seconds of work, to keep it out of the method below.
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Called by torch with every operation of the function."""
+        options = kwargs or {}
+        if func is _aten.empty.memory_format:
+            dtype = options.get("dtype") or torch.get_default_dtype()
+            return self._layout.empty(args[0], dtype)
+        if func is _aten.new_empty.default:
+            return self._layout.empty(args[1], options.get("dtype") or args[0].dtype)
+        if func is _aten.empty_like.default and args[0].is_contiguous():
+            return self._layout.empty(args[0].shape, options.get("dtype") or args[0].dtype)
+        if func.is_view:
+            return func(*args, **options)
+        if func is _aten.embedding.default:
+            return self._rows(*args[:2])
+        raise NotRecordableError(f"{func} is no native kernel")
+
+    def _rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        found = self._layout.empty((*ids.shape, table.shape[1]), table.dtype)
+        row_bytes = table[0].nbytes
+        operands = table.data_ptr(), ids.data_ptr(), ids.numel(), row_bytes, found.data_ptr()
+        self._note("quire_rows", operands)
+        return found
+
+
+def _word(kind: type, argument: Any) -> int:
+    """An argument in eight bytes, as native/program.h reads it."""
+    if argument is None:
+        return 0
+    if kind is ctypes.c_float:
+        return int.from_bytes(struct.pack("<f", argument), "little")
+    if not isinstance(argument, int):  # ctypes.byref
+        return ctypes.addressof(argument._obj)
+    return argument & (2**64 - 1)
+
+
+@functools.cache
+def _address(library: ctypes.CDLL, name: str) -> int:
+    found = getattr(library, name, None)
+    if found is None:
+        raise NotRecordableError(f"{name} is not among the native functions")
+    address = ctypes.cast(found, ctypes.c_void_p).value
+    assert address is not None
+    return address

@@ -1,0 +1,147 @@
+"""Decode steps as recorded programs: the same tokens, to the last bit, as steps from Python."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+
+from engine.config import CacheConfig, EngineConfig, Quantization, SchedulerConfig
+from engine.core import EngineCore
+from engine.runner import load_runner
+from engine.types import Request, SamplingParams
+from kernels.cpu import linear
+from tests import tiny_models
+
+pytestmark = pytest.mark.skipif(
+    not linear.is_available(), reason="no AVX-512 BF16 and VNNI, or no C++ compiler"
+)
+# Multiples of what the panels hold, as the models have that people serve.
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Saves a tiny model once for all tests that ask for its kind."""
+    saved: dict[str, str] = {}
+
+    def save(kind: str, **changes: object) -> str:
+        if kind not in saved:
+            path = tiny_models.save(kind, tmp_path_factory.mktemp(kind), **changes)
+            saved[kind] = str(path)
+        return saved[kind]
+
+    return save
+
+
+def make(
+    directory: str, *, eager: bool, quantization: Quantization | None = None, **scheduler
+) -> EngineCore:
+    config = EngineConfig(
+        model=directory,
+        dtype="bfloat16",
+        attention_backend="cpu",
+        enforce_eager=eager,
+        quantization=quantization,
+        num_threads=2,
+        cache=CacheConfig(block_size=4, num_blocks=60),
+        scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, **scheduler),
+    )
+    return EngineCore(config, load_runner(config))
+
+
+def live(core: EngineCore, seed: int) -> tuple[dict[str, list], int]:
+    """What requests that come at random are told, and how many steps were programs.
+
+    Most are plain; some ask for what only the ordinary sampler does.
+    """
+    rng = random.Random(seed)
+    told: dict[str, list] = {}
+    programs = core._runner._graphs
+    replayed = 0
+    if programs is not None:
+        load = programs.load
+
+        def count(*arguments) -> None:
+            nonlocal replayed
+            replayed += 1
+            load(*arguments)
+
+        programs.load = count
+    while core.has_work or len(told) < 14:
+        if len(told) < 14 and rng.random() < 0.4:
+            extra = rng.choice(
+                [{}, {}, {}, {"logprobs": 2}, {"frequency_penalty": 0.5}, {"logit_bias": {7: 3.0}}]
+            )
+            sampling = SamplingParams(
+                temperature=rng.choice([0.0, 0.7, 1.0]),
+                top_p=rng.choice([1.0, 0.9]),
+                seed=rng.randrange(1000),
+                max_tokens=rng.randrange(1, 24),
+                ignore_eos=True,
+                **extra,
+            )
+            prompt = tuple(rng.randrange(3, 160) for _ in range(rng.randrange(1, 40)))
+            request_id = str(len(told))
+            told[request_id] = []
+            core.add(Request(id=request_id, prompt_token_ids=prompt, sampling=sampling))
+        output = core.step()
+        assert not output.errors
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            told[row_id].append((tokens, output.logprobs.get(row_id)))
+    return told, replayed
+
+
+def texts(told: dict[str, list]) -> dict[str, list]:
+    """All tokens and log-probabilities of each request, however steps cut them."""
+    return {
+        key: [(token, logprobs) for tokens, logprobs in parts for token in tokens]
+        for key, parts in told.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization"),
+    [
+        ("llama", None),
+        ("llama", "int8"),
+        ("llama", "int4"),
+        ("qwen2", None),  # biases, and embeddings that are the head
+        ("qwen2", "int8"),
+        ("qwen3", None),  # norms of heads
+        ("mistral", None),  # a window
+        ("llama_yarn", None),
+    ],
+)
+def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> None:
+    directory = model(kind, **SHAPE)
+    recorded = make(directory, eager=False, quantization=quantization)
+    ordinary = make(directory, eager=True, quantization=quantization)
+    for seed in (1, 2):
+        told, replayed = live(recorded, seed)
+        expected, _ = live(ordinary, seed)
+        assert texts(told) == texts(expected)
+        assert replayed > 15
+
+
+def test_results_read_after_the_next_step_was_computed(model) -> None:
+    """Overlapped, a program runs again before its last results are taken."""
+    directory = model("llama", **SHAPE)
+    told, replayed = live(make(directory, eager=False, overlap=True), 3)
+    expected, _ = live(make(directory, eager=True), 3)
+    assert texts(told) == texts(expected)
+    assert replayed
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2_moe"])
+def test_what_cannot_be_recorded_runs_as_ever_and_the_log_says_why(
+    model, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = model(kind)
+    with caplog.at_level(logging.INFO):
+        told, replayed = live(make(directory, eager=False), 4)
+    assert caplog.text.count("decode steps are not recorded") == 1
+    assert not replayed
+    expected, _ = live(make(directory, eager=True), 4)
+    assert texts(told) == texts(expected)
