@@ -28,6 +28,7 @@ class AttentionSpec:
     windows: tuple[int | None, ...] = (None,)  # the distinct windows of the layers, in tokens
     softcap: float | None = None
     has_sinks: bool = False
+    chunk: int | None = None  # some layers' queries see their own chunk of so many positions alone
     value_dim: int | None = None  # values are the first numbers of the keys; None: by themselves
 
 
@@ -44,6 +45,7 @@ class LayerAttention:
     softcap: float | None = None  # c * tanh(x / c), as in Gemma 2
     # [num_heads] float32, as in GPT-OSS
     sinks: torch.Tensor | None = field(default=None, compare=False)
+    chunk: int | None = None  # a query sees nothing before its own chunk of positions (Llama 4)
 
 
 class LayerCache(NamedTuple):

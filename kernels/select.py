@@ -92,6 +92,13 @@ def _invariant(kernels: Kernels) -> Kernels | str:
     return kernels._replace(attention=PerTokenAttention(kernels.attention))
 
 
+def _chunked(kernels: Kernels) -> Kernels:
+    """These kernels, for models of which some layers attend within chunks."""
+    from kernels.chunked import ChunkedAttention
+
+    return kernels._replace(attention=ChunkedAttention(kernels.attention))
+
+
 def select_kernels(
     name: str, spec: AttentionSpec, *, invariant: bool = False
 ) -> tuple[Kernels, list[tuple[str, str]]]:
@@ -115,6 +122,8 @@ def select_kernels(
         kernels = make(spec)
         if invariant and not isinstance(kernels, str):
             kernels = _invariant(kernels)
+        if spec.chunk is not None and not isinstance(kernels, str):
+            kernels = _chunked(kernels)
         reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)
         if not isinstance(kernels, str) and reason is None:
             return kernels, refusals

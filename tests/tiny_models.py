@@ -234,6 +234,24 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0},
         },
     ),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            **{"head_dim": 16, "intermediate_size": 24, "intermediate_size_mlp": 40},
+            **{"num_local_experts": 4, "interleave_moe_layer_step": 2, "pad_token_id": 0},
+            **{"no_rope_layer_interval": 3, "attention_chunk_size": 16, "floor_scale": 8},
+            **{"num_hidden_layers": 4, "attn_scale": 0.5},
+        },
+    ),
+    "llama4_plain": (
+        "Llama4TextConfig",
+        {
+            **{"head_dim": 16, "intermediate_size": 24, "intermediate_size_mlp": 40},
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "moe_layers": [1, 2]},
+            **{"attn_temperature_tuning": False, "use_qk_norm": False, "pad_token_id": 0},
+            **{"no_rope_layers": [1, 0, 1], "attention_chunk_size": 32},
+        },
+    ),
     "cohere": ("CohereConfig", {**_LAYER_NORM, "logit_scale": 0.3, "pad_token_id": 0}),
     "cohere2": (
         "Cohere2Config",

@@ -16,7 +16,7 @@ from engine.models.latent import LatentAttention
 from engine.models.mlp import Adapters, bind_mlp
 from engine.models.modules import Layer
 from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
-from engine.models.spec import DecoderSpec
+from engine.models.spec import DecoderSpec, TemperatureSpec
 from kernels.attention import LayerCache
 from kernels.operations import Kernels
 
@@ -82,6 +82,8 @@ class Block:
             cache,
             state.slot_mapping,
         )
+        if spec.temperature is not None and layer.rope is None:
+            query *= _temperatures(state.positions, spec.temperature)
         attended = self._attention.forward(state.attention, layer.attention, query, cache)
         return attended.view(-1, spec.query_size)
 
@@ -186,6 +188,12 @@ class Walk:
             out += block.mlp(read, adapters)
             normed = next_norm.add(out, x)
         return normed
+
+
+def _temperatures(positions: torch.Tensor, spec: TemperatureSpec) -> torch.Tensor:
+    """What queries are multiplied by: [n] int64 -> [n, 1, 1] float32."""
+    periods = ((positions + 1) // spec.every).float()
+    return (1.0 + spec.scale * torch.log1p(periods)).view(-1, 1, 1)
 
 
 def _select(wanted: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -110,10 +110,17 @@ class ConfigReader:
             raise self.error(key, "must be an object")
         return value
 
+    def switch(self, key: str, default: bool = False) -> bool:
+        """A boolean, or as some exports write one, a number that is not 0."""
+        value = self._take(key, default)
+        if type(value) not in (bool, int):
+            raise self.error(key, f"must be true or false, not {value!r:.80}")
+        return bool(value)
+
     def listed(self, key: str, length: int) -> list[Any] | None:
-        """A list with an entry for each layer (more are cut off), or None where absent."""
-        value = self._take(key, ())
-        if value == ():
+        """A list with an entry for each layer (more are cut off), or None where absent or empty."""
+        value = self._take(key, [])
+        if value == []:
             return None
         if not isinstance(value, list) or len(value) < length:
             raise self.error(key, f"must be a list of at least {length} entries")

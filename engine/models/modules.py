@@ -153,15 +153,19 @@ def make_layer(
     def norm(name: str) -> NormWeights | None:
         return _norm(spec, weights, f"{i}.{name}")
 
-    layer = spec.layers[i]
+    layer, attention_norm = spec.layers[i], norm("attention_norm")
     return Layer(
         attention=LayerAttention(
-            spec.score_scale, layer.window, spec.attention_softcap, weights.get(f"{i}.sinks")
+            spec.score_scale,
+            layer.window,
+            spec.attention_softcap,
+            weights.get(f"{i}.sinks"),
+            layer.chunk,
         ),
         rope=int(layer.local_rope) if layer.rope and spec.rope else None,
-        attention_norm=norm("attention_norm"),
+        attention_norm=attention_norm,
         qkv=method.make(*_query_key_value(spec, weights, i)),
-        qk_norm=_head_norms(spec, weights, i) if spec.qk_norm else None,
+        qk_norm=_head_norms(spec, weights, i, attention_norm),
         wide_query_norm=norm("query_norm") if spec.wide_qk_norm else None,
         wide_key_norm=norm("key_norm") if spec.wide_qk_norm else None,
         output=linear("output"),
@@ -251,8 +255,15 @@ def projected_order(spec: DecoderSpec) -> torch.Tensor | None:
     return torch.cat((heads[:, order].flatten(), values))
 
 
-def _head_norms(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int) -> torch.Tensor:
-    """Of each head's query and key, [num_heads + num_kv_heads, head_dim]."""
+def _head_norms(
+    spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int, like: NormWeights | None
+) -> torch.Tensor | None:
+    """Of each head's query and key, [num_heads + num_kv_heads, head_dim]; None: not normed."""
+    if spec.unit_qk_norm and spec.layers[i].rope:
+        assert like is not None
+        return like.weight.new_ones((spec.num_heads + spec.num_kv_heads, spec.head_dim))
+    if not spec.qk_norm:
+        return None
     query, key = (_norm(spec, weights, f"{i}.{name}") for name in ("query_norm", "key_norm"))
     assert query is not None
     assert key is not None

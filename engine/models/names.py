@@ -184,6 +184,18 @@ _DEEPSEEK_RANKED = (
     Rule(_LAYER + "self_attn.q_a_layernorm.weight", "{i}.query_norm"),
     Rule(_LAYER + "self_attn.q_b_proj.weight", "{i}.query_up.weight"),
 )
+_LLAMA4_MLP = _LAYER + "feed_forward."
+_LLAMA4 = (
+    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
+    Rule(_LLAMA4_MLP + "gate_proj.weight", "{i}.gate_up.weight", 0),
+    Rule(_LLAMA4_MLP + "up_proj.weight", "{i}.gate_up.weight", 1),
+    Rule(_LLAMA4_MLP + "down_proj.weight", "{i}.down.weight"),
+    Rule(_LLAMA4_MLP + "router.weight", "{i}.router"),
+    *_stacked(_LLAMA4_MLP + "experts.", StackedExperts()),
+    Rule(_LLAMA4_MLP + "shared_expert.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
+    Rule(_LLAMA4_MLP + "shared_expert.up_proj.weight", "{i}.shared.gate_up.weight", 1),
+    Rule(_LLAMA4_MLP + "shared_expert.down_proj.weight", "{i}.shared.down.weight"),
+)
 _GPT_OSS = (
     *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
     Rule(_LAYER + "self_attn.sinks", "{i}.sinks"),
@@ -200,6 +212,8 @@ _TABLES = {
     "gpt2": _GPT2,
     "gpt_neox": _GPT_NEOX,
     "gpt_oss": _GPT_OSS,
+    "llama4": tuple(rule._replace(pattern="language_model." + rule.pattern) for rule in _LLAMA4),
+    "llama4_text": _LLAMA4,
     "mixtral": _MIXTRAL,
     "olmo2": _OLMO2,
     "phi3": _PHI3,

@@ -88,6 +88,7 @@ class LayerSpec:
     rope: bool = True  # False: no position embedding in this layer (NoPE)
     local_rope: bool = False  # by the model's other frequencies, of its windowed layers
     experts: bool = False  # a mixture of experts in place of the MLP
+    chunk: int | None = None  # a position sees none before its own chunk of so many; None: all
 
 
 # Where a layer's norms stand, x being the residual stream:
@@ -172,6 +173,15 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
+class TemperatureSpec:
+    """The query at position p is multiplied by ``1 + scale * log(1 + floor((p + 1) / every))``,
+    in layers without position embedding (Llama 4; Nakanishi 2025)."""
+
+    scale: float
+    every: int
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """A decoder. The defaults are Llama's: pre-norm, rotary positions, gated MLP with SiLU."""
 
@@ -198,6 +208,8 @@ class DecoderSpec:
     moe: MoeSpec | None = None  # of the layers that have experts
     latent: LatentSpec | None = None  # then there is one KV head, of the latent's width
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
+    unit_qk_norm: bool = False  # the same without weights, in layers with rope
+    temperature: TemperatureSpec | None = None
     wide_qk_norm: bool = False  # RMS norm over all query heads together, and over all key heads
     has_sinks: bool = False  # each query head has one more score in its softmax, without a value
     attention_softcap: float | None = None
@@ -275,6 +287,11 @@ class DecoderSpec:
     def windows(self) -> tuple[int | None, ...]:
         """The distinct windows of the layers."""
         return tuple(dict.fromkeys(layer.window for layer in self.layers))
+
+    @property
+    def chunk(self) -> int | None:
+        """The chunk of the layers that attend within chunks; None where there are none."""
+        return next((layer.chunk for layer in self.layers if layer.chunk is not None), None)
 
     @property
     def default_context(self) -> int:

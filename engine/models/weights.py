@@ -100,10 +100,16 @@ def targets(
     return places
 
 
+# What a model that reads images has beside its text model.
+_UNREAD = {"llama4": ("vision_model.", "multi_modal_projector.")}
+
+
 def is_redundant(spec: DecoderSpec, name: str) -> bool:
-    """Whether a tensor without a place may be passed over: computed here, a tied copy, or of a
-    layer that drafts."""
+    """Whether a tensor without a place may be passed over: computed here, a tied copy, of a layer
+    that drafts, or not of the text model."""
     tied_copy = spec.tie_word_embeddings and name == "lm_head.weight"
+    if name.startswith(_UNREAD.get(spec.architecture, ())):
+        return True
     return tied_copy or _COMPUTED.fullmatch(name) is not None or _drafts(spec, name)
 
 

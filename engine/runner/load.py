@@ -172,6 +172,7 @@ def attention_spec(
         softcap=spec.attention_softcap,
         has_sinks=spec.has_sinks,
         value_dim=spec.value_dim,
+        chunk=spec.chunk,
     )
 
 

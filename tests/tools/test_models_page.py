@@ -16,4 +16,5 @@ def test_every_family_has_a_twin() -> None:
     import transformers
 
     twins = {getattr(transformers, name).model_type for name, _ in tiny_models.KINDS.values()}
-    assert twins == set(FAMILIES)
+    in_a_test_of_its_own = {"llama4"}  # beside a part that is not served
+    assert twins | in_a_test_of_its_own == set(FAMILIES)

@@ -13,7 +13,7 @@ from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.families import ENCODERS
 from engine.models.encoder.spec import EncoderSpec
-from engine.models.families import deepseek, gemma, gpt, gpt_oss, llama, moe
+from engine.models.families import deepseek, gemma, gpt, gpt_oss, llama, llama4, moe
 from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
 
@@ -64,6 +64,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "granite": Family(llama.granite, "Granite 3, dense", "four multipliers"),
     "llama": Family(llama.llama, "Llama 2 and 3.x, SmolLM 1 and 2, Yi, many more", ""),
+    "llama4": Family(
+        llama4.llama4, "Llama 4 Scout and Maverick", "as `llama4_text`; images are not taken"
+    ),
+    "llama4_text": Family(
+        llama4.llama4_text,
+        "Llama 4, its text model alone",
+        "chunked attention, layers without rope, unit QK norms, experts weighed before they read",
+    ),
     "mistral": Family(llama.mistral, "Mistral, Ministral", "windows in some"),
     "mixtral": Family(moe.mixtral, "Mixtral", "experts"),
     "olmo2": Family(llama.olmo2, "OLMo 2", "norms behind attention and MLP, wide QK norms"),

@@ -7,9 +7,17 @@ import functools
 
 import pytest
 import torch
+import transformers
 
 from engine.models import names, weights
-from engine.models.spec import ClampedSwiglu, DecoderSpec, LayerSpec, NormSpec, RopeSpec
+from engine.models.spec import (
+    ClampedSwiglu,
+    DecoderSpec,
+    LayerSpec,
+    NormSpec,
+    RopeSpec,
+    TemperatureSpec,
+)
 from engine.runner import load as load_module
 from engine.types import SamplingParams
 from tests import tiny_models
@@ -63,7 +71,9 @@ def test_logits_equal_hugging_face(checkpoints, kind):
     torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"]
+)
 def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
     """As a GPU computes them; the kernel's twin is held against it in tests/kernels."""
     directory, expected = checkpoints(kind)
@@ -76,6 +86,27 @@ def test_quantised_experts_are_near(checkpoints):
     directory, expected = checkpoints("qwen2_moe")
     error = (paged_logits(directory, quantization="int8") - expected).norm() / expected.norm()
     assert error < 0.15
+
+
+def test_the_text_model_of_llama_4_as_it_is_published(tmp_path):
+    """Beside a part for images, which is passed over."""
+    text = tiny_models.build("llama4").config
+    vision = {
+        **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+        **{"intermediate_size": 64, "projector_input_dim": 8, "projector_output_dim": 8},
+        **{"vision_output_dim": 8, "patch_size": 14},
+    }
+    whole = transformers.Llama4Config(text_config=text.to_dict(), vision_config=vision)
+    whole._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.Llama4ForConditionalGeneration(whole).eval()
+        for parameter in model.parameters():
+            parameter.data.normal_(0.0, 0.25)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt()])).logits[0]
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -126,6 +157,14 @@ def _moe_with(**changes):
     return mutate
 
 
+def _each_layer(**changes):
+    def mutate(spec: DecoderSpec) -> DecoderSpec:
+        layers = tuple(dataclasses.replace(layer, **changes) for layer in spec.layers)
+        return dataclasses.replace(spec, layers=layers)
+
+    return mutate
+
+
 MUTANTS = {
     "rope base": ("llama", _spec_with(rope=RopeSpec(20_000.0))),
     "rope scaling dropped": ("llama_llama3", _spec_with(rope=RopeSpec(10_000.0))),
@@ -171,6 +210,16 @@ MUTANTS = {
     "experts' shares not scaled": ("deepseek_v3", _moe_with(scale=1.0)),
     "experts by softmax": ("deepseek_v3", _moe_with(scoring="softmax")),
     "sums of experts normalised": ("deepseek_v3_halves", _moe_with(normalised=True)),
+    "no chunks": ("llama4", _each_layer(chunk=None)),
+    "other chunks": ("llama4", _each_layer(chunk=20)),
+    "chunks in all layers": ("llama4_plain", _each_layer(chunk=32)),
+    "one temperature": ("llama4", _spec_with(temperature=None)),
+    "temperature a token late": (
+        "llama4",
+        _spec_with(temperature=TemperatureSpec(0.5, 9)),
+    ),
+    "heads not normed": ("llama4", _spec_with(unit_qk_norm=False)),
+    "experts weighed behind": ("llama4", _moe_with(weighs_input=False)),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }

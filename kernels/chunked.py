@@ -1,0 +1,166 @@
+"""Attention within chunks of the context (Llama 4), on any backend.
+
+A query sees the tokens of its own chunk of positions, up to itself, and none before. To attention
+such a chunk is a sequence of its own: its first block is the chunk's first, and its length begins
+with it. So the geometry of a step is cut, and the backend underneath knows nothing of chunks:
+
+    positions   0 ........ 7 | 8 ....... 15 | 16 ... 18        a row of 19 tokens, chunks of 8
+    queries             [ 6      ...           18 ]            13 of them
+    rows                [6 7]  [8 ....... 15] [16  18]         of lengths 8, 8 and 3
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchGeometry,
+    DeviceGeometry,
+    LayerAttention,
+    LayerCache,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedState:
+    """A step's plans."""
+
+    whole: Any  # for layers that see everything
+    chunked: Any
+
+
+class ChunkedAttention:
+    """A backend for models of which some layers attend within chunks, made of one that cannot.
+
+    Args:
+        inner: what computes it.
+    """
+
+    def __init__(self, inner: AttentionBackend) -> None:
+        self.name = inner.name
+        self.is_capturable = inner.is_capturable
+        self._inner = inner
+
+    def refuse(self, spec: AttentionSpec) -> str | None:
+        """See ``AttentionBackend.refuse``."""
+        if spec.chunk is not None and spec.chunk % spec.block_size:
+            size = spec.block_size
+            return f"attention chunks of {spec.chunk} tokens are not made of blocks of {size}"
+        return self._inner.refuse(spec)
+
+    def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
+        """See ``AttentionBackend.fits``."""
+        assert spec.chunk is not None
+        if _is_within(captured, spec.chunk) and not _is_within(actual, spec.chunk):
+            return False  # it was captured without a cut
+        inner = self._inner
+        return inner.fits(captured, actual, spec) and inner.fits(
+            self._cut(captured, spec), self._cut(actual, spec), spec
+        )
+
+    def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> ChunkedState:
+        """See ``AttentionBackend.plan``."""
+        assert spec.chunk is not None
+        whole = self._inner.plan(geometry, spec)
+        if _is_within(geometry, spec.chunk):
+            return ChunkedState(whole, whole)
+        return ChunkedState(whole, self._inner.plan(self._cut(geometry, spec), spec))
+
+    def forward(
+        self,
+        state: ChunkedState,
+        layer: LayerAttention,
+        query: torch.Tensor,
+        cache: LayerCache,
+    ) -> torch.Tensor:
+        """See ``AttentionBackend.forward``."""
+        plan = state.whole if layer.chunk is None else state.chunked
+        return self._inner.forward(plan, layer, query, cache)
+
+    def _cut(self, geometry: BatchGeometry, spec: AttentionSpec) -> BatchGeometry:
+        assert spec.chunk is not None
+        if _is_within(geometry, spec.chunk):
+            return geometry
+        if int(np.diff(geometry.query_start).max()) > 1:
+            return _cut_ragged(geometry, spec.chunk, spec.block_size)
+        return _cut_single(geometry, spec.chunk, spec.block_size, bounds=self.is_capturable)
+
+
+def _is_within(geometry: BatchGeometry, chunk: int) -> bool:
+    """Whether all rows lie in their first chunk."""
+    return int(geometry.seq_lens.max()) <= chunk
+
+
+def _cut_single(
+    geometry: BatchGeometry, chunk: int, block_size: int, *, bounds: bool
+) -> BatchGeometry:
+    """Rows of one query each: what is left of them begins with the chunk of that query.
+
+    Where the host knows ``bounds`` alone, the device looks at its own lengths.
+    """
+    lens, own = geometry.seq_lens, geometry.device
+    skipped = np.maximum(lens - 1, 0) // chunk
+    seq_lens = np.minimum(lens, chunk) if bounds else lens - skipped * chunk
+    skipped_there = torch.clamp(own.seq_lens - 1, min=0) // chunk
+    rows = torch.arange(lens.size, dtype=torch.int32, device=own.slots.device)
+    on_device = DeviceGeometry(
+        own.query_start,
+        own.seq_lens - skipped_there * chunk,
+        rows,
+        _shifted(own.tables, own.slots, skipped_there, chunk // block_size),
+    )
+    tables = _shifted_on_host(geometry.tables, geometry.slots, skipped, chunk // block_size)
+    return BatchGeometry(
+        geometry.query_start,
+        seq_lens.astype(np.int32),
+        np.arange(lens.size, dtype=np.int32),
+        tables,
+        on_device,
+    )
+
+
+def _cut_ragged(geometry: BatchGeometry, chunk: int, block_size: int) -> BatchGeometry:
+    """Rows of several queries: as many of each as chunks have a query."""
+    ends = geometry.seq_lens.astype(np.int64)
+    starts = ends - np.diff(geometry.query_start)
+    first, last = starts // chunk, (ends - 1) // chunk
+    row = np.repeat(np.arange(ends.size), last - first + 1)
+    before = np.cumsum(last - first + 1) - (last - first + 1)
+    number = first[row] + np.arange(row.size) - before[row]  # of the chunk
+    piece_ends = np.minimum(ends[row], (number + 1) * chunk)
+    queries = piece_ends - np.maximum(starts[row], number * chunk)
+    query_start = np.append(0, np.cumsum(queries)).astype(np.int32)
+    seq_lens = (piece_ends - number * chunk).astype(np.int32)
+    slots, lines = geometry.slots[row], np.arange(row.size, dtype=np.int32)
+    skipped, own = number.astype(np.int32), geometry.device
+    device = own.tables.device
+    host = (query_start, seq_lens, lines, slots, skipped)
+    starts, lens, rows, where, shifts = (torch.from_numpy(array).to(device) for array in host)
+    tables = _shifted(own.tables, where, shifts, chunk // block_size)
+    on_host = _shifted_on_host(geometry.tables, slots, skipped, chunk // block_size)
+    on_device = DeviceGeometry(starts, lens, rows, tables)
+    return BatchGeometry(query_start, seq_lens, lines, on_host, on_device)
+
+
+def _shifted(
+    tables: torch.Tensor, slots: torch.Tensor, skipped: torch.Tensor, num_blocks: int
+) -> torch.Tensor:
+    """The lines of some rows, from the blocks of a chunk on: [rows, blocks of a chunk] int32."""
+    width = min(tables.shape[1], num_blocks)
+    columns = torch.arange(width, device=tables.device) + (skipped * num_blocks).unsqueeze(1)
+    columns = columns.clamp_(max=tables.shape[1] - 1)  # behind a row's end: any
+    return tables.index_select(0, slots).gather(1, columns)
+
+
+def _shifted_on_host(
+    tables: np.ndarray, slots: np.ndarray, skipped: np.ndarray, num_blocks: int
+) -> np.ndarray:
+    width = min(tables.shape[1], num_blocks)
+    columns = np.minimum(np.arange(width) + skipped[:, None] * num_blocks, tables.shape[1] - 1)
+    return np.take_along_axis(tables[slots], columns, axis=1)
