@@ -44,7 +44,7 @@ class PackedWeight:
         inputs: columns of the weight.
         group: neighbouring codes that share a scale; the last group may be shorter.
         levels: what the sixteen 4-bit codes stand for; None with 8 bits.
-        zeros: [outputs, groups], of any float dtype, in units of levels; None: all 0.
+        zeros: [outputs, groups], of any dtype, in units of levels; None: all 0.
         order: [inputs] int64, which input a column of the codes belongs to; None: its own. This is
             how groups that were formed by another order of the inputs (act-order) lie together.
         rounds_inputs: the format rounds activations to eight bits too, so a method may.
@@ -100,6 +100,17 @@ class PackedWeight:
         zeros = None if self.zeros is None else self.zeros[outputs]
         codes = _as_bytes(self.codes)[outputs].view(self.codes.dtype)
         return replace(self, codes=codes, scales=self.scales[outputs], zeros=zeros)
+
+    def for_rounded_inputs(self) -> PackedWeight:
+        """The same, of a format that rounds activations too."""
+        return replace(self, rounds_inputs=True)
+
+    def to(self, device: torch.device) -> PackedWeight:
+        """The same on a device."""
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        order = None if self.order is None else self.order.to(device)
+        codes, scales = self.codes.to(device), self.scales.to(device)
+        return replace(self, codes=codes, scales=scales, zeros=zeros, order=order)
 
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
         """[outputs, inputs] in ``dtype``, computed in float32 and rounded once."""

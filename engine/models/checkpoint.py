@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from engine.errors import ModelLoadError
 from engine.gguf.file import GgufFile, find_gguf, read_gguf
@@ -33,6 +34,7 @@ class ModelConfig:
     sentence: SentenceConfig
     raw: bytes  # config.json as it stands; the file's tables
     gguf: GgufFile | None = None  # where the weights are, if they are not in the directory
+    quantization_config: dict[str, Any] | None = None  # its section of that name
 
 
 def read_config(model: str) -> ModelConfig:
@@ -53,13 +55,15 @@ def read_config(model: str) -> ModelConfig:
         raise ModelLoadError(f"{path}: missing; a model directory in Hugging Face format has one")
     raw = read_bytes(path)
     try:
-        spec = read_spec(parse_object(path, raw))
+        config = parse_object(path, raw)
+        spec = read_spec(config)
     except ModelLoadError as error:
         raise ModelLoadError(_in_directory(directory, str(error))) from None
     sentence = read_sentence_config(directory)
     if isinstance(spec, DecoderSpec):
         spec = _with_generation_eos(directory, spec)
-    return ModelConfig(directory, spec, sentence, raw)
+    quantised = config.get("quantization_config")
+    return ModelConfig(directory, spec, sentence, raw, quantization_config=quantised)
 
 
 def read_headers(directory: Path) -> list[Header]:

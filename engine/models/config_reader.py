@@ -44,6 +44,11 @@ class ConfigReader:
     def __contains__(self, key: str) -> bool:
         return key in self._config
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All keys that are there."""
+        return tuple(self._config)
+
     def count(self, key: str, default: int | None = None, limit: int = _MAX_COUNT) -> int:
         """A positive integer below ``limit``. Raises ModelLoadError for anything else."""
         value = self._take(key, default)
@@ -61,6 +66,10 @@ class ConfigReader:
     def optional_count(self, key: str) -> int | None:
         """A positive integer, or None where the key is absent."""
         return self.count(key) if key in self else None
+
+    def is_value(self, key: str, value: Any) -> bool:
+        """Whether the key is there and says ``value``."""
+        return self._take(key, None) == value
 
     def number(self, key: str, default: float | None = None, above: float = 0.0) -> float:
         """A number above ``above`` and below 1e12, as every real one is."""
@@ -81,6 +90,13 @@ class ConfigReader:
         ):
             raise self.error(key, "must be a list of positive numbers")
         return tuple(float(entry) for entry in value)
+
+    def block(self, key: str) -> tuple[int, int]:
+        """Two positive integers: rows and columns."""
+        value = self._take(key, None)
+        if not isinstance(value, list) or [type(n) for n in value] != [int, int] or min(value) < 1:
+            raise self.error(key, f"must be two positive integers, not {value!r:.80}")
+        return value[0], value[1]
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A boolean."""

@@ -13,9 +13,11 @@ from engine.errors import ModelLoadError
 from engine.models.linear import Weight
 from engine.models.safetensors import Header, TensorEntry, read_into
 from engine.models.spec import DecoderSpec
+from engine.models.stored import Format, PackedPlaces, find_packed
 from engine.models.tables import Spec, Tables, tables_of
 from engine.models.weights import Parameter, Target
 from kernels.cpu.memory import own_pages
+from kernels.packed import PackedParts, PackedWeight
 
 _DUMMY_STD = 0.02
 # A prime, so that no matrix has a period that divides its rows.
@@ -90,17 +92,45 @@ class _CheckpointWeights(Weights):
         dtype: torch.dtype,
         device: torch.device,
         on_progress: LoadProgress | None,
+        stored_as: Format | None,
     ) -> None:
         tables = tables_of(spec)
         super().__init__(tables.parameters, dtype, device, on_progress)
         self._spec = spec
+        packed = find_packed(spec, headers, tables, stored_as)
+        self._packed = packed.places
         self._places: dict[str, list[tuple[Header, TensorEntry, Target]]] = {}
-        for header, entry, target in _assign(spec, headers, tables):
+        for header, entry, target in _assign(spec, headers, tables, packed):
             self._places.setdefault(target.parameter, []).append((header, entry, target))
 
+    def stored(self, name: str) -> Weight:
+        """See ``Weights.stored``."""
+        packed = self._packed.get(name)
+        if packed is None:
+            return self[name]
+        parameter = self._wanted[name]
+        parts: dict[int, PackedWeight | torch.Tensor] = {
+            place.target.part or 0: place.read(self._spec).to(self._device) for place in packed
+        }
+        if name in self._places:  # some parts are dense: a tensor of all, of which those are kept
+            whole = self._empty(parameter)
+            self._fill_dense(name, parameter, whole)
+            for _, _, target in self._places[name]:
+                parts[target.part or 0] = whole[parameter.rows(target.part)]
+        self._tell(math.prod(parameter.shape), f"loading {packed[0].path.name}")
+        return PackedParts(tuple(parts[part] for part in sorted(parts)))
+
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
+        told = self._fill_dense(name, parameter, tensor)
+        for place in self._packed.get(name, ()):
+            part = tensor[parameter.rows(place.target.part)]
+            part.copy_(place.read(self._spec).dequantise(self._dtype))
+            told = f"loading {place.path.name}"
+        return told
+
+    def _fill_dense(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         told = ""
-        for header, entry, target in self._places[name]:
+        for header, entry, target in self._places.get(name, ()):
             part = tensor[parameter.rows(target.part)]  # contiguous: they lie along dimension 0
             with header.path.open("rb") as file:
                 if target.layout is None:
@@ -150,14 +180,18 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: LoadProgress | None = None,
+    stored_as: Format | None = None,
 ) -> Weights:
     """All parameters of the model from the files of a checkpoint, cast to ``dtype``.
+
+    Matrices that are quantised in the format ``stored_as`` stay so where they are asked for by
+    ``stored``.
 
     Raises:
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing
             has been read then. One line that names the tensor and the file.
     """
-    return _CheckpointWeights(spec, headers, dtype, device, on_progress)
+    return _CheckpointWeights(spec, headers, dtype, device, on_progress, stored_as)
 
 
 def dummy_weights(
@@ -186,12 +220,14 @@ def weights_bytes(spec: Spec, dtype: torch.dtype) -> int:
 
 
 def _assign(
-    spec: Spec, headers: list[Header], tables: Tables
+    spec: Spec, headers: list[Header], tables: Tables, packed: PackedPlaces
 ) -> Iterator[tuple[Header, TensorEntry, Target]]:
-    """Every tensor with its place, in file order; a leftover or a gap is an error."""
-    wanted, places = tables.parameters, dict(tables.targets)
+    """Every dense tensor with its place, in file order; a leftover or a gap is an error."""
+    wanted, places = tables.parameters, dict(packed.targets)
     for header in headers:
         for entry in sorted(header.entries.values(), key=lambda entry: entry.begin):
+            if entry.name in packed.taken:
+                continue
             name = tables.full_name(entry.name)
             target = places.pop(name, None)
             if target is None:
@@ -210,8 +246,11 @@ def _assign(
                     f"{header.path}: tensor '{entry.name}' has shape {list(entry.shape)}, "
                     f"config.json asks for {list(shape)}"
                 )
-            if not entry.dtype.is_floating_point:
-                raise ModelLoadError(f"{header.path}: tensor '{entry.name}' holds no floats")
+            if not entry.dtype.is_floating_point or entry.dtype.itemsize == 1:
+                raise ModelLoadError(
+                    f"{header.path}: tensor '{entry.name}' holds no floats of 16 bits or more, and "
+                    "config.json tells of no format that it would be a part of"
+                )
             yield header, entry, target
     if places:
         missing = ", ".join(f"'{name}'" for name in sorted(places)[:4])

@@ -31,7 +31,10 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
-    # Not weights we can use, but a file may carry them.
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    # Codes of quantised weights, or what is no weight at all.
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -106,6 +109,13 @@ def read_into(file: BufferedReader, entry: TensorEntry, target: torch.Tensor) ->
     for piece in _pieces(file, entry):
         flat[done : done + piece.numel()].copy_(piece)
         done += piece.numel()
+
+
+def read_tensor(file: BufferedReader, entry: TensorEntry) -> torch.Tensor:
+    """The tensor as it is in the file, on the CPU, in pages of its own. Raises as ``read_into``."""
+    tensor = own_pages(entry.shape, entry.dtype)
+    read_into(file, entry, tensor)
+    return tensor
 
 
 def _pieces(file: BufferedReader, entry: TensorEntry) -> Iterator[torch.Tensor]:

@@ -26,8 +26,10 @@ from engine.models.loader import (
 from engine.models.modules import make_modules
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
+from engine.models.stored import Format
 from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
+from engine.quantization.formats import read_format
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.encoder_load import load_encoder_runner
 from engine.runner.graphs import CudaCapture, DecodeGraphs
@@ -75,8 +77,15 @@ def _load_decoder_runner(
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     draft = plan_draft(config, spec, attention)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
-    method = choose_method(config.quantization, dtype, device, invariant=config.batch_invariant)
-    weights = _load(config, model, spec, headers, dtype, device, on_progress)
+    stored_as = _stored_format(config, model)
+    method = choose_method(
+        config.quantization,
+        dtype,
+        device,
+        invariant=config.batch_invariant,
+        stored=stored_as.name if stored_as else None,
+    )
+    weights = _load(config, model, spec, headers, dtype, device, on_progress, stored_as)
     modules = make_modules(spec, weights, method, stacked=kernels.name == "triton")
     draft_modules = None if draft is None else draft.modules(config, method)
     memory = plan_memory(
@@ -149,12 +158,21 @@ def _load(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: LoadProgress | None,
+    stored_as: Format | None,
 ) -> Weights:
     if config.load_format == "dummy":
         return dummy_weights(spec, dtype, device, config.seed, on_progress)
     if model.gguf is not None:
         return GgufWeights(model.gguf, spec, dtype, device, on_progress)
-    return load_weights(spec, headers, dtype, device, on_progress)
+    return load_weights(spec, headers, dtype, device, on_progress, stored_as)
+
+
+def _stored_format(config: EngineConfig, model: ModelConfig) -> Format | None:
+    """How the checkpoint's matrices are quantised; None: they are not, or random."""
+    if model.quantization_config is None or config.load_format == "dummy":
+        return None
+    where = f"{model.directory / 'config.json'}, 'quantization_config'"
+    return read_format(model.quantization_config, where)
 
 
 def attention_spec(

@@ -100,13 +100,13 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
             understood; one line that names it.
     """
     reader = ConfigReader(config)
-    reader.refuse("quantization_config", "is set: quantised checkpoints are not supported yet")
     model_type = reader.text("model_type", "")
     family, encoder = FAMILIES.get(model_type), ENCODERS.get(model_type)
     if family is not None and family.names_code:
         reader.ignore("auto_map")
     reader.refuse("auto_map", "asks for code from the model's directory, which is never run")
     if encoder is not None:
+        reader.refuse("quantization_config", "is set: encoders are supported unquantised only")
         spec = encoder.read(reader)
         reader.finish()
         return spec
@@ -115,6 +115,7 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
         raise ModelLoadError(
             f"config.json: architecture {model_type[:80]!r} is not supported (known: {known})"
         )
+    reader.section("quantization_config")  # read by itself: engine/quantization/formats
     spec = with_head(family.read(reader), reader)
     reader.finish()
     return spec

@@ -95,7 +95,7 @@ def test_what_exports_write_besides_is_harmless():
         ({"model_type": "mamba"}, "'mamba' is not supported.*llama.*qwen3"),
         ({"model_type": None}, "not supported"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "'auto_map'.*never run"),
-        ({"quantization_config": {"bits": 4}}, "'quantization_config'"),
+        ({"quantization_config": 4}, "'quantization_config'"),
         ({"logit_scale": 0.5}, "'logit_scale'"),
         ({"new_b": 1, "new_a": 2}, "'new_a', 'new_b'"),
         ({"model_type": "mistral", "attention_bias": True}, "'attention_bias'"),

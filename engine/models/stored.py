@@ -1,0 +1,211 @@
+"""How a quantised checkpoint stores a matrix: which of its tensors make one up, and how.
+
+A dense checkpoint has one tensor for each place of the tables (``engine/models/tables.py``). In a
+quantised one several take the place of a matrix, such as ``X.qweight``, ``X.scales`` and
+``X.qzeros`` for ``X.weight``. A ``Format`` knows them; what it leaves alone is dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.errors import ModelLoadError
+from engine.models.layouts import Transposed
+from engine.models.safetensors import Header, TensorEntry, read_tensor
+from engine.models.spec import DecoderSpec
+from engine.models.tables import Spec, Tables
+from engine.models.weights import Target
+from kernels.packed import PackedWeight
+
+
+class Expected(NamedTuple):
+    """A tensor that a recipe is made from."""
+
+    name: str  # in full, as in the checkpoint of a whole model
+    shape: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What one matrix is made from.
+
+    Attributes:
+        tensors: by what they are to ``make``.
+        make: from these tensors, on the CPU, to the weight. Raises ValueError where their values
+            are not of the format.
+        unused: names of tensors that belong to the matrix and are not needed here.
+    """
+
+    tensors: Mapping[str, Expected]
+    make: Callable[[Mapping[str, torch.Tensor]], PackedWeight]
+    unused: tuple[str, ...] = ()
+
+
+class Format(Protocol):
+    """A way of storing quantised matrices, as ``quantization_config`` describes it."""
+
+    @property
+    def name(self) -> str:
+        """What users know it by."""
+        ...
+
+    def recipe(
+        self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
+    ) -> Recipe | None:
+        """How the matrix is stored that a dense checkpoint would call ``name``.
+
+        Args:
+            name: such as ``model.layers.0.mlp.up_proj.weight``.
+            shape: [outputs, inputs], experts that lie in one tensor one after the other.
+            present: all tensors of the checkpoint by their full names.
+
+        Returns:
+            None where it is dense.
+
+        Raises:
+            ModelLoadError: it is stored in a way that is not supported.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlace:
+    """A matrix of a checkpoint that is to be made by a recipe."""
+
+    name: str
+    target: Target
+    recipe: Recipe
+    sources: Mapping[str, tuple[Header, TensorEntry]]
+
+    def read(self, spec: Spec) -> PackedWeight:
+        """Read its tensors and make it, on the CPU.
+
+        Raises:
+            ModelLoadError: the file has become shorter, or the values are not of the format; one
+                line that names file and tensor.
+        """
+        tensors = {}
+        for role, (header, entry) in self.sources.items():
+            with header.path.open("rb") as file:
+                tensors[role] = read_tensor(file, entry)
+        try:
+            weight = self.recipe.make(tensors)
+        except ValueError as error:
+            raise ModelLoadError(f"{self.path}: '{self.name}': {error}") from None
+        if self.target.layout is None:
+            return weight
+        assert isinstance(spec, DecoderSpec)  # no encoder has another layout
+        return weight.select(_output_order(spec, self.target, weight.shape[0]))
+
+    @property
+    def path(self) -> Path:
+        """The file that its first tensor is in."""
+        return next(iter(self.sources.values()))[0].path
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlaces:
+    """The packed matrices of a checkpoint, and what that leaves to the dense ones.
+
+    Attributes:
+        places: by the parameters that they fill, in the order of the tables.
+        targets: the places of the tables that are left.
+        taken: tensors of the checkpoint, by their own names, that are spoken for.
+    """
+
+    places: Mapping[str, tuple[PackedPlace, ...]]
+    targets: Mapping[str, Target]
+    taken: frozenset[str]
+
+
+def find_packed(
+    spec: Spec, headers: list[Header], tables: Tables, stored_as: Format | None
+) -> PackedPlaces:
+    """Ask the format for each matrix of the model.
+
+    Raises:
+        ModelLoadError: a tensor is missing, or has another shape or dtype than the config says;
+            one line that names the tensor and the file.
+    """
+    if stored_as is None:
+        return PackedPlaces({}, tables.targets, frozenset())
+    full_name = _full_names(tables)
+    found = {
+        full_name(entry.name): (header, entry)
+        for header in headers
+        for entry in header.entries.values()
+    }
+    present = {name: entry for name, (_, entry) in found.items()}
+    places: dict[str, tuple[PackedPlace, ...]] = {}
+    left = dict(tables.targets)
+    taken: set[str] = set()
+    for name, target in tables.targets.items():
+        shape = tables.parameters[target.parameter].part_shape(target.part)
+        if len(shape) != 2:
+            continue
+        recipe = stored_as.recipe(name, (shape[0], shape[1]), present)
+        if recipe is None:
+            continue
+        if isinstance(target.layout, Transposed):
+            raise ModelLoadError(
+                f"{headers[0].path.parent}: '{name}' is quantised, and layers that lie transposed "
+                f"in {spec.architecture} models are supported dense only"
+            )
+        sources = {
+            role: _checked(expected, found, headers) for role, expected in recipe.tensors.items()
+        }
+        unused = [found[other][1].name for other in recipe.unused if other in found]
+        taken |= {entry.name for _, entry in sources.values()} | set(unused)
+        before = places.get(target.parameter, ())
+        places[target.parameter] = (*before, PackedPlace(name, target, recipe, sources))
+        del left[name]
+    return PackedPlaces(places, left, frozenset(taken))
+
+
+def _checked(
+    expected: Expected, found: Mapping[str, tuple[Header, TensorEntry]], headers: list[Header]
+) -> tuple[Header, TensorEntry]:
+    if expected.name not in found:
+        raise ModelLoadError(f"{headers[0].path.parent}: missing tensor '{expected.name}'")
+    header, entry = found[expected.name]
+    if entry.shape != expected.shape:
+        raise ModelLoadError(
+            f"{header.path}: tensor '{entry.name}' has shape {list(entry.shape)}, config.json asks "
+            f"for {list(expected.shape)}"
+        )
+    if entry.dtype not in expected.dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in expected.dtypes)
+        given = str(entry.dtype).removeprefix("torch.")
+        raise ModelLoadError(
+            f"{header.path}: tensor '{entry.name}' holds {given}, config.json asks for {wanted}"
+        )
+    return header, entry
+
+
+def _full_names(tables: Tables) -> Callable[[str], str]:
+    """``Tables.full_name`` for tensors whose names only begin as those of the tables do."""
+    modules = {name.removesuffix(".weight") for name in tables.targets}
+
+    def full_name(name: str) -> str:
+        return name if any(stem in modules for stem in _stems(name)) else tables.full_name(name)
+
+    return full_name
+
+
+def _stems(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _output_order(spec: DecoderSpec, target: Target, outputs: int) -> torch.Tensor:
+    """Where the outputs of a matrix go under its layout: where those of its bias would."""
+    assert target.layout is not None
+    indices = torch.arange(outputs).view(target.layout.stored_shape(spec, (outputs,)))
+    return target.layout.arrange(spec, indices)

@@ -1,0 +1,277 @@
+"""Checkpoints of compressed-tensors, as llm-compressor writes them.
+
+Groups of the config say for which modules which scheme is meant; its ``format`` how it is stored:
+
+    pack-quantized    X.weight_packed int32, codes end to end along the inputs (zeros: the outputs)
+    int-quantized     X.weight int8
+    float-quantized   X.weight float8_e4m3fn
+    naive-quantized   either of these two
+    nvfp4-pack-quantized, mxfp4-pack-quantized
+                      X.weight_packed uint8, two codes a byte as in MXFP4; of the former, scales are
+                      float8 in groups of 16, divided by X.weight_global_scale
+
+each with ``X.weight_scale``, and where they are there ``X.weight_zero_point`` and
+``X.weight_g_idx``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engine.models.config_reader import ConfigReader
+from engine.models.safetensors import TensorEntry
+from engine.models.stored import Expected, Recipe
+from engine.quantization.formats.bits import codes_of_words, integer_weight, words_for
+from engine.quantization.formats.fp8 import float8_recipe, make_float8
+from engine.quantization.formats.mxfp4 import powers_of_two
+from engine.quantization.formats.shared import (
+    FLOAT8,
+    FLOATS,
+    INT32,
+    UINT8,
+    read_group_size,
+    rows_of_scales,
+    stem_of,
+)
+from kernels.packed import MXFP4_LEVELS, PackedWeight
+
+_PACKED, _INT, _FLOAT, _NAIVE = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+)
+_NVFP4, _MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+_FORMATS = (_PACKED, _INT, _FLOAT, _NAIVE, _NVFP4, _MXFP4)
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+_INT8, _INT64 = (torch.int8,), (torch.int64,)
+_MAX_PATTERN = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the weights of a group of modules are quantised."""
+
+    targets: tuple[str, ...]
+    format: str
+    bits: int
+    is_float: bool
+    is_symmetric: bool
+    strategy: str
+    group_size: int | None
+    block: tuple[int, int] | None
+    rounds_inputs: bool  # activations are meant to be rounded to int8
+
+    @property
+    def told(self) -> str:
+        """For users."""
+        kind = "FP" if self.is_float else "INT"
+        return f"{kind}{self.bits} {self.format}"
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """See ``engine.models.stored.Format``."""
+
+    schemes: tuple[Scheme, ...]
+    ignored: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """See ``Format``."""
+        kinds = dict.fromkeys(scheme.told for scheme in self.schemes)
+        return f"compressed-tensors ({', '.join(kinds)})"
+
+    def recipe(
+        self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
+    ) -> Recipe | None:
+        """See ``Format``: what is named by a group, not ignored, and has a scale."""
+        stem = stem_of(name)
+        if f"{stem}.weight_scale" not in present or any(_is(stem, word) for word in self.ignored):
+            return None
+        for scheme in self.schemes:
+            if any(word == "Linear" or _is(stem, word) for word in scheme.targets):
+                return _recipe(scheme, name, shape, present)
+        return None
+
+
+def read_compressed_tensors(reader: ConfigReader) -> CompressedTensors:
+    """The format that a ``quantization_config`` describes. Raises ModelLoadError."""
+    for key in ("quant_method", "quantization_status", "global_compression_ratio", "version"):
+        reader.ignore(key)
+    # How keys and values are cached is decided at the start of a server.
+    reader.ignore("kv_cache_scheme")
+    reader.refuse("transform_config", "is set: rotations of activations are not supported")
+    sparsity = reader.mapping("sparsity_config")
+    if sparsity.get("format", "dense") != "dense":
+        raise reader.error("sparsity_config", "tells of sparse weights, which are not supported")
+    default = reader.text("format", "dense")
+    groups = reader.section("config_groups")
+    if groups is None:
+        raise reader.error("config_groups", "is missing")
+    schemes = [_read_scheme(groups, key, default) for key in groups.names]
+    return CompressedTensors(tuple(schemes), _words(reader, "ignore"))
+
+
+def _read_scheme(groups: ConfigReader, key: str, default: str) -> Scheme:
+    group = groups.section(key)
+    weights = group.section("weights") if group is not None else None
+    if group is None or weights is None:
+        raise groups.error(key, "has no 'weights'")
+    stored = group.text("format", default)
+    if stored not in _FORMATS:
+        raise group.error("format", f"is {stored[:80]!r}; known: {', '.join(_FORMATS)}")
+    group.refuse("output_activations", "is set: outputs are not rounded here")
+    inputs = group.mapping("input_activations")
+    strategy = weights.text("strategy", "tensor")
+    if strategy not in _STRATEGIES:
+        raise weights.error("strategy", f"is {strategy[:80]!r}; known: {', '.join(_STRATEGIES)}")
+    kind = weights.text("type", "int")
+    scheme = Scheme(
+        targets=_words(group, "targets"),
+        format=stored,
+        bits=weights.count("num_bits"),
+        is_float=kind == "float",
+        is_symmetric=weights.flag("symmetric", default=True),
+        strategy=strategy,
+        group_size=read_group_size(weights, "group_size") if "group" in strategy else None,
+        block=weights.block("block_structure") if strategy == "block" else None,
+        rounds_inputs=inputs.get("type") == "int" and inputs.get("num_bits") == 8,
+    )
+    if kind not in ("int", "float") or scheme.bits not in (4, 8):
+        raise weights.error("num_bits", f"is {scheme.bits} of type {kind[:80]!r}: not supported")
+    for harmless in ("actorder", "dynamic", "observer", "observer_kwargs", "scale_dtype"):
+        weights.ignore(harmless)
+    weights.ignore("zp_dtype")
+    weights.finish()
+    group.finish()
+    return scheme
+
+
+def _recipe(
+    scheme: Scheme, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
+) -> Recipe:
+    stem, (outputs, inputs) = stem_of(name), shape
+    unused = (f"{stem}.input_scale", f"{stem}.input_zero_point", f"{stem}.input_global_scale")
+    if scheme.format in (_NVFP4, _MXFP4):
+        return _float4_recipe(scheme, stem, shape, (*unused, f"{stem}.weight_shape"))
+    if scheme.is_float:
+        return _float8_recipe(scheme, name, shape, present)
+    group = min(scheme.group_size or inputs, inputs)
+    groups = -(-inputs // group)
+    forms = ((outputs, groups), (1,), (), (1, 1), (outputs,))
+    scale = f"{stem}.weight_scale"
+    given = present[scale].shape
+    allowed = groups == 1 and given in forms
+    tensors = {"scales": Expected(scale, given if allowed else forms[0], FLOATS)}
+    zeros = f"{stem}.weight_zero_point"
+    if scheme.format == _PACKED:
+        words = words_for(inputs, scheme.bits)
+        tensors["words"] = Expected(f"{stem}.weight_packed", (outputs, words), INT32)
+        tensors["shape"] = Expected(f"{stem}.weight_shape", (2,), _INT64 + INT32)
+        if not scheme.is_symmetric:
+            rows = words_for(outputs, scheme.bits)
+            tensors["zero_words"] = Expected(zeros, (rows, groups), INT32)
+    else:
+        tensors["codes"] = Expected(name, shape, _INT8)
+        if not scheme.is_symmetric:
+            tensors["zeros"] = Expected(zeros, tensors["scales"].shape, _INT8)
+    if scheme.is_symmetric:
+        unused = (*unused, zeros)
+    if f"{stem}.weight_g_idx" in present:
+        tensors["groups"] = Expected(f"{stem}.weight_g_idx", (inputs,), INT32)
+    return Recipe(tensors, partial(_make_integers, scheme, shape, group), unused)
+
+
+def _make_integers(
+    scheme: Scheme, shape: tuple[int, int], group: int, tensors: Mapping[str, torch.Tensor]
+) -> PackedWeight:
+    outputs, inputs = shape
+    groups = -(-inputs // group)
+    # From signed codes to the unsigned ones that are their neighbours by half of the range.
+    middle, zeros = 1 << scheme.bits - 1, None
+    if "words" in tensors:
+        if tensors["shape"].tolist() != list(shape):
+            raise ValueError(f"its weight_shape is {tensors['shape'].tolist()}, not {list(shape)}")
+        codes = codes_of_words(tensors["words"], scheme.bits, inputs)
+    else:
+        codes = (tensors["codes"].to(torch.int16) + middle).to(torch.uint8)
+    if "zero_words" in tensors:
+        zeros = codes_of_words(tensors["zero_words"].T, scheme.bits, outputs).T
+    elif "zeros" in tensors:
+        zeros = tensors["zeros"].reshape(-1, groups).to(torch.int16) + middle
+        zeros = zeros.expand(outputs, -1)
+    scales = rows_of_scales(tensors["scales"].reshape(-1, groups), outputs)
+    order = tensors.get("groups")
+    if order is not None and bool((order < 0).all()):
+        order = None  # what llm-compressor writes for "not used"
+    weight = integer_weight(codes, scheme.bits, scales, zeros, group, order)
+    if scheme.rounds_inputs and weight.bits == 8:
+        return weight.for_rounded_inputs()
+    return weight
+
+
+def _float8_recipe(
+    scheme: Scheme, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
+) -> Recipe:
+    stem, (outputs, inputs) = stem_of(name), shape
+    if scheme.block is None and scheme.group_size is None:
+        plain = float8_recipe(name, shape, present)
+        return Recipe(plain.tensors, plain.make, (*plain.unused, f"{stem}.weight_zero_point"))
+    rows, columns = scheme.block or (1, scheme.group_size or inputs)
+    blocks = -(-outputs // rows), -(-inputs // columns)
+    tensors = {
+        "codes": Expected(name, shape, FLOAT8),
+        "scales": Expected(f"{stem}.weight_scale", blocks, FLOATS),
+    }
+    make = partial(make_float8, shape, rows, min(columns, inputs))
+    return Recipe(tensors, make, (f"{stem}.input_scale", f"{stem}.weight_zero_point"))
+
+
+def _float4_recipe(
+    scheme: Scheme, stem: str, shape: tuple[int, int], unused: tuple[str, ...]
+) -> Recipe:
+    outputs, inputs = shape
+    is_nv = scheme.format == _NVFP4
+    group = 16 if is_nv else 32
+    groups = -(-inputs // group)
+    tensors = {
+        "codes": Expected(f"{stem}.weight_packed", (outputs, -(-inputs // 2)), UINT8),
+        "scales": Expected(f"{stem}.weight_scale", (outputs, groups), FLOAT8 if is_nv else UINT8),
+    }
+    if is_nv:
+        tensors["divisor"] = Expected(f"{stem}.weight_global_scale", (1,), (torch.float32,))
+    return Recipe(tensors, partial(_make_float4, inputs, group), unused)
+
+
+def _make_float4(inputs: int, group: int, tensors: Mapping[str, torch.Tensor]) -> PackedWeight:
+    if "divisor" not in tensors:
+        scales = powers_of_two(tensors["scales"])
+        return PackedWeight(tensors["codes"], scales, inputs, group, MXFP4_LEVELS)
+    scales = tensors["scales"].float() / tensors["divisor"].float()
+    scales = rows_of_scales(scales, scales.shape[0])
+    return PackedWeight(tensors["codes"], scales, inputs, group, MXFP4_LEVELS)
+
+
+def _words(reader: ConfigReader, key: str) -> tuple[str, ...]:
+    """Names and patterns of modules, of which the latter can be compiled."""
+    words = reader.texts(key)
+    for word in words:
+        if not word.startswith("re:"):
+            continue
+        try:
+            if len(word) > _MAX_PATTERN:
+                raise ValueError("too long")
+            re.compile(word[3:])
+        except (re.error, ValueError, RecursionError, OverflowError):
+            raise reader.error(key, f"has the pattern {word[:80]!r}, which is none") from None
+    return tuple(words)
+
+
+def _is(stem: str, word: str) -> bool:
+    """Whether a word of the config names a module."""
+    if word.startswith("re:"):
+        return re.match(word[3:], stem) is not None
+    return stem == word

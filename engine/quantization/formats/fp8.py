@@ -1,0 +1,106 @@
+"""Checkpoints with weights in float8 (e4m3), as Hugging Face's ``fp8`` and ``fbgemm_fp8`` and
+DeepSeek have them.
+
+    X.weight            [outputs, inputs] float8_e4m3fn
+    X.weight_scale_inv  [outputs / 128, inputs / 128]   what blocks of codes are multiplied by, or
+    X.weight_scale      [], [1], [outputs] or [outputs, 1]
+    X.input_scale       what activations would be divided by; not needed, as they are not rounded
+
+Matrices whose weight is no float8 are dense: ``modules_to_not_convert`` is a list of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engine.models.config_reader import ConfigReader
+from engine.models.safetensors import TensorEntry
+from engine.models.stored import Expected, Recipe
+from engine.quantization.formats.shared import (
+    FLOAT8,
+    FLOATS,
+    check_float8,
+    rows_of_scales,
+    stem_of,
+)
+from kernels.packed import PackedWeight
+
+_SCALES = (*FLOATS, torch.float8_e8m0fnu)
+# Which matrices are dense is seen by their tensors; of activations see above.
+_UNREAD = """
+    activation_scale_ub activation_scheme dequantize ignored_layers modules_to_not_convert
+    scale_fmt
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """See ``engine.models.stored.Format``."""
+
+    block: tuple[int, int] | None  # outputs and inputs that share a scale
+
+    @property
+    def name(self) -> str:
+        """See ``Format``."""
+        return "FP8" if self.block is None else "FP8 in blocks"
+
+    def recipe(
+        self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
+    ) -> Recipe | None:
+        """See ``Format``: what is in float8 is quantised."""
+        entry = present.get(name)
+        if entry is None or entry.dtype not in FLOAT8:
+            return None
+        stem = stem_of(name)
+        if self.block is None or f"{stem}.weight_scale_inv" not in present:
+            return float8_recipe(name, shape, present)
+        (rows, columns), (outputs, inputs) = self.block, shape
+        blocks = -(-outputs // rows), -(-inputs // columns)
+        tensors = {
+            "codes": Expected(name, shape, FLOAT8),
+            "scales": Expected(f"{stem}.weight_scale_inv", blocks, _SCALES),
+        }
+        make = partial(make_float8, shape, rows, min(columns, inputs))
+        return Recipe(tensors, make, (f"{stem}.input_scale",))
+
+
+def float8_recipe(name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]) -> Recipe:
+    """Of a matrix in float8 with a scale for the tensor or for each output."""
+    stem, (outputs, inputs) = stem_of(name), shape
+    scale = f"{stem}.weight_scale"
+    if scale not in present and f"{stem}.weight_scale_inv" in present:
+        scale = f"{stem}.weight_scale_inv"
+    forms = ((), (1,), (1, 1), (outputs,), (outputs, 1))
+    given = present[scale].shape if scale in present else (outputs, 1)
+    tensors = {
+        "codes": Expected(name, shape, FLOAT8),
+        "scales": Expected(scale, given if given in forms else (outputs, 1), _SCALES),
+    }
+    return Recipe(tensors, partial(make_float8, shape, 1, inputs), (f"{stem}.input_scale",))
+
+
+def make_float8(
+    shape: tuple[int, int], rows: int, columns: int, tensors: Mapping[str, torch.Tensor]
+) -> PackedWeight:
+    """From ``codes`` and ``scales``, of which each is for ``rows`` x ``columns`` codes."""
+    codes, scales = tensors["codes"], tensors["scales"]
+    check_float8(codes)
+    groups = -(-shape[1] // columns)
+    scales = rows_of_scales(scales.reshape(-1, groups), shape[0], rows)
+    return PackedWeight(codes, scales, shape[1], columns)
+
+
+def read_fp8(reader: ConfigReader) -> Fp8:
+    """The format that a ``quantization_config`` of either name describes. Raises ModelLoadError."""
+    reader.ignore("quant_method")
+    reader.require("fmt", "e4m3")
+    for key in _UNREAD.split():
+        reader.ignore(key)
+    if "weight_block_size" not in reader:
+        return Fp8(None)
+    rows, columns = reader.block("weight_block_size")
+    return Fp8((rows, columns))

@@ -1,0 +1,107 @@
+"""Checkpoints of GPTQ (Frantar et al. 2022), as AutoGPTQ and GPTQModel write them.
+
+    X.qweight [inputs * bits / 32, outputs] int32   codes, packed along the inputs
+    X.qzeros  [groups, outputs * bits / 32] int32   zeros, packed along the outputs
+    X.scales  [groups, outputs]
+    X.g_idx   [inputs] int32                        the group of each input
+
+``checkpoint_format`` "gptq" has stored each zero less one, "gptq_v2" as it is. Under ``desc_act``
+the groups were formed by another order of the inputs, which ``g_idx`` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engine.models.config_reader import ConfigReader
+from engine.models.safetensors import TensorEntry
+from engine.models.stored import Expected, Recipe
+from engine.quantization.formats.bits import codes_of_words, integer_weight, words_for
+from engine.quantization.formats.shared import (
+    FLOATS,
+    INT32,
+    group_of,
+    read_group_size,
+    stem_of,
+)
+from kernels.packed import PackedWeight
+
+_BITS = (2, 3, 4, 8)
+# How the codes were found, or how others compute with them: nothing that they mean.
+_HISTORY = """
+    act_group_aware backend batch_size block_name_to_quantize cache_block_outputs damp_percent
+    damp_auto_increment dataset desc_act device exllama_config lm_head max_input_length meta
+    model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
+    modules_in_block_to_quantize mse offload_to_disk offload_to_disk_path pad_token_id quantizer
+    static_groups sym tokenizer true_sequential use_cuda_fp16 use_exllama
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """See ``engine.models.stored.Format``."""
+
+    bits: int
+    group_size: int | None  # None: all inputs are one group
+    zero_offset: int  # what a stored zero lacks
+
+    @property
+    def name(self) -> str:
+        """See ``Format``."""
+        return f"GPTQ, {self.bits} bits"
+
+    def recipe(
+        self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
+    ) -> Recipe | None:
+        """See ``Format``: what has ``qweight`` is quantised."""
+        stem = stem_of(name)
+        if f"{stem}.qweight" not in present:
+            return None
+        outputs, inputs = shape
+        group = group_of(self.group_size, inputs)
+        groups = -(-inputs // group)
+        tensors = {
+            "codes": Expected(f"{stem}.qweight", (words_for(inputs, self.bits), outputs), INT32),
+            "zeros": Expected(f"{stem}.qzeros", (groups, words_for(outputs, self.bits)), INT32),
+            "scales": Expected(f"{stem}.scales", (groups, outputs), FLOATS),
+        }
+        if f"{stem}.g_idx" in present:
+            tensors["groups"] = Expected(f"{stem}.g_idx", (inputs,), INT32)
+        return Recipe(tensors, partial(self._make, shape, group))
+
+    def _make(
+        self, shape: tuple[int, int], group: int, tensors: Mapping[str, torch.Tensor]
+    ) -> PackedWeight:
+        outputs, inputs = shape
+        codes = codes_of_words(tensors["codes"].T, self.bits, inputs)
+        zeros = codes_of_words(tensors["zeros"], self.bits, outputs).T.to(torch.int16)
+        return integer_weight(
+            codes,
+            self.bits,
+            tensors["scales"].T.contiguous(),
+            zeros + self.zero_offset,
+            group,
+            tensors.get("groups"),
+        )
+
+
+def read_gptq(reader: ConfigReader) -> Gptq:
+    """The format that a ``quantization_config`` of GPTQ describes. Raises ModelLoadError."""
+    bits = reader.count("bits")
+    if bits not in _BITS:
+        raise reader.error("bits", f"is {bits}; GPTQ has 2, 3, 4 and 8")
+    stored = reader.text("checkpoint_format", reader.text("format", "gptq"))
+    if stored not in ("gptq", "gptq_v2"):
+        raise reader.error("checkpoint_format", f"is {stored!r:.80}; known: 'gptq', 'gptq_v2'")
+    reader.require("quant_method", "gptq")
+    reader.require("method", "gptq")
+    reader.require("pack_dtype", "int32")
+    reader.refuse("dynamic", "sets other bits for some layers, which is not supported")
+    reader.refuse("is_marlin_format", "lays codes out for one kernel of another engine")
+    for key in _HISTORY.split():
+        reader.ignore(key)
+    return Gptq(bits, read_group_size(reader, "group_size"), int(stored == "gptq"))

@@ -1,0 +1,72 @@
+"""Checkpoints in MXFP4 (OCP Microscaling Formats 1.0), as GPT-OSS comes.
+
+    X_blocks [experts, outputs, inputs / 32, 16] uint8   two codes a byte, the first in the low half
+    X_scales [experts, outputs, inputs / 32] uint8       the exponent of a power of two, less 127
+
+A code is a float of a sign, two bits of exponent and one of mantissa.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.models.config_reader import ConfigReader
+from engine.models.safetensors import TensorEntry
+from engine.models.stored import Expected, Recipe
+from engine.quantization.formats.shared import UINT8
+from kernels.packed import MXFP4_LEVELS, PackedWeight
+
+GROUP = 32
+_NOT_A_NUMBER = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """See ``engine.models.stored.Format``."""
+
+    name = "MXFP4"
+
+    def recipe(
+        self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
+    ) -> Recipe | None:
+        """See ``Format``: what has blocks is quantised."""
+        blocks = present.get(f"{name}_blocks")
+        if blocks is None:
+            return None
+        experts = blocks.shape[0] if blocks.shape and blocks.shape[0] else 1
+        outputs, groups = shape[0] // experts, -(-shape[1] // GROUP)
+        tensors = {
+            "codes": Expected(f"{name}_blocks", (experts, outputs, groups, GROUP // 2), UINT8),
+            "exponents": Expected(f"{name}_scales", (experts, outputs, groups), UINT8),
+        }
+        return Recipe(tensors, lambda read: _make(shape, read))
+
+
+def read_mxfp4(reader: ConfigReader) -> Mxfp4:
+    """The format that a ``quantization_config`` of MXFP4 describes. Raises ModelLoadError."""
+    for key in ("quant_method", "modules_to_not_convert", "dequantize"):
+        reader.ignore(key)
+    return Mxfp4()
+
+
+def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """What scales of uint8 stand for, in float32.
+
+    Raises:
+        ValueError: one of them is not a number.
+    """
+    if bool((exponents == _NOT_A_NUMBER).any()):
+        raise ValueError("a scale is not a number")
+    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
+
+
+def _make(shape: tuple[int, int], tensors: Mapping[str, torch.Tensor]) -> PackedWeight:
+    outputs, inputs = shape
+    codes = tensors["codes"].reshape(outputs, -1)
+    scales = powers_of_two(tensors["exponents"]).reshape(outputs, -1)
+    if codes.shape[1] * 2 != inputs:
+        raise ValueError(f"{inputs} inputs are not a multiple of {GROUP}")
+    return PackedWeight(codes, scales, inputs, GROUP, MXFP4_LEVELS)

@@ -1,0 +1,263 @@
+"""Writes matrices as each format's definition says, element by element, and what they stand for.
+
+Nothing here is taken from the readers: words are made of Python integers, values of float64. A
+writer takes a weight [outputs, inputs] and gives the tensors that replace ``X.weight``, by what
+follows ``X``, and the weight that they mean.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+
+
+def words_of(rows: list[list[int]], bits: int) -> torch.Tensor:
+    """Each row's codes as one long number, the first code lowest, cut into words of 32 bits."""
+    found = []
+    for row in rows:
+        number = sum(code << (bits * i) for i, code in enumerate(row))
+        count = -(-len(row) * bits // 32)
+        words = [number >> (32 * i) & 0xFFFFFFFF for i in range(count)]
+        found.append([word - 2**32 if word >= 2**31 else word for word in words])
+    return torch.tensor(found, dtype=torch.int32)
+
+
+def round_to_codes(weight, bits, group_of, scale_dtype, *, symmetric):
+    """Unsigned codes and their meaning, with a scale and a zero for each (output, group)."""
+    outputs, inputs = weight.shape
+    groups = max(group_of) + 1
+    members = [[k for k in range(inputs) if group_of[k] == g] for g in range(groups)]
+    top = 2**bits - 1
+    scales = torch.zeros(outputs, groups, dtype=scale_dtype)
+    zeros = [[0] * groups for _ in range(outputs)]
+    codes = [[0] * inputs for _ in range(outputs)]
+    meant = torch.zeros(outputs, inputs, dtype=torch.float64)
+    for n in range(outputs):
+        row = weight[n].double().tolist()
+        for g, own in enumerate(members):
+            least, most = min(0.0, *(row[k] for k in own)), max(0.0, *(row[k] for k in own))
+            if symmetric:
+                scales[n, g] = 2 * max(-least, most) / top
+                zeros[n][g] = 2 ** (bits - 1)
+            else:
+                scales[n, g] = (most - least) / top
+                zeros[n][g] = max(1, min(top, round(-least / float(scales[n, g]))))
+            scale = float(scales[n, g])
+            for k in own:
+                code = max(0, min(top, round(row[k] / scale) + zeros[n][g]))
+                codes[n][k] = code
+                meant[n, k] = (code - zeros[n][g]) * scale
+    return codes, scales, zeros, meant
+
+
+def gptq(weight, *, bits=4, group=32, symmetric=False, act_order=False, version=1):
+    outputs, inputs = weight.shape
+    group = inputs if group == -1 else group
+    # The order of the inputs is that of their weight, as that of their Hessian would be.
+    order = list(range(inputs))
+    if act_order:
+        order.sort(key=lambda k: -float(weight[:, k].norm()))
+    group_of = [0] * inputs
+    for place, k in enumerate(order):
+        group_of[k] = place // group
+    codes, scales, zeros, meant = round_to_codes(
+        weight, bits, group_of, torch.float16, symmetric=symmetric
+    )
+    columns = [[zeros[n][g] - (version == 1) for n in range(outputs)] for g in range(len(zeros[0]))]
+    stored = {
+        ".qweight": words_of(codes, bits).T.contiguous(),
+        ".qzeros": words_of(columns, bits),
+        ".scales": scales.T.contiguous(),
+        ".g_idx": torch.tensor(group_of, dtype=torch.int32),
+    }
+    return stored, meant
+
+
+def awq(weight, *, group=32):
+    outputs, inputs = weight.shape
+    codes, scales, zeros, meant = round_to_codes(
+        weight, 4, [k // group for k in range(inputs)], torch.float16, symmetric=False
+    )
+
+    def packed(rows: list[list[int]]) -> torch.Tensor:
+        """[rows][outputs] -> int32 [rows, outputs / 8]."""
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        mixed = [
+            [row[begin + place] for begin in range(0, outputs, 8) for place in order]
+            for row in rows
+        ]
+        return words_of(mixed, 4)
+
+    stored = {
+        ".qweight": packed([[codes[n][k] for n in range(outputs)] for k in range(inputs)]),
+        ".qzeros": packed([[zeros[n][g] for n in range(outputs)] for g in range(inputs // group)]),
+        ".scales": scales.T.contiguous(),
+    }
+    return stored, meant
+
+
+def compressed_packed(weight, *, bits=4, group=None, symmetric=True, act_order=False):
+    outputs, inputs = weight.shape
+    size = group or inputs
+    order = sorted(range(inputs), key=lambda k: -float(weight[:, k].norm()))
+    group_of = [k // size for k in range(inputs)]
+    if act_order:
+        for place, k in enumerate(order):
+            group_of[k] = place // size
+    codes, scales, zeros, meant = round_to_codes(
+        weight, bits, group_of, torch.bfloat16, symmetric=symmetric
+    )
+    stored = {
+        ".weight_packed": words_of(codes, bits),
+        ".weight_scale": scales,
+        ".weight_shape": torch.tensor([outputs, inputs]),
+    }
+    if not symmetric:
+        rows = [[zeros[n][g] for n in range(outputs)] for g in range(len(zeros[0]))]
+        stored[".weight_zero_point"] = words_of(rows, bits).T.contiguous()
+    if act_order:
+        stored[".weight_g_idx"] = torch.tensor(group_of, dtype=torch.int32)
+    return stored, meant
+
+
+def compressed_int8(weight, *, per_tensor=False):
+    peak = weight.abs().max() if per_tensor else weight.abs().amax(1, keepdim=True)
+    scales = (peak / 127).bfloat16().reshape((1,) if per_tensor else (-1, 1))
+    codes = (weight / scales.float()).round().clamp(-128, 127)
+    stored = {".weight": codes.to(torch.int8), ".weight_scale": scales}
+    return stored, codes.double() * scales.double()
+
+
+def float8(weight, *, form="channel", name=".weight_scale", block=(16, 32)):
+    """Scales for the tensor (a scalar or of one element), for outputs, or for blocks."""
+    outputs, inputs = weight.shape
+    rows, columns = {"block": block, "channel": (1, inputs)}.get(form, (outputs, inputs))
+    down, across = -(-outputs // rows), -(-inputs // columns)
+    scales = torch.zeros(down, across)
+    codes = torch.zeros(outputs, inputs).to(torch.float8_e4m3fn)
+    meant = torch.zeros(outputs, inputs, dtype=torch.float64)
+    for i in range(down):
+        for j in range(across):
+            part = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+            scales[i, j] = weight[part].abs().max() / 448
+            codes[part] = (weight[part] / scales[i, j]).to(torch.float8_e4m3fn)
+            meant[part] = codes[part].double() * float(scales[i, j])
+    shape = {"scalar": (), "one": (1,), "flat": (outputs,)}.get(form, scales.shape)
+    if form == "flat":
+        return float8_flat(weight, name)
+    return {".weight": codes, name: scales.reshape(shape)}, meant
+
+
+def float8_flat(weight, name):
+    stored, meant = float8(weight, form="channel", name=name)
+    return {**stored, name: stored[name].flatten()}, meant
+
+
+def mxfp4(weight):
+    """Without the shape of experts: codes [outputs, groups, 16] and exponents [outputs, groups]."""
+    outputs, inputs = weight.shape
+    codes = torch.zeros(outputs, inputs // 32, 16, dtype=torch.uint8)
+    exponents = torch.zeros(outputs, inputs // 32, dtype=torch.uint8)
+    meant = torch.zeros(outputs, inputs, dtype=torch.float64)
+    for n in range(outputs):
+        for g in range(inputs // 32):
+            own = weight[n, 32 * g : 32 * g + 32].double()
+            exponent = int(torch.floor(torch.log2(own.abs().max()))) - 2
+            exponents[n, g] = exponent + 127
+            distances = (own[:, None] / 2.0**exponent - torch.tensor(E2M1).double()).abs()
+            chosen = distances.argmin(1).tolist()
+            for i, code in enumerate(chosen):
+                codes[n, g, i // 2] |= code << 4 * (i % 2)
+                meant[n, 32 * g + i] = E2M1[code] * 2.0**exponent
+    return codes, exponents, meant
+
+
+def nvfp4(weight):
+    outputs, inputs = weight.shape
+    divisor = torch.tensor([448 * 6 / float(weight.abs().max())])
+    scales = torch.zeros(outputs, inputs // 16).to(torch.float8_e4m3fn)
+    packed = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
+    meant = torch.zeros(outputs, inputs, dtype=torch.float64)
+    for n in range(outputs):
+        for g in range(inputs // 16):
+            own = weight[n, 16 * g : 16 * g + 16].double()
+            scales[n, g] = own.abs().max() / 6 * divisor[0]
+            scale = float(scales[n, g]) / float(divisor[0])
+            distances = (own[:, None] / scale - torch.tensor(E2M1).double()).abs()
+            for i, code in enumerate(distances.argmin(1).tolist()):
+                packed[n, 8 * g + i // 2] |= code << 4 * (i % 2)
+                meant[n, 16 * g + i] = E2M1[code] * scale
+    stored = {
+        ".weight_packed": packed,
+        ".weight_scale": scales,
+        ".weight_global_scale": divisor,
+    }
+    return stored, meant
+
+
+def compressed_mxfp4(weight):
+    codes, exponents, meant = mxfp4(weight)
+    return {".weight_packed": codes.flatten(1), ".weight_scale": exponents}, meant
+
+
+def nf4(weight, *, block=64, nested=False, storage=torch.uint8):
+    """Blocks go along the flattened weight, over the ends of rows."""
+    levels = torch.tensor(NF4)
+    flat = weight.flatten().double()
+    count = -(-len(flat) // block)
+    peaks = torch.stack([flat[i * block : (i + 1) * block].abs().max() for i in range(count)])
+    peaks = peaks.float()
+    extra = {}
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "float32"}
+    state["shape"] = list(weight.shape)
+    held = peaks
+    if nested:
+        offset, size = float(peaks.mean()), 4
+        table = torch.linspace(-1, 1, 256)
+        nests = -(-count // size)
+        tops = torch.stack([(peaks - offset)[i * size :][:size].abs().max() for i in range(nests)])
+        spread = (peaks - offset) / tops.repeat_interleave(size)[:count].clamp(min=1e-9)
+        held = (spread[:, None] - table).abs().argmin(1).to(torch.uint8)
+        peaks = table[held.long()] * tops.repeat_interleave(size)[:count] + offset
+        extra = {".weight.nested_absmax": tops, ".weight.nested_quant_map": table}
+        state |= {"nested_blocksize": size, "nested_offset": offset, "nested_dtype": "float32"}
+    scales = peaks.double().repeat_interleave(block)[: len(flat)]
+    codes = ((flat / scales)[:, None] - levels.double()).abs().argmin(1).tolist()
+    meant = torch.tensor([NF4[code] for code in codes]).double() * scales
+    codes += [0] * (len(codes) % 2)
+    data = torch.tensor(
+        [codes[i] << 4 | codes[i + 1] for i in range(0, len(codes), 2)], dtype=torch.uint8
+    )
+    stored = {
+        ".weight": data.view(storage)[:, None],
+        ".weight.absmax": held,
+        ".weight.quant_map": levels,
+        ".weight.quant_state.bitsandbytes__nf4": torch.tensor(
+            list(json.dumps(state).encode()), dtype=torch.uint8
+        ),
+        **extra,
+    }
+    return stored, meant.view(weight.shape)
+
+
+# From the paper's appendix.
+NF4 = [
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+]
+
+
+def bitsandbytes_int8(weight):
+    peaks = weight.abs().amax(1)
+    codes = (weight * 127 / peaks[:, None]).round()
+    stored = {
+        ".weight": codes.to(torch.int8),
+        ".SCB": peaks,
+        ".weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
+    return stored, codes.double() * peaks.double()[:, None] / 127

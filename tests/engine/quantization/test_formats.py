@@ -1,0 +1,367 @@
+"""A tiny model in each format of quantised checkpoints gives the logits of what it stands for."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ModelLoadError
+from tests import tiny_models
+from tests.engine.models.test_parity import paged_logits, prompt
+from tests.engine.quantization import stored
+
+_SHAPE = {
+    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "vocab_size": 160},
+}
+_DENSE = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.", "router")
+
+
+def _compressed(written: str, weights: dict, **section):
+    group = {"targets": ["Linear"], "weights": weights, **section}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": written,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _gptq(**keys):
+    return {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, **keys}
+
+
+def _int(bits: int, strategy: str, **keys):
+    return {"num_bits": bits, "type": "int", "strategy": strategy, "symmetric": True, **keys}
+
+
+def _float(strategy: str, bits: int = 8, **keys):
+    return {"num_bits": bits, "type": "float", "strategy": strategy, "symmetric": True, **keys}
+
+
+_DYNAMIC = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+_bnb4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+# What is written: how a matrix is, and what config.json says.
+FORMATS = {
+    "gptq2": (functools.partial(stored.gptq, bits=2), _gptq(bits=2)),
+    "gptq3": (functools.partial(stored.gptq, bits=3), _gptq(bits=3)),
+    "gptq4": (stored.gptq, _gptq(sym=False)),
+    "gptq4_sym": (functools.partial(stored.gptq, symmetric=True), _gptq(sym=True)),
+    "gptq4_act": (functools.partial(stored.gptq, act_order=True), _gptq(desc_act=True)),
+    "gptq4_v2": (functools.partial(stored.gptq, version=2), _gptq(checkpoint_format="gptq_v2")),
+    "gptq4_all": (functools.partial(stored.gptq, group=-1), _gptq(group_size=-1)),
+    "gptq8": (functools.partial(stored.gptq, bits=8, group=16), _gptq(bits=8, group_size=16)),
+    "awq": (stored.awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
+    "w4a16": (
+        functools.partial(stored.compressed_packed, group=32),
+        _compressed("pack-quantized", _int(4, "group", group_size=32)),
+    ),
+    "w4a16_zeros": (
+        functools.partial(stored.compressed_packed, group=32, symmetric=False),
+        _compressed("pack-quantized", _int(4, "group", group_size=32, symmetric=False)),
+    ),
+    "w4a16_act": (
+        functools.partial(stored.compressed_packed, group=32, act_order=True),
+        _compressed("pack-quantized", _int(4, "group", group_size=32, actorder="group")),
+    ),
+    "w8a16": (
+        functools.partial(stored.compressed_packed, bits=8),
+        _compressed("pack-quantized", _int(8, "channel")),
+    ),
+    "w8a8": (
+        stored.compressed_int8,
+        _compressed("int-quantized", _int(8, "channel"), input_activations=_DYNAMIC),
+    ),
+    "w8_tensor": (
+        functools.partial(stored.compressed_int8, per_tensor=True),
+        _compressed("naive-quantized", _int(8, "tensor")),
+    ),
+    "fp8_compressed": (stored.float8, _compressed("float-quantized", _float("channel"))),
+    "fp8_compressed_tensor": (
+        functools.partial(stored.float8, form="one"),
+        _compressed("float-quantized", _float("tensor")),
+    ),
+    "fp8_compressed_block": (
+        functools.partial(stored.float8, form="block"),
+        _compressed("float-quantized", _float("block", block_structure=[16, 32])),
+    ),
+    "nvfp4": (
+        stored.nvfp4,
+        _compressed("nvfp4-pack-quantized", _float("tensor_group", 4, group_size=16)),
+    ),
+    "mxfp4_compressed": (
+        stored.compressed_mxfp4,
+        _compressed("mxfp4-pack-quantized", _float("group", 4, group_size=32)),
+    ),
+    "fp8_block": (
+        functools.partial(stored.float8, form="block", name=".weight_scale_inv", block=(24, 40)),
+        {"quant_method": "fp8", "weight_block_size": [24, 40], "activation_scheme": "dynamic"},
+    ),
+    "fp8_scalar": (functools.partial(stored.float8, form="scalar"), {"quant_method": "fp8"}),
+    "fp8_channel": (functools.partial(stored.float8, form="flat"), {"quant_method": "fbgemm_fp8"}),
+    "nf4": (stored.nf4, _bnb4),
+    "nf4_nested": (functools.partial(stored.nf4, nested=True), _bnb4),
+    "nf4_as_bfloat16": (
+        functools.partial(stored.nf4, storage=torch.bfloat16),
+        {**_bnb4, "bnb_4bit_quant_storage": "bfloat16"},
+    ),
+    "bnb_int8": (
+        stored.bitsandbytes_int8,
+        {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 6.0},
+    ),
+}
+
+
+def _is_quantised(name: str, tensor: torch.Tensor) -> bool:
+    return tensor.ndim == 2 and not any(word in name for word in _DENSE)
+
+
+def _write(kind: str, written: str, directory, *, expect: bool = True, **changes):
+    """A model in a format, and the logits of the one that its numbers stand for."""
+    write, config = FORMATS[written]
+    dense = tiny_models.save(kind, directory / "dense", **{**_SHAPE, **changes})
+    tensors, quantised = load_file(dense / "model.safetensors"), {}
+    for name, tensor in list(tensors.items()):
+        if _is_quantised(name, tensor):
+            parts, meant = write(tensor.float())
+            quantised |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
+            tensors[name] = meant.float()
+        else:
+            quantised[name] = tensor
+    logits = None
+    if expect:
+        save_file(tensors, dense / "model.safetensors", {"format": "pt"})
+        logits = _logits(dense)
+    save_file(quantised, dense / "model.safetensors", {"format": "pt"})
+    tiny_models.edit_config(dense, quantization_config=config)
+    return dense, logits
+
+
+def _logits(directory) -> torch.Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        return model(torch.tensor([prompt()])).logits[0]
+
+
+@pytest.fixture
+def widened(monkeypatch):
+    """In float32, to the last bits: without native kernels, which compute in bfloat16."""
+    monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("widened")
+@pytest.mark.parametrize("written", FORMATS)
+def test_logits_are_those_of_what_the_codes_stand_for(written, tmp_path):
+    directory, expected = _write("llama", written, tmp_path)
+    torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("widened")
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        ("qwen2", "gptq4_act"),
+        ("phi3", "awq"),
+        ("gpt_neox", "w4a16_act"),
+        ("cohere", "fp8_block"),
+        ("mixtral", "gptq4_act"),
+        ("qwen3_moe", "fp8_block"),
+    ],
+)
+def test_in_other_families_too(kind, written, tmp_path):
+    """Biases, fused projections, other orders of heads, experts."""
+    directory, expected = _write(kind, written, tmp_path)
+    torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("widened")
+def test_experts_in_mxfp4(tmp_path):
+    directory = tiny_models.save("gpt_oss", tmp_path, **{**_SHAPE, "intermediate_size": 32})
+    path = directory / "model.safetensors"
+    tensors, quantised = load_file(path), {}
+    for name, tensor in list(tensors.items()):
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            quantised[name] = tensor
+            continue
+        made = [stored.mxfp4(expert.T.contiguous()) for expert in tensor.float()]
+        codes, exponents, meant = (torch.stack(parts) for parts in zip(*made, strict=True))
+        quantised |= {f"{name}_blocks": codes, f"{name}_scales": exponents}
+        tensors[name] = meant.float().transpose(1, 2).contiguous()
+    save_file(tensors, path, {"format": "pt"})
+    dense = paged_logits(directory)  # equal to Hugging Face's: tests/engine/models
+    save_file(quantised, path, {"format": "pt"})
+    tiny_models.edit_config(
+        directory, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["x"]}
+    )
+    torch.testing.assert_close(paged_logits(directory), dense, atol=1e-4, rtol=0)
+
+
+def _config(directory, **changes):
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] |= changes
+    path.write_text(json.dumps(config))
+
+
+def _written(directory, written="gptq4"):
+    return _write("llama", written, directory, expect=False, num_hidden_layers=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"quant_method": "hqq"}, "quantisation 'hqq' is not supported .known: awq, "),
+        ({"bits": 5}, "'bits' is 5"),
+        ({"bits": "4"}, "'bits' must be a positive integer"),
+        ({"group_size": 0}, "'group_size' must be a positive integer"),
+        ({"rotation": "hadamard"}, "not understood, so not served: 'rotation'"),
+        ({"dynamic": {"+:.*": {"bits": 8}}}, "'dynamic' sets other bits"),
+        ({"checkpoint_format": "marlin"}, "'checkpoint_format' is 'marlin'"),
+        ({"group_size": 16}, r"q_proj.qzeros' has shape \[2, 8\], config.json asks for \[4, 8\]"),
+        ({"bits": 8}, r"asks for \[16, 64\]"),
+    ],
+)
+def test_what_a_config_cannot_say_is_one_line(changes, told, tmp_path):
+    directory = _written(tmp_path)
+    _config(directory, **changes)
+    with pytest.raises(ModelLoadError, match=told) as raised:
+        paged_logits(directory)
+    assert "\n" not in str(raised.value)
+    assert str(directory) in str(raised.value)
+
+
+_GATE = "model.layers.0.mlp.gate_proj"
+
+
+def _changed(tensors: dict, name: str, change):
+    return {**tensors, name: change(tensors[name])}
+
+
+def _without(tensors: dict, name: str):
+    return {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+def _set(tensor: torch.Tensor, value) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor.view(-1)[3] = value
+    return tensor
+
+
+def _state(**changes):
+    def change(raw):
+        state = json.loads(bytes(raw.tolist())) | changes
+        return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+    return change
+
+
+_NF4_STATE = f"{_GATE}.weight.quant_state.bitsandbytes__nf4"
+_DAMAGES = {
+    "no zeros": ("gptq4", lambda t: _without(t, f"{_GATE}.qzeros"), "missing tensor"),
+    "floats for codes": (
+        "gptq4",
+        lambda t: _changed(t, f"{_GATE}.qweight", torch.Tensor.float),
+        "holds float32, config.json asks for int32",
+    ),
+    "a group too many": (
+        "gptq4",
+        lambda t: _changed(t, f"{_GATE}.g_idx", lambda g: _set(g, 2)),
+        "not one of 2",
+    ),
+    "a negative group": (
+        "gptq4",
+        lambda t: _changed(t, f"{_GATE}.g_idx", lambda g: _set(g, -1)),
+        "not one of 2",
+    ),
+    "uneven groups": (
+        "gptq4",
+        lambda t: _changed(t, f"{_GATE}.g_idx", lambda g: _set(g, 1)),
+        "are not 32 each",
+    ),
+    "a tensor of no layer": (
+        "gptq4",
+        lambda t: {**t, "model.layers.9.mlp.gate_proj.qweight": torch.zeros(1).int()},
+        "has no place",
+    ),
+    "a scale that is no number": (
+        "w4a16",
+        lambda t: _changed(t, f"{_GATE}.weight_scale", lambda s: _set(s, float("nan"))),
+        "negative or not finite",
+    ),
+    "another shape": (
+        "w4a16",
+        lambda t: _changed(t, f"{_GATE}.weight_shape", lambda s: s * 2),
+        "its weight_shape is",
+    ),
+    "a code that is no number": (
+        "fp8_block",
+        lambda t: _changed(t, f"{_GATE}.weight", lambda w: _set(w, float("nan"))),
+        "a code is not a number",
+    ),
+    "no scales": (
+        "fp8_block",
+        lambda t: _without(t, f"{_GATE}.weight_scale_inv"),
+        "missing tensor .*weight_scale'",
+    ),
+    "no JSON": (
+        "nf4",
+        lambda t: _changed(t, _NF4_STATE, lambda s: s * 0),
+        "is not the JSON",
+    ),
+    "blocks of none": (
+        "nf4",
+        lambda t: _changed(t, _NF4_STATE, _state(blocksize=0)),
+        "out of range",
+    ),
+    "other blocks": (
+        "nf4",
+        lambda t: _changed(t, _NF4_STATE, _state(blocksize=128)),
+        "scales for blocks of 128",
+    ),
+    "the shape of another": (
+        "nf4",
+        lambda t: _changed(t, _NF4_STATE, _state(shape=[64, 64])),
+        "tells of shape",
+    ),
+    "too few nested scales": (
+        "nf4_nested",
+        lambda t: _changed(t, _NF4_STATE, _state(nested_blocksize=256)),
+        "scales of scales",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_damaged_codes_are_one_line_that_names_the_file(damage, tmp_path):
+    written, change, told = _DAMAGES[damage]
+    directory = _written(tmp_path, written)
+    path = directory / "model.safetensors"
+    tensors = {name: tensor.contiguous() for name, tensor in change(load_file(path)).items()}
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=told) as raised:
+        paged_logits(directory)
+    assert "\n" not in str(raised.value)
+    assert str(directory) in str(raised.value)
+
+
+def test_codes_without_a_config_that_tells_of_them_are_refused(tmp_path):
+    directory = _written(tmp_path, "fp8_scalar")
+    tiny_models.edit_config(directory, quantization_config=None)
+    with pytest.raises(ModelLoadError, match=r"has no place|holds no floats"):
+        paged_logits(directory)
+
+
+def test_a_quantised_checkpoint_is_not_rounded_again(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"quantised already .GPTQ, 4 bits.; leave"):
+        paged_logits(_written(tmp_path), quantization="int8")
