@@ -103,6 +103,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None  # CPU threads of the tensor library; None: one a core
     seed: int = 0  # of dummy weights
     stub_step_ms: float = 0.0  # milliseconds that a step takes under load_format "stub"
+    step_timeout_s: float = 0.0  # after which the engine process ends itself; 0: never
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     lora: LoraConfig = LoraConfig()

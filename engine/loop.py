@@ -15,6 +15,7 @@ from engine.core import EngineCore
 from engine.errors import Failure, RequestError
 from engine.frames import Abort, Answered, Question, Shutdown, StartProfile, Submit
 from engine.types import EngineOutput, Request
+from engine.watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,23 @@ class EngineLoop:
     """Steps ``core`` and hands each output to ``emit``, in the thread that calls ``run``.
 
     ``inbox.put`` may be called from any thread, and from a signal handler.
+
+    Args:
+        core: the engine.
+        emit: called with each output.
+        watchdog: told when a step begins, and when none is under way.
     """
 
-    def __init__(self, core: EngineCore, emit: Callable[[EngineOutput], None]) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        emit: Callable[[EngineOutput], None],
+        watchdog: StepWatchdog | None = None,
+    ) -> None:
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._core = core
         self._emit = emit
+        self._watchdog = watchdog or StepWatchdog(None)
 
     def run(self) -> None:
         """Serve until Shutdown. Raises EngineDead when the device is lost."""
@@ -53,6 +65,7 @@ class EngineLoop:
                 self._obey(command)
                 command = self._poll()
             if core.has_work and not core.idle_s:
+                self._watchdog.watch()
                 self._emit(core.step())
 
     def _next_command(self) -> Command | None:
@@ -63,12 +76,14 @@ class EngineLoop:
         idle_s = core.idle_s
         if not idle_s:
             return self._poll()
+        self._watchdog.rest()
         try:
             return self.inbox.get(timeout=idle_s)
         except queue.Empty:
             return None
 
     def _wait_idle(self) -> Command:
+        self._watchdog.rest()
         while self._core.prepare():
             if (command := self._poll()) is not None:
                 return command

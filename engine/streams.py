@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import EngineError, Failure
+from engine.errors import EngineError, Failure, RequestFailed
 from engine.types import (
     EngineOutput,
     FinishReason,
@@ -21,6 +21,8 @@ from engine.types import (
     RequestTimings,
     TokenLogprobs,
 )
+
+_MAX_RESUMED = 2  # engines that may die with a request before it is given up
 
 
 class Stream:
@@ -46,7 +48,7 @@ class Stream:
         self._num_cached: int | None = None
         self._cached_taken = False
         self._first_token_s: float | None = None
-        self._resumed = False
+        self.num_resumed = 0  # engines that have died with it
 
         self._has_news = False
         self._finish_reason: FinishReason | None = None
@@ -144,7 +146,7 @@ class Stream:
 
     def set_timings(self, timings: RequestTimings) -> None:
         """When things happened. A restarted engine does not know of the first token."""
-        if self._resumed and self._first_token_s is not None:
+        if self.num_resumed and self._first_token_s is not None:
             timings = msgspec.structs.replace(timings, first_token_s=self._first_token_s)
         self._timings = timings
 
@@ -156,7 +158,7 @@ class Stream:
 
     def resume(self) -> Request:
         """The request that goes on where this stream's output ends."""
-        self._resumed = True
+        self.num_resumed += 1
         self._num_repeated = self._num_prompt_logprobs
         return msgspec.structs.replace(self.request, resumed_token_ids=tuple(self._token_ids))
 
@@ -220,8 +222,15 @@ class StreamTable:
             stream.fail(error)
 
     def resume_all(self) -> list[Request]:
-        """What to submit to a new engine so that every stream goes on, in order of submission."""
+        """What to submit to a new engine so that every stream goes on, in order of submission.
+
+        What has been there at too many deaths may be what kills, and fails instead.
+        """
         self._streams = {id_: stream for id_, stream in self._streams.items() if not stream.aborted}
+        for id_, stream in list(self._streams.items()):
+            if stream.num_resumed >= _MAX_RESUMED:
+                del self._streams[id_]
+                stream.fail(RequestFailed("the engine has died too often with this request"))
         return [stream.resume() for stream in self._streams.values()]
 
     def _each(self, column: dict[str, Any], tell: Callable[[Stream, Any], None]) -> None:

@@ -93,6 +93,7 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
     from engine.core import EngineCore
     from engine.hub import ClientHub
     from engine.loop import Asked, EngineLoop
+    from engine.watchdog import StepWatchdog
 
     try:
         load_runner = _resolve(runner)
@@ -110,7 +111,7 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
     if listen_fd is not None:
         hub = ClientHub(socket.socket(fileno=listen_fd), core.info)
     emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
-    loop = EngineLoop(core, emit)
+    loop = EngineLoop(core, emit, StepWatchdog(config.step_timeout_s or None))
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
 
     def obey(message: Instruction) -> None:

@@ -28,6 +28,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         num_threads=settings.num_threads,
         seed=settings.seed,
         stub_step_ms=settings.stub_step_ms,
+        step_timeout_s=settings.step_timeout_s,
         scheduler=SchedulerConfig(
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,

@@ -187,6 +187,13 @@ class Settings(SpeculationSettings):
         "No limit when left out.",
         gt=0,
     )
+    step_timeout_s: float = setting(
+        300.0,
+        _SERVER,
+        "Seconds after which a step that does not end is taken for hung: the engine process is "
+        "replaced, and its requests go on in the next. 0 waits for ever.",
+        ge=0,
+    )
     shutdown_timeout_s: float = setting(
         30.0, _SERVER, "Seconds that requests in flight are given to finish after SIGTERM.", ge=0
     )

@@ -9,6 +9,7 @@ request the text of ``expected_output``.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import struct
@@ -353,6 +354,9 @@ def load(config: EngineConfig, on_progress: LoadProgress | None) -> FakeRunner:
 
     def fault(plan: StepPlan) -> None:
         time.sleep(options.get("step_s", 0.0))
+        if plan.rows and (path := options.get("hang_unless")) and not os.path.exists(path):
+            open(path, "w").close()
+            ctypes.PyDLL(None).sleep(600)  # holds Python's lock, as a hung driver may
         for row in plan.rows:
             if row.id == options.get("kill"):
                 os._exit(9)

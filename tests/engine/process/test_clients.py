@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -23,10 +24,10 @@ MAX_LEN = 200  # of the engines that fakes.load makes
 MakeClient = Callable[..., EngineClient]
 
 
-def subprocess_client(**options: object) -> SubprocessClient:
-    return SubprocessClient(
-        fakes.make_config(json.dumps(options)), runner="tests.engine.fakes:load"
-    )
+def subprocess_client(*, step_timeout_s: float = 0.0, **options: object) -> SubprocessClient:
+    config = fakes.make_config(json.dumps(options))
+    config = msgspec.structs.replace(config, step_timeout_s=step_timeout_s)
+    return SubprocessClient(config, runner="tests.engine.fakes:load")
 
 
 def inline_client(**options: object) -> InlineClient:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.errors import EngineDead, ModelLoadError
+from engine.errors import EngineDead, ModelLoadError, RequestFailed
 from engine.process import SubprocessClient
 from engine.requests import fan_out
 from engine.types import RequestOutput, SamplingParams
@@ -91,6 +91,41 @@ def check_told_once(sampling: SamplingParams, outputs: list[RequestOutput], prom
         ends = [-p.logprob for output in outputs for p in output.logprobs or ()]
         assert ends == list(range(prompt, prompt + len(ends)))
         assert len(ends) == len(tokens_of(outputs))
+
+
+async def test_a_step_that_hangs_is_ended_and_its_requests_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    client = subprocess_client(hang_unless=str(tmp_path / "flag"), step_timeout_s=0.5)
+    await client.start()
+    requests = make_requests(3)
+    streams = client.submit(requests)
+    for request, stream in zip(requests, streams, strict=True):
+        outputs = await collect(stream)
+        text = (tokens_of(outputs), outputs[-1].finish_reason)
+        assert text == fakes.expected_output(request, MAX_LEN)
+    assert (client.num_restarts, client.num_resumed) == (1, 3)
+    assert "in fault" in capfd.readouterr().err  # where it hung
+    await asyncio.sleep(0.6)  # nothing is taken for hung while there is nothing to do
+    assert client.alive
+    await client.close()
+
+
+async def test_a_request_that_every_engine_dies_with_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("engine.supervisor.MAX_CRASHES", 10)
+    client = subprocess_client(kill="r1")
+    await client.start()
+    (stream,) = client.submit(make_requests(2)[1:])
+    with pytest.raises(RequestFailed, match="died too often"):
+        await collect(stream)
+    assert client.num_restarts == 3
+    request = make_requests(1)[0]
+    (stream,) = client.submit([request])
+    outputs = await collect(stream)
+    assert tokens_of(outputs) == fakes.expected_output(request, MAX_LEN)[0]
+    await client.close()
 
 
 async def test_an_engine_that_keeps_dying_is_given_up(capfd: pytest.CaptureFixture) -> None:
