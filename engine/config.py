@@ -12,6 +12,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "dummy", "stub"]
 Quantization = Literal["int8", "int4"]
+CacheDtype = Literal["auto", "int8", "fp8", "fp8_e4m3"]
 Policy = Literal["fcfs", "priority", "sjf", "fair"]
 Speculation = Literal["draft", "ngram", "suffix"]
 DraftSampling = Literal["coupled", "rejection"]
@@ -59,6 +60,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The paged KV cache."""
 
     block_size: int | None = None  # tokens a block; None: what suits the device
+    dtype: CacheDtype = "auto"  # of keys and values; auto: the model's; else codes of eight bits
     enable_prefix_caching: bool = True
     memory_bytes: int | None = None  # None: a share of what the device has free
     memory_utilization: float = 0.9  # of a GPU's memory, weights included

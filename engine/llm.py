@@ -17,6 +17,7 @@ from engine.beam_offline import search_all
 from engine.beam_search import BeamParams
 from engine.config import (
     CacheConfig,
+    CacheDtype,
     Device,
     Dtype,
     EngineConfig,
@@ -73,6 +74,7 @@ class LLM(OfflineText):
         max_num_batched_tokens: int | None = None,
         scheduling_policy: Policy = "fcfs",
         block_size: int | None = None,
+        kv_cache_dtype: CacheDtype = "auto",
         enable_prefix_caching: bool = True,
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
@@ -101,10 +103,10 @@ class LLM(OfflineText):
             max_loras: LoRA adapters kept on the device; more where one step needs more.
             max_cpu_loras: adapters kept in the host's memory.
             max_num_seqs: sequences that run at once.
-            max_num_batched_tokens: tokens that one step computes; 2048 on a GPU, on
-                a CPU 64 more than ``max_num_seqs`` and at least 256.
+            max_num_batched_tokens: tokens of one step; 2048 on a GPU, on a CPU 256 or more.
             scheduling_policy: order of the queue.
             block_size: tokens in one KV block; 64 on a GPU and 16 on a CPU when left out.
+            kv_cache_dtype: "int8" or "fp8" halve the KV cache; auto is the model's own format.
             enable_prefix_caching: reuse the KV blocks of prompts that begin alike.
             kv_cache_memory_bytes: size of the KV cache; a share of what is free when left out.
             gpu_memory_utilization: share of a GPU's memory to use, weights included.
@@ -141,6 +143,7 @@ class LLM(OfflineText):
             ),
             cache=CacheConfig(
                 block_size=block_size,
+                dtype=kv_cache_dtype,
                 enable_prefix_caching=enable_prefix_caching,
                 memory_bytes=kv_cache_memory_bytes,
                 memory_utilization=gpu_memory_utilization,

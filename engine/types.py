@@ -354,10 +354,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     kv_cache_bytes: int
     free_bytes: int  # of the device's, after both
-    bytes_per_token: int  # KV: 2 * layers * kv_heads * head_dim * itemsize, and a draft model's
+    bytes_per_token: int  # KV of all layers, with the scales of codes, and a draft model's
     num_blocks: int
     block_size: int
     max_model_len: int  # longest context served
+    cache_dtype: str = ""  # of keys and values; "" where there is no cache
 
     def describe(self) -> str:
         """The plan in one line, for people."""
@@ -369,7 +370,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             )
         return (
             f"memory: weights {self.weights_bytes / mib:.0f} MiB, "
-            f"KV cache {self.kv_cache_bytes / mib:.0f} MiB = "
+            f"KV cache {self.kv_cache_bytes / mib:.0f} MiB in {self.cache_dtype} = "
             f"{self.num_blocks:,} blocks of {self.block_size} tokens "
             f"({self.bytes_per_token:,} bytes a token), "
             f"free {self.free_bytes / mib:.0f} MiB, longest context {self.max_model_len:,} tokens"

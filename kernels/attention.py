@@ -30,6 +30,12 @@ class AttentionSpec:
     has_sinks: bool = False
     chunk: int | None = None  # some layers' queries see their own chunk of so many positions alone
     value_dim: int | None = None  # values are the first numbers of the keys; None: by themselves
+    cache_dtype: torch.dtype | None = None  # of the codes that the cache holds; None: it has dtype
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Of keys and values as they lie in the cache."""
+        return self.cache_dtype or self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +58,25 @@ class LayerCache(NamedTuple):
     """One layer's keys and values, each [num_blocks, num_kv_heads, block_size, head_dim].
 
     In latent attention the values are a view of the keys: the first ``value_dim`` of each one's
-    numbers (``engine/models/latent.py``).
+    numbers (``engine/models/latent.py``). Elsewhere both may be codes of
+    ``kernels/reference/cache_codes.py``, with a scale for each token and KV head.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
+    key_scales: torch.Tensor | None = None  # [num_blocks, num_kv_heads, block_size] float32
+    value_scales: torch.Tensor | None = None
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What there is of the four with memory of its own; each begins with the blocks."""
+        if self.shares_values:
+            return (self.keys,)
+        return tuple(tensor for tensor in self if tensor is not None)
 
     @property
     def shares_values(self) -> bool:
-        """Whether the values are a view of the keys."""
-        return self.values.data_ptr() == self.keys.data_ptr()
+        """Whether the values are a view of the keys; else both are as wide."""
+        return self.values.shape[-1] != self.keys.shape[-1]
 
 
 class DeviceGeometry(NamedTuple):

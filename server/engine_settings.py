@@ -40,6 +40,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         ),
         cache=CacheConfig(
             block_size=settings.block_size,
+            dtype=settings.kv_cache_dtype,
             enable_prefix_caching=settings.enable_prefix_caching,
             memory_bytes=settings.kv_cache_memory_bytes,
             memory_utilization=settings.gpu_memory_utilization,

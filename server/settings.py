@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from engine.config import (
+    CacheDtype,
     Device,
     Dtype,
     EngineConfig,
@@ -267,6 +268,12 @@ class Settings(SpeculationSettings):
         "Tokens in one KV block. When left out: 64 on a GPU, 16 on a CPU.",
         ge=1,
         le=1024,
+    )
+    kv_cache_dtype: CacheDtype = setting(
+        "auto",
+        _CACHE,
+        "Number format of keys and values. auto is the model's; int8 and fp8 (e4m3) take half of "
+        "its memory, with a scale for each token and head. See docs/kv-cache.md.",
     )
     enable_prefix_caching: bool = setting(
         True, _CACHE, "Keep the KV blocks of finished requests for prompts that begin alike."

@@ -3,6 +3,9 @@
 Each layer has its keys and its values in [num_blocks, num_kv_heads, block_size, head_dim]: the
 slots of one head of one block lie together, so a decode kernel reads each (block, head) tile in
 one run, and a gather of whole tiles yields [heads, slots, head_dim], ready for batched products.
+
+A cache of codes (``kernels/reference/cache_codes.py``) has a scale beside each slot of each head,
+[num_blocks, num_kv_heads, block_size]: what is done with a block is done with its scales.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache
 
+SCALE_DTYPE = torch.float32
+
 # On a CPU the memory is shared with everything else that runs there, and cached prefixes fill
 # whatever the cache is given: it gets little, but room for one sequence of full length if it can.
 _CPU_SHARE = 0.25
@@ -36,8 +41,10 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        codes: torch.dtype | None = None,
     ) -> None:
-        """Allocate the blocks, all zero.
+        """Allocate the blocks, all zero; ``codes``: they hold such with scales, in place of
+        ``dtype``.
 
         Raises:
             ModelLoadError: the device does not have so much.
@@ -45,10 +52,10 @@ class KVCache:
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
             self.layers = tuple(
-                _layer(shape, spec.value_dim, dtype, device) for _ in range(spec.num_layers)
+                _layer(shape, spec.value_dim, dtype, device, codes) for _ in range(spec.num_layers)
             )
         except (RuntimeError, MemoryError) as error:
-            size = num_blocks * block_size * spec.kv_bytes_per_token(dtype.itemsize)
+            size = num_blocks * block_size * bytes_per_token(spec, dtype, codes)
             reason = str(error).splitlines()[0]
             raise ModelLoadError(
                 f"a KV cache of {size / 2**20:,.0f} MiB does not fit {device}: {reason}"
@@ -66,10 +73,12 @@ def plan_memory(
     device: torch.device,
     weights_bytes: int,
     draft_bytes_per_token: int = 0,
+    codes: torch.dtype | None = None,
 ) -> MemoryPlan:
     """How many blocks there are, and the longest context. Called once the weights are loaded.
 
-    With ``draft_bytes_per_token``, a draft model has as many blocks of its own.
+    With ``draft_bytes_per_token``, a draft model has as many blocks of its own. ``codes``: as in
+    :class:`KVCache`.
 
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` is longer than the model's.
@@ -80,8 +89,8 @@ def plan_memory(
             f"max_model_len {max_model_len} is out of range: this model's context is {longest}"
         )
     wanted_len = max_model_len or spec.default_context
-    bytes_per_token = spec.kv_bytes_per_token(dtype.itemsize) + draft_bytes_per_token
-    block_bytes = bytes_per_token * block_size
+    a_token = bytes_per_token(spec, dtype, codes) + draft_bytes_per_token
+    block_bytes = a_token * block_size
     available = available_bytes(device)
     if cache.num_blocks is not None:
         num_blocks = cache.num_blocks
@@ -110,11 +119,20 @@ def plan_memory(
         weights_bytes=weights_bytes,
         kv_cache_bytes=num_blocks * block_bytes,
         free_bytes=max(0, available - num_blocks * block_bytes),
-        bytes_per_token=bytes_per_token,
+        bytes_per_token=a_token,
         num_blocks=num_blocks,
         block_size=block_size,
         max_model_len=max_model_len or min(wanted_len, holds),
+        cache_dtype=str(codes or dtype).removeprefix("torch."),
     )
+
+
+def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype, codes: torch.dtype | None) -> int:
+    """What a token's keys and values take in all layers, their scales included."""
+    if codes is None:
+        return spec.kv_bytes_per_token(dtype.itemsize)
+    scales = 2 * spec.num_layers * spec.num_kv_heads * SCALE_DTYPE.itemsize
+    return spec.kv_bytes_per_token(codes.itemsize) + scales
 
 
 def available_bytes(device: torch.device) -> int:
@@ -125,12 +143,19 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _layer(
-    shape: tuple[int, ...], value_dim: int | None, dtype: torch.dtype, device: torch.device
+    shape: tuple[int, ...],
+    value_dim: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    codes: torch.dtype | None,
 ) -> LayerCache:
-    keys = _zeros(shape, dtype, device)
+    keys = _zeros(shape, codes or dtype, device)
     if value_dim is not None:
         return LayerCache(keys, keys[..., :value_dim])
-    return LayerCache(keys, _zeros(shape, dtype, device))
+    values = _zeros(shape, codes or dtype, device)
+    if codes is None:
+        return LayerCache(keys, values)
+    return LayerCache(keys, values, *(_zeros(shape[:-1], SCALE_DTYPE, device) for _ in "kv"))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

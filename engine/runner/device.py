@@ -18,6 +18,11 @@ _DTYPES = {
     "float16": torch.float16,
 }
 
+_CACHE_CODES = {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
 
 # Below this the weights stay in a core's share of the last-level cache.
 _SMALL_MODEL_BYTES = 64 * 2**20
@@ -51,6 +56,12 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
     if dtype is None:
         raise ModelLoadError(f"dtype {name[:40]!r} is not supported (known: {', '.join(_DTYPES)})")
     return dtype
+
+
+def cache_codes(name: str) -> torch.dtype | None:
+    """The codes in which a KV cache of this name holds keys and values; None: it has the model's
+    dtype."""
+    return _CACHE_CODES.get(name)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -30,7 +30,7 @@ from engine.models.stored import Format
 from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.quantization.formats import read_format
-from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
+from engine.runner.device import cache_codes, choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.encoder_load import load_encoder_runner
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.kernels import choose_kernels
@@ -73,7 +73,13 @@ def _load_decoder_runner(
     if config.batch_invariant and spec.moe is not None:
         raise ModelLoadError("a mixture of experts is not batch-invariant here")
     block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
-    attention = attention_spec(spec, block_size, dtype, device)
+    codes = cache_codes(config.cache.dtype)
+    if codes is not None and spec.value_dim is not None:
+        raise ModelLoadError(
+            f"kv_cache_dtype {config.cache.dtype!r}: a cache of latents is not rounded here; it is "
+            "small as it is"
+        )
+    attention = attention_spec(spec, block_size, dtype, device, codes)
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     draft = plan_draft(config, spec, attention)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
@@ -98,8 +104,9 @@ def _load_decoder_runner(
         device=device,
         weights_bytes=modules.num_bytes + (draft_modules.num_bytes if draft_modules else 0),
         draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
+        codes=codes,
     )
-    cache = KVCache(spec, memory.num_blocks, memory.block_size, dtype, device)
+    cache = KVCache(spec, memory.num_blocks, memory.block_size, dtype, device, codes)
     info = _info(config, model, spec, headers, attention, kernels.name, memory, started_s)
     decoder = Decoder(spec, modules, kernels, memory.max_model_len)
     rows = RowTable(
@@ -176,7 +183,11 @@ def _stored_format(config: EngineConfig, model: ModelConfig) -> Format | None:
 
 
 def attention_spec(
-    spec: DecoderSpec, block_size: int, dtype: torch.dtype, device: torch.device
+    spec: DecoderSpec,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    codes: torch.dtype | None = None,
 ) -> AttentionSpec:
     """What the model asks of its attention."""
     return AttentionSpec(
@@ -191,6 +202,7 @@ def attention_spec(
         has_sinks=spec.has_sinks,
         value_dim=spec.value_dim,
         chunk=spec.chunk,
+        cache_dtype=codes,
     )
 
 
@@ -219,7 +231,9 @@ def _info(
         max_model_len=memory.max_model_len,
         eos_token_ids=spec.eos_token_ids,
         memory=memory,
-        fingerprint=fingerprint(model, headers, dtype, rounding, source, backend, kind),
+        fingerprint=fingerprint(
+            model, headers, dtype, rounding, source, backend, kind, memory.cache_dtype
+        ),
         load_s=time.monotonic() - started_s,
         generates=spec.generates,
         pooling=PoolingInfo(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.kv_cache.storage import KVCache
+from engine.kv_cache.storage import KVCache, bytes_per_token
 from engine.models.checkpoint import read_config, read_headers
 from engine.models.decoder import Decoder
 from engine.models.linear import LinearMethod
@@ -41,7 +41,7 @@ class DraftPlan:
     @property
     def bytes_per_token(self) -> int:
         """What its keys and values take."""
-        return self.spec.kv_bytes_per_token(self.attention.dtype.itemsize)
+        return bytes_per_token(self.spec, self.attention.dtype, self.attention.cache_dtype)
 
     def modules(self, config: EngineConfig, method: LinearMethod) -> Modules:
         """Its parameters."""
@@ -69,7 +69,7 @@ class DraftPlan:
         size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
         return DraftModel(
             Decoder(self.spec, modules, self.kernels, memory.max_model_len),
-            KVCache(self.spec, *size),
+            KVCache(self.spec, *size, attention.cache_dtype),
             self.kernels,
             attention,
             rows,

@@ -44,7 +44,7 @@ def attention_case(
     table = torch.from_numpy(places).to(device)
     keys, values = (
         stored[table].transpose(1, 2).reshape(rows, kv_heads, -1, head_dim)[:, :, :seq_len]
-        for stored in cache
+        for stored in cache.tensors()
     )
     keys, values = keys.contiguous(), values.contiguous()
     batched = query.view(rows, queries, heads, head_dim).transpose(1, 2)

@@ -111,7 +111,7 @@ def copy_case(
     """Copies of whole blocks."""
     shape = (2 * copies, kv_heads, block_size, head_dim)
     cache = LayerCache(*(torch.randn(shape, dtype=dtype, device=device) for _ in range(2)))
-    other = LayerCache(*(stored.clone() for stored in cache))
+    other = LayerCache(*(stored.clone() for stored in cache.tensors()))
     order = torch.randperm(2 * copies, device=device)
     sources, targets = order[:copies], order[copies:]
 

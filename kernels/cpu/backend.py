@@ -14,7 +14,7 @@ from kernels.attention import (
     LayerAttention,
     LayerCache,
 )
-from kernels.cpu.calls import CODE, COUNT, DTYPE_CODES, POINTER, function, pointer
+from kernels.cpu.calls import CODE, CODE_KINDS, COUNT, DTYPE_CODES, POINTER, function, pointer
 
 _MAX_HEAD_DIM = 512  # as in native/attention.h
 
@@ -60,6 +60,8 @@ class CpuAttention:
             return f"a head size of {spec.head_dim} is no multiple of 8 up to {_MAX_HEAD_DIM}"
         if spec.dtype not in DTYPE_CODES:
             return f"no kernel for {spec.dtype}"
+        if spec.cache_dtype is not None and spec.cache_dtype not in CODE_KINDS:
+            return f"no kernel for a cache of {spec.cache_dtype}"
         return None
 
     def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
@@ -92,7 +94,7 @@ class CpuAttention:
         """See ``AttentionBackend.forward``."""
         query = query.contiguous()
         output = torch.empty_like(query)
-        function("quire_attention")(
+        arguments = (
             ctypes.byref(state.batch),
             layer.scale,
             layer.softcap or 0.0,
@@ -103,4 +105,10 @@ class CpuAttention:
             cache.values.data_ptr(),
             output.data_ptr(),
         )
+        if cache.key_scales is None:
+            function("quire_attention")(*arguments)
+        else:
+            kind = CODE_KINDS[cache.keys.dtype]
+            scales = (pointer(cache.key_scales), pointer(cache.value_scales))
+            function("quire_attention_codes")(*arguments, kind, *scales)
         return output

@@ -19,22 +19,26 @@ POINTER, COUNT, CODE, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ct
 FLAG = ctypes.c_bool
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in native/simd.h
+CODE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # as in native/cache_codes.h
 
 _PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
 _RESULT = (POINTER, POINTER, COUNT, FLAG, FLAG)  # bias, y, outputs; y is float32, AMX may be used
+_NORM_ROPE_STORE = (
+    *(CODE, POINTER, POINTER, REAL),
+    *[POINTER] * 3,
+    *[COUNT] * 5,
+    *[POINTER] * 3,
+)
 
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_attention": (POINTER, REAL, REAL, COUNT, *[POINTER] * 5),
+    "quire_attention_codes": (POINTER, REAL, REAL, COUNT, *[POINTER] * 5, CODE, POINTER, POINTER),
     "quire_rms_norm": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, REAL, POINTER),
     "quire_add_rms_norm": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, REAL, POINTER),
     "quire_silu_mul": (CODE, POINTER, COUNT, COUNT, POINTER),
     "quire_rope_tables": (POINTER, POINTER, REAL, COUNT, COUNT, POINTER, POINTER),
-    "quire_norm_rope_store": (
-        *(CODE, POINTER, POINTER, REAL),
-        *[POINTER] * 3,
-        *[COUNT] * 5,
-        *[POINTER] * 3,
-    ),
+    "quire_norm_rope_store": _NORM_ROPE_STORE,
+    "quire_norm_rope_store_codes": (*_NORM_ROPE_STORE, CODE, POINTER, POINTER),
     "quire_add_adapters": (
         *(CODE, POINTER, POINTER, POINTER),
         *[COUNT] * 3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import LayerCache
-from kernels.cpu.calls import DTYPE_CODES, function, pointer
+from kernels.cpu.calls import CODE_KINDS, DTYPE_CODES, function, pointer
 
 
 def norm_rope_store(
@@ -23,7 +23,7 @@ def norm_rope_store(
     num_heads = all_heads - 2 * num_kv_heads
     query = fused.new_empty((num_tokens, num_heads, head_dim))
     cos, sin = rotation or (None, None)
-    function("quire_norm_rope_store")(
+    arguments = (
         DTYPE_CODES[fused.dtype],
         fused.data_ptr(),
         pointer(norm_weight),
@@ -40,12 +40,18 @@ def norm_rope_store(
         cache.keys.data_ptr(),
         cache.values.data_ptr(),
     )
+    if cache.key_scales is None:
+        function("quire_norm_rope_store")(*arguments)
+    else:
+        kind = CODE_KINDS[cache.keys.dtype]
+        scales = (pointer(cache.key_scales), pointer(cache.value_scales))
+        function("quire_norm_rope_store_codes")(*arguments, kind, *scales)
     return query
 
 
 def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """See ``kernels.reference.kv_store``."""
-    for stored in cache[:1] if cache.shares_values else cache:
+    for stored in cache.tensors():
         function("quire_copy_blocks")(
             stored.data_ptr(),
             sources.data_ptr(),

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+from kernels.reference.cache_codes import as_bytes, decode
 
 # Padded token slots a bucket may waste before another bucket's extra calls are cheaper.
 _BUCKET_WASTE_SLOTS = 4096
@@ -104,7 +105,7 @@ class ReferenceAttention:
             for part in plan.buckets + plan.chunks
         )
         shape = (largest, spec.block_size * spec.head_dim)
-        keys = torch.empty(shape, dtype=spec.dtype, device=spec.device)
+        keys = torch.empty(shape, dtype=spec.stored_dtype, device=spec.device)
         values = keys if spec.value_dim is not None else torch.empty_like(keys)
         return ReferenceState(plans, keys, values)
 
@@ -217,12 +218,20 @@ def _gather(
     """
     num_blocks, kv_heads, block_size, head_dim = cache.keys.shape
     gathered = []
-    stores = [(cache.keys, state.keys), (cache.values, state.values)]
-    for stored, buffer in stores[:1] if cache.shares_values else stores:
+    stores = [
+        (cache.keys, state.keys, cache.key_scales),
+        (cache.values, state.values, cache.value_scales),
+    ]
+    for stored, buffer, scales in stores[:1] if cache.shares_values else stores:
         flat = stored.view(num_blocks * kv_heads, block_size * head_dim)
         part = buffer[: block_rows.numel()]
-        torch.index_select(flat, 0, block_rows, out=part)
-        gathered.append(part.view(-1, head_dim).float())
+        torch.index_select(as_bytes(flat), 0, block_rows, out=as_bytes(part))
+        rows = part.view(-1, head_dim)
+        if scales is None:
+            gathered.append(rows.float())
+        else:
+            flat_scales = scales.view(num_blocks * kv_heads, block_size)
+            gathered.append(decode(rows, flat_scales.index_select(0, block_rows).flatten()))
     if cache.shares_values:
         gathered.append(gathered[0][:, : cache.values.shape[-1]])
     return gathered[0], gathered[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import LayerCache
+from kernels.reference.cache_codes import as_bytes, encode
 
 
 def cache_rows(slot_mapping: torch.Tensor, num_kv_heads: int, block_size: int) -> torch.Tensor:
@@ -24,7 +25,8 @@ def cache_rows(slot_mapping: torch.Tensor, num_kv_heads: int, block_size: int) -
 def store_kv(
     keys: torch.Tensor, values: torch.Tensor, cache: LayerCache, rows: torch.Tensor
 ) -> None:
-    """Put a step's keys and values, [n, kv_heads, head_dim], in their slots.
+    """Put a step's keys and values, [n, kv_heads, head_dim], in their slots, as codes with their
+    scales where that is what the cache holds.
 
     Args:
         keys, values: of the step's tokens; keys with their positions applied.
@@ -32,11 +34,18 @@ def store_kv(
         rows: what ``cache_rows`` gave for the step.
     """
     head_dim = keys.shape[-1]
-    for new, stored in ((keys, cache.keys), (values, cache.values)):
-        stored.view(-1, head_dim).index_copy_(0, rows, new.reshape(-1, head_dim))
+    for new, stored, scales in (
+        (keys, cache.keys, cache.key_scales),
+        (values, cache.values, cache.value_scales),
+    ):
+        content = new.reshape(-1, head_dim)
+        if scales is not None:
+            content, new_scales = encode(content, stored.dtype)
+            scales.view(-1).index_copy_(0, rows, new_scales)
+        as_bytes(stored).view(-1, head_dim).index_copy_(0, rows, as_bytes(content))
 
 
 def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """Copy whole blocks; a block is never both source and target of one call."""
-    for stored in cache[:1] if cache.shares_values else cache:
+    for stored in map(as_bytes, cache.tensors()):
         stored.index_copy_(0, targets, stored.index_select(0, sources))

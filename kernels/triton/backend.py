@@ -40,6 +40,9 @@ class TritonAttention:
             return f"a head size of {spec.head_dim} is over {_MAX_HEAD_DIM}"
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"no kernel for {spec.dtype}"
+        is_old = spec.device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9)
+        if spec.cache_dtype == torch.float8_e4m3fn and is_old:
+            return "an fp8 cache needs a GPU of compute capability 8.9"
         return None
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> AttentionPlan:

@@ -20,7 +20,7 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import launch, persistent_programs, power_of_2
 from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, first_split_of
-from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets, tanh
+from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh
 
 _TILE = 64
 _MERGE_TILE = 16
@@ -61,6 +61,8 @@ def decode_attention(
         query,
         cache.keys,
         cache.values,
+        cache.key_scales,
+        cache.value_scales,
         query_start,
         seq_lens,
         lines,
@@ -81,7 +83,8 @@ def decode_attention(
         DIM=dim,
         BLOCK_SIZE=block_size,
         SPLIT_SIZE=SPLIT_SIZE,
-        TILE=_TILE,
+        # Widened, the widest heads' tile would not leave the registers for three programs.
+        TILE=_TILE // 2 if cache.key_scales is not None and dim > 128 else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=4,
@@ -121,6 +124,8 @@ def _split_kernel(
     query,
     keys,
     values,
+    key_scales,  # of codes, else None
+    value_scales,
     query_start,
     seq_lens,
     lines,  # of the tables
@@ -171,6 +176,8 @@ def _split_kernel(
             q,
             keys,
             values,
+            key_scales,
+            value_scales,
             table,
             run * SPLIT_SIZE,
             seq_len,
@@ -207,6 +214,8 @@ def _attend_run(
     q,
     keys,
     values,
+    key_scales,
+    value_scales,
     table,
     begin,
     seq_len,
@@ -241,8 +250,10 @@ def _attend_run(
         offsets = rows[:, None] * HEAD_DIM + dims[None, :]
         # What lies past the end belongs to nobody and may be anything: it is not read.
         is_read = is_seen[:, None] & (dims < HEAD_DIM)[None, :]
-        k = tl.load(keys + offsets, mask=is_read, other=0.0)
+        k = load_rows(keys + offsets, is_read, q.dtype)
         scores = dot(q, tl.trans(k))
+        if key_scales is not None:
+            scores *= tl.load(key_scales + rows, mask=is_seen, other=0.0)[None, :]
         if HAS_SOFTCAP:
             scores = tanh(scores * scale_in_cap) * softcap
         else:
@@ -252,7 +263,9 @@ def _attend_run(
         weights = tl.exp2(scores - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weights, axis=1)
-        v = tl.load(values + offsets, mask=is_read, other=0.0)
+        if value_scales is not None:
+            weights *= tl.load(value_scales + rows, mask=is_seen, other=0.0)[None, :]
+        v = load_rows(values + offsets, is_read, q.dtype)
         acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
         top = new_top
     # A row of length 0 is padding: its mean is 0.

@@ -7,8 +7,11 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerCache
+from kernels.reference.cache_codes import PEAKS, SMALLEST
 from kernels.triton.launch import launch, power_of_2
 
+_SMALLEST: tl.constexpr = tl.constexpr(SMALLEST)
+_ROUNDING: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2^23
 _HEADS = 8  # of one token that a program takes
 _COPY_TILE = 4096
 
@@ -36,6 +39,8 @@ def norm_rope_store(
         query,
         cache.keys,
         cache.values,
+        cache.key_scales,
+        cache.value_scales,
         fused,
         norm_weight,
         cos,
@@ -49,6 +54,7 @@ def norm_rope_store(
         HALF=power_of_2(head_dim // 2),
         BLOCK_SIZE=block_size,
         HEADS=_HEADS,
+        PEAK=0.0 if cache.key_scales is None else PEAKS[cache.keys.dtype],
         num_warps=2,
     )
     return query
@@ -57,22 +63,25 @@ def norm_rope_store(
 def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """Copy whole blocks, keys and values in one launch; see ``kernels.reference.kv_store``.
 
+    Scales, where there are any, are a launch of their own.
+
     Args:
         cache: the layer's blocks, written in place.
         sources, targets: [m] int64; a block is never both.
     """
-    size = cache.keys[0].numel()
-    launch(
-        _copy_blocks_kernel,
-        (sources.shape[0], 2, -(-size // _COPY_TILE)),
-        cache.keys,
-        cache.values,
-        sources,
-        targets,
-        size,
-        TILE=_COPY_TILE,
-        num_warps=8,
-    )
+    for keys, values in zip(*[iter(cache.tensors())] * 2, strict=True):
+        size = keys[0].numel()
+        launch(
+            _copy_blocks_kernel,
+            (sources.shape[0], 2, -(-size // _COPY_TILE)),
+            keys,
+            values,
+            sources,
+            targets,
+            size,
+            TILE=_COPY_TILE,
+            num_warps=8,
+        )
 
 
 @triton.jit
@@ -80,6 +89,8 @@ def _norm_rope_store_kernel(
     query,
     keys,
     values,
+    key_scales,
+    value_scales,
     fused,
     norm_weight,
     cos,
@@ -93,8 +104,12 @@ def _norm_rope_store_kernel(
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
+    PEAK: tl.constexpr,
 ):
-    """Some heads of one token, as two halves [HEADS, HALF] of what rotates together."""
+    """Some heads of one token, as two halves [HEADS, HALF] of what rotates together.
+
+    ``PEAK``: the largest code of the cache's dtype, where it holds codes.
+    """
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, HALF)
@@ -136,12 +151,37 @@ def _norm_rope_store_kernel(
     kv_heads = (heads - NUM_HEADS) % NUM_KV_HEADS
     rows = (block * NUM_KV_HEADS + kv_heads) * BLOCK_SIZE + offset
     offsets = rows[:, None] * head_dim + dims[None, :]
+    if key_scales is not None:
+        first, second, scales = _encode(first, second, PEAK, keys.dtype.element_ty == tl.int8)
+        is_scaled = (heads < rotated_heads + NUM_KV_HEADS) & (slot >= 0)
+        is_key_head = is_scaled & (heads >= NUM_HEADS) & is_rotated
+        tl.store(key_scales + rows, scales, mask=is_key_head)
+        tl.store(value_scales + rows, scales, mask=is_scaled & (heads >= rotated_heads))
     is_key = is_stored & (heads >= NUM_HEADS)[:, None] & is_rotated[:, None]
     tl.store(keys + offsets, first.to(keys.dtype.element_ty), mask=is_key)
     tl.store(keys + offsets + HALF_DIM, second.to(keys.dtype.element_ty), mask=is_key)
     is_value = is_stored & (heads >= rotated_heads)[:, None]
     tl.store(values + offsets, first.to(values.dtype.element_ty), mask=is_value)
     tl.store(values + offsets + HALF_DIM, second.to(values.dtype.element_ty), mask=is_value)
+
+
+@triton.jit
+def _encode(first, second, PEAK: tl.constexpr, IS_WHOLE: tl.constexpr):
+    """Rows [HEADS, HALF] twice as what is stored of them, and scales [HEADS]; see
+    ``kernels.reference.cache_codes``."""
+    sizes = tl.maximum(tl.abs(first), tl.abs(second))
+    largest = tl.max(tl.where(sizes == sizes, sizes, 0.0), axis=1)
+    inverse = tl.where(largest > _SMALLEST, PEAK / tl.maximum(largest, _SMALLEST), 0.0)
+    inverse = inverse[:, None]
+    broken = tl.sum(first * 0.0 + second * 0.0, axis=1)  # nan where anything is none or infinite
+    first, second = first * inverse, second * inverse
+    # A broken row has a scale that is no number; its codes may be anything that is one.
+    first, second = tl.where(first == first, first, 0.0), tl.where(second == second, second, 0.0)
+    if IS_WHOLE:
+        # Above 2^23 neighbours are one apart: the sum is rounded to nearest, ties to even.
+        first = (first + _ROUNDING) - _ROUNDING
+        second = (second + _ROUNDING) - _ROUNDING
+    return first, second, largest / PEAK + broken
 
 
 @triton.jit

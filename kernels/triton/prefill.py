@@ -25,7 +25,7 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import launch, power_of_2
 from kernels.triton.plan import TILE_ROWS, AttentionPlan
-from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets, tanh
+from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh
 
 _TILE = 64
 
@@ -48,7 +48,7 @@ def prefill_attention(
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
     tiles, (query_start, seq_lens, lines, tables) = plan.tiles, plan.geometry
-    dim = power_of_2(head_dim)
+    dim, is_coded = power_of_2(head_dim), cache.key_scales is not None
     launch(
         _prefill_kernel,
         (tiles.capacity * num_kv_heads,),
@@ -56,6 +56,8 @@ def prefill_attention(
         query,
         cache.keys,
         cache.values,
+        cache.key_scales,
+        cache.value_scales,
         query_start,
         seq_lens,
         lines,
@@ -75,8 +77,8 @@ def prefill_attention(
         DIM=dim,
         BLOCK_SIZE=block_size,
         ROWS=TILE_ROWS,
-        # Without fused roundings the widest heads' tile would not fit the registers.
-        TILE=_TILE // 2 if invariant and dim > 128 else _TILE,
+        # Without fused roundings, or widened, the widest heads' tile would not fit the registers.
+        TILE=_TILE // 2 if dim > 128 and (invariant or is_coded) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=8,
@@ -101,6 +103,8 @@ def _prefill_kernel(
     query,
     keys,
     values,
+    key_scales,  # of codes, else None
+    value_scales,
     query_start,
     seq_lens,
     lines,  # of the tables
@@ -184,8 +188,10 @@ def _prefill_kernel(
             is_read = (dims < HEAD_DIM)[None, :]
             if part != 1:
                 is_read = is_read & is_used[:, None]
-            k = tl.load(keys + offsets, mask=is_read, other=0.0)
+            k = load_rows(keys + offsets, is_read, q.dtype)
             scores = dot(q, tl.trans(k))
+            if key_scales is not None:
+                scores *= tl.load(key_scales + rows, mask=is_used, other=0.0)[None, :]
             if HAS_SOFTCAP:
                 scores = tanh(scores * scale_in_cap) * softcap
             else:
@@ -203,7 +209,9 @@ def _prefill_kernel(
             weights = tl.exp2(scores - base[:, None])
             shrink = tl.exp2(top - base)
             total = total * shrink + tl.sum(weights, axis=1)
-            v = tl.load(values + offsets, mask=is_read, other=0.0)
+            if value_scales is not None:
+                weights *= tl.load(value_scales + rows, mask=is_used, other=0.0)[None, :]
+            v = load_rows(values + offsets, is_read, q.dtype)
             acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
             top = new_top
     if sinks is not None:

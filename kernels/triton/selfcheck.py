@@ -22,11 +22,14 @@ from kernels.moe import ExpertTensors
 from kernels.operations import Kernels
 from kernels.reference import operations as reference
 from kernels.reference.attention import ReferenceAttention
+from kernels.reference.cache_codes import contents, encode
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.triton.plan import queries_a_tile
 
 # Of the norm of a result. A twin rounds to the dtype in other places, but not at random.
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+# What differs in the last bits before it is rounded to a code may become the next one.
+_OF_CODES = 5e-2
 _CPU = torch.device("cpu")
 _ROWS = 6
 _VOCAB = 4500
@@ -43,7 +46,7 @@ def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
         except Exception as error:
             told = (str(error).strip() or type(error).__name__).splitlines()[0]
             return f"its {what} cannot run on this device: {told}"
-        if not worst <= _TOLERANCES[spec.dtype]:
+        if not worst <= (_TOLERANCES[spec.dtype] if spec.cache_dtype is None else _OF_CODES):
             return f"its {what} is wrong on this device (relative error {worst:.1e})"
     return None
 
@@ -65,7 +68,10 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
         slots = np.arange(seq_lens[row])
         is_used[tables[row, slots // spec.block_size], slots % spec.block_size] = True
     cache = _cache(spec, len(places), random)
-    for stored in cache:
+    # Poison goes where every kind of cache takes it: codes of integers have none, their scales do.
+    poisoned = cache[:2] if spec.cache_dtype is None else cache[2:]
+    for stored in poisoned:
+        assert stored is not None
         stored.transpose(1, 2)[torch.from_numpy(~is_used)] = float("nan")
     query = _noise(random, spec.dtype, int(queries.sum()), spec.num_heads, spec.head_dim)
     sinks = _noise(random, torch.float32, spec.num_heads) if spec.has_sinks else None
@@ -197,6 +203,8 @@ def _both(kernels: Kernels, spec: AttentionSpec, name: str, *arguments: Any) -> 
 
 def _error(actual: Any, expected: Any) -> float:
     """The largest relative error of a tensor; infinite where integers or broken values differ."""
+    if isinstance(expected, LayerCache):
+        actual, expected = contents(actual), contents(expected)
     if isinstance(expected, tuple):
         return max((_error(*pair) for pair in zip(actual, expected, strict=True)), default=0.0)
     if not isinstance(expected, torch.Tensor):
@@ -224,7 +232,12 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def _cache(spec: AttentionSpec, num_blocks: int, random: torch.Generator) -> LayerCache:
     shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-    return LayerCache(_noise(random, spec.dtype, *shape), _noise(random, spec.dtype, *shape))
+    keys, values = (_noise(random, spec.dtype, *shape) for _ in range(2))
+    if spec.cache_dtype is None:
+        return LayerCache(keys, values)
+    coded = (encode(keys, spec.cache_dtype), encode(values, spec.cache_dtype))
+    (keys, key_scales), (values, value_scales) = coded
+    return LayerCache(keys, values, key_scales, value_scales)
 
 
 def _noise(random: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:

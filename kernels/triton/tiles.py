@@ -30,6 +30,17 @@ def dot_add(a, b, acc):
 
 
 @triton.jit
+def load_rows(places, is_read, DTYPE: tl.constexpr):
+    """Keys or values as operands of a product: codes are widened, without their scales."""
+    if places.dtype.element_ty == DTYPE:
+        return tl.load(places, mask=is_read, other=0.0)
+    elif places.dtype.element_ty == tl.int8:
+        return tl.load(places, mask=is_read, other=0).to(DTYPE)
+    else:
+        return tl.load(places, mask=is_read, other=0.0).to(DTYPE)
+
+
+@triton.jit
 def tanh(x):
     """By the exponential, which has an instruction; ends at -1 and 1 without overflow."""
     return 1.0 - 2.0 / (tl.exp(2.0 * tl.minimum(x, 40.0)) + 1.0)

@@ -85,7 +85,8 @@ class Exposition(Collector):
                 "How the KV cache is laid out; always 1.",
                 labels=[*self._labels, "block_size", "num_gpu_blocks", "cache_dtype"],
             )
-            sizes = (str(memory.block_size), str(memory.num_blocks), info.dtype)
+            dtype = memory.cache_dtype or info.dtype
+            sizes = (str(memory.block_size), str(memory.num_blocks), dtype)
             family.add_metric([*self._labels.values(), *sizes], 1)
             yield family
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig
+from engine.config import CacheConfig, CacheDtype, Device, EngineConfig, SchedulerConfig
 from engine.runner import load_runner
 from engine.runner.model_runner import ModelRunner
 from engine.types import (
@@ -23,7 +23,11 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def load(
-    directory: Path, num_blocks: int = 256, device: Device = "cpu", **changes: Any
+    directory: Path,
+    num_blocks: int = 256,
+    device: Device = "cpu",
+    cache_dtype: CacheDtype = "auto",
+    **changes: Any,
 ) -> ModelRunner:
     """A runner on one CPU thread with small blocks, in float32 unless told otherwise."""
     changes.setdefault("dtype", "float32")
@@ -32,7 +36,7 @@ def load(
             model=str(directory),
             device=device,
             num_threads=1,
-            cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks),
+            cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, dtype=cache_dtype),
             scheduler=SchedulerConfig(max_num_seqs=12),
             **changes,
         )

@@ -47,9 +47,10 @@ def check(problem: Problem) -> None:
     softcap=st.none() | st.just(20.0),
     has_sinks=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    cache_dtype=st.sampled_from([None, torch.int8, torch.float8_e4m3fn]),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_mixed_batches_equal_the_definition(
     rows: list[tuple[int, int]],
     kv_heads: int,
@@ -60,6 +61,7 @@ def test_mixed_batches_equal_the_definition(
     softcap: float | None,
     has_sinks: bool,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
     seed: int,
 ) -> None:
     """Decode rows, chunks with and without a past, and odd lengths, in one batch."""
@@ -76,24 +78,42 @@ def test_mixed_batches_equal_the_definition(
             softcap=softcap,
             dtype=dtype,
             sinks=sinks,
+            cache_dtype=cache_dtype,
             seed=seed,
         )
     )
 
 
+CACHE_DTYPES = [None, torch.int8, torch.float8_e4m3fn]
+
+
 @pytest.mark.parametrize("window", [None, 600])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_rows_are_split_and_joined(window: int | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_long_rows_are_split_and_joined(
+    window: int | None, dtype: torch.dtype, cache_dtype: torch.dtype | None
+) -> None:
     """Lengths around the split size, one split to several, beside short rows and a chunk."""
     problem = make_problem(
-        [1, 1, 1, 1, 3], [511, 512, 3, 1100, 1021], group=3, window=window, dtype=dtype
+        [1, 1, 1, 1, 3],
+        [511, 512, 3, 1100, 1021],
+        group=3,
+        window=window,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
     )
     check(problem)
 
 
-def test_a_row_has_the_same_bits_in_any_batch() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_a_row_has_the_same_bits_in_any_batch(
+    dtype: torch.dtype, cache_dtype: torch.dtype | None
+) -> None:
     """Decode rows alone and in a crowd, on one thread and two; a chunk whole and cut in two."""
-    problem = make_problem([1, 1, 1, 150], [1300, 20, 513, 40], group=2)
+    problem = make_problem(
+        [1, 1, 1, 150], [1300, 20, 513, 40], group=2, dtype=dtype, cache_dtype=cache_dtype
+    )
     crowd = run(problem)
     geometry = problem.geometry
     threads = torch.get_num_threads()

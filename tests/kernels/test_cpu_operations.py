@@ -83,15 +83,17 @@ def test_norm_rope_store(
     slots = torch.randperm(blocks * block_size)[:num_tokens]
     slots[num_tokens // 2] = -1  # padding
     before = LayerCache(*torch.randn(2, blocks, kv_heads, block_size, head_dim).to(dtype))
-    cache = LayerCache(*(stored.clone() for stored in before))
+    cache = LayerCache(*(stored.clone() for stored in before.tensors()))
     query = operations.norm_rope_store(fused, weight, 1e-6, rotation, cache, slots)
-    wide = LayerCache(*(stored.double() for stored in before))
+    wide = LayerCache(*(stored.double() for stored in before.tensors()))
     expected = reference.norm_rope_store(
         fused.double(), None if weight is None else weight.double(), 1e-6, rotation, wide, slots
     )
     assert query.is_contiguous()
     assert error(query, expected) < TOLERANCE[dtype]
-    for stored, written, kept in zip(cache, wide, before, strict=True):
+    for stored, written, kept in zip(
+        cache.tensors(), wide.tensors(), before.tensors(), strict=True
+    ):
         assert error(stored, written) < TOLERANCE[dtype]
         is_kept = (written == kept.double()).all(dim=-1)
         assert torch.equal(stored[is_kept], kept[is_kept])
@@ -157,7 +159,7 @@ def test_feed_back(is_counted: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_copy_blocks(dtype: torch.dtype) -> None:
     ours = LayerCache(*torch.randn(2, 9, 2, 16, 80).to(dtype))
-    theirs = LayerCache(*(stored.clone() for stored in ours))
+    theirs = LayerCache(*(stored.clone() for stored in ours.tensors()))
     sources, targets = torch.tensor([0, 4, 4]), torch.tensor([8, 2, 3])
     operations.copy_blocks(ours, sources, targets)
     reference.copy_blocks(theirs, sources, targets)

@@ -137,9 +137,9 @@ def test_buckets_change_nothing(monkeypatch, waste, size):
 
 def test_copied_blocks_are_equal_and_the_others_untouched():
     cache = LayerCache(*(torch.randn(6, 2, 4, 8) for _ in "kv"))
-    before = [part.clone() for part in cache]
+    before = [part.clone() for part in cache.tensors()]
     copy_blocks(cache, torch.tensor([1, 1]), torch.tensor([4, 0]))
-    for part, old in zip(cache, before, strict=True):
+    for part, old in zip(cache.tensors(), before, strict=True):
         assert torch.equal(part[4], old[1])
         assert torch.equal(part[0], old[1])
         assert torch.equal(part[[1, 2, 3, 5]], old[[1, 2, 3, 5]])

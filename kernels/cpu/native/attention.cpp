@@ -120,10 +120,12 @@ void attend(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
 }  // namespace
 }  // namespace quire
 
+extern "C" {
+
 // Writes [tokens][heads][head_dim]; the step's keys and values are in the cache already.
-extern "C" void quire_attention(const quire::Batch* batch, float scale, float softcap,
-                                int64_t window, const float* sinks, const void* query,
-                                const void* keys, const void* values, void* output) {
+void quire_attention(const quire::Batch* batch, float scale, float softcap, int64_t window,
+                     const float* sinks, const void* query, const void* keys, const void* values,
+                     void* output) {
   using namespace quire;
   with_type(batch->dtype, [&]<class T>() {
     attend(*batch, Layer{scale, softcap, window, sinks},
@@ -131,4 +133,21 @@ extern "C" void quire_attention(const quire::Batch* batch, float scale, float so
                       static_cast<const T*>(values), static_cast<T*>(output)});
   });
 }
+
+// The same over a cache of codes; `kind` as in cache_codes.h.
+void quire_attention_codes(const quire::Batch* batch, float scale, float softcap, int64_t window,
+                           const float* sinks, const void* query, const void* keys,
+                           const void* values, void* output, int32_t kind,
+                           const float* key_scales, const float* value_scales) {
+  using namespace quire;
+  with_type(batch->dtype, [&]<class T>() {
+    attend(*batch, Layer{scale, softcap, window, sinks},
+           Tensors<T>{static_cast<const T*>(query), nullptr, nullptr, static_cast<T*>(output),
+                      {CodeKind{kind}, keys, values, key_scales, value_scales}});
+  });
+}
+
+}  // extern "C"
+
 QUIRE_RECORDED(quire_attention)
+QUIRE_RECORDED(quire_attention_codes)

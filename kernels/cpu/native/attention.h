@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cache_codes.h"
 #include "simd.h"
 
 namespace quire {
@@ -32,8 +33,9 @@ struct Layer {
 template <class T>
 struct Tensors {
   const T* query;  // [tokens][heads][head_dim]
-  const T *keys, *values;
-  T* output;  // as query
+  const T *keys, *values;  // of the cache; null where it holds codes
+  T* output;               // as query
+  CodedCache codes = {};
 };
 
 inline int64_t padded(int64_t head_dim) { return (head_dim + LANES - 1) / LANES * LANES; }
@@ -43,29 +45,71 @@ inline int64_t first_seen(const Layer& layer, int64_t position) {
   return layer.window ? std::max<int64_t>(0, position + 1 - layer.window) : 0;
 }
 
-// Where the keys and values of some tokens of a sequence lie, for one head.
+// Where some tokens of a sequence lie, for one head, in a cache seen as rows.
+struct TilePlaces {
+  int64_t count;
+  int64_t at[TILE];
+
+  // Tokens [begin, end), at most a tile of them.
+  TilePlaces(const Batch& batch, int64_t row, int64_t kv_head, int64_t begin, int64_t end)
+      : count(end - begin) {
+    const int32_t* table = batch.tables + batch.slots[row] * batch.table_width;
+    const int64_t size = batch.block_size;
+    int64_t block = begin / size, offset = begin % size;
+    for (int64_t i = 0; i < count; ++block, offset = 0) {
+      const int64_t first = (table[block] * batch.kv_heads + kv_head) * size;
+      for (; offset < size && i < count; ++offset, ++i) at[i] = first + offset;
+    }
+  }
+};
+
+// The keys and values of a tile's tokens. Codes are widened into memory of the tile's own, all
+// but their scales: those multiply a token's scores, and its weights before they multiply values.
 template <class T>
 struct TileRows {
   int64_t count;
   const T* keys[TILE];
   const T* values[TILE];
+  bool is_coded = false;
+  float key_scales[TILE], value_scales[TILE];  // where coded; 0 behind the last token
 
-  // Tokens [begin, end), at most a tile of them.
-  TileRows(const Batch& batch, const Tensors<T>& tensors, int64_t row, int64_t kv_head,
-           int64_t begin, int64_t end)
-      : count(end - begin) {
-    const int32_t* table = batch.tables + batch.slots[row] * batch.table_width;
-    const int64_t size = batch.block_size, dim = batch.head_dim;
-    int64_t block = begin / size, offset = begin % size;
-    for (int64_t i = 0; i < count; ++block, offset = 0) {
-      const int64_t at = (table[block] * batch.kv_heads + kv_head) * size;
-      for (; offset < size && i < count; ++offset, ++i) {
-        keys[i] = tensors.keys + (at + offset) * dim;
-        values[i] = tensors.values + (at + offset) * dim;
+  // `memory` has place for 2 * TILE * head_dim values, and lives as long as this.
+  TileRows(const Batch& batch, const Tensors<T>& tensors, const TilePlaces& places, T* memory)
+      : count(places.count) {
+    const int64_t dim = batch.head_dim;
+    if (tensors.codes.kind == CodeKind::NONE) {
+      for (int64_t i = 0; i < count; ++i) {
+        keys[i] = tensors.keys + places.at[i] * dim;
+        values[i] = tensors.values + places.at[i] * dim;
       }
+      return;
+    }
+    is_coded = true;
+    tensors.codes.with_codes([&]<class Code>(const Code* key_codes, const Code* value_codes) {
+      for (int64_t i = 0; i < count; ++i) {
+        T* const key = memory + i * dim;
+        T* const value = memory + (TILE + i) * dim;
+        widen(key_codes + places.at[i] * dim, dim, key);
+        widen(value_codes + places.at[i] * dim, dim, value);
+        keys[i] = key, values[i] = value;
+      }
+    });
+    for (int64_t i = 0; i < TILE; ++i) {
+      key_scales[i] = i < count ? tensors.codes.key_scales[places.at[i]] : 0.0f;
+      value_scales[i] = i < count ? tensors.codes.value_scales[places.at[i]] : 0.0f;
     }
   }
+
+  // How many values of T the memory must hold.
+  static int64_t memory_size(const Batch& batch, const Tensors<T>& tensors) {
+    return tensors.codes.kind == CodeKind::NONE ? 0 : 2 * TILE * batch.head_dim;
+  }
 };
+
+// x[TILE] *= scales[TILE], those of tokens.
+inline void scale_tile(const float* scales, float* x) {
+  for (int64_t i = 0; i < TILE; i += LANES) store(x + i, load(x + i) * load(scales + i));
+}
 
 // Memory of one thread that lives as long as the thread; valid until its next call.
 template <class Use>

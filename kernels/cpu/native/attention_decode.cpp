@@ -17,12 +17,12 @@ constexpr int MAX_GROUP = 8;
 constexpr int MAX_GROUP = 4;
 #endif
 
-// Blocks lie anywhere, and the processor does not guess where the next one is.
-template <class T>
-inline void fetch(const T* const* rows, int64_t count, int64_t dim) {
-  constexpr int64_t LINE = 64 / sizeof(T);
-  for (int64_t i = 0; i < count; ++i)
-    for (int64_t d = 0; d < dim; d += LINE) __builtin_prefetch(rows[i] + d, 0, 2);
+// Blocks lie anywhere, and the processor does not guess where the next one is. `stored`: rows of
+// `bytes` each.
+inline void fetch(const void* stored, const TilePlaces& places, int64_t bytes) {
+  for (int64_t i = 0; i < places.count; ++i)
+    for (int64_t at = 0; at < bytes; at += 64)
+      __builtin_prefetch(static_cast<const char*>(stored) + places.at[i] * bytes + at, 0, 2);
 }
 
 // One of the vectors that add up to query . key: of every 32 values by pairs where the processor
@@ -125,22 +125,31 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   // With few heads several vectors at a time, so that no sum waits for itself.
   constexpr int VECTORS = GROUP <= 4 ? 4 : 2;
   const int64_t dim = batch.head_dim, stride = padded(dim);
-  float* sums = scratch<Batch>(GROUP * stride);
+  const bool is_coded = tensors.codes.kind != CodeKind::NONE;
+  const void* keys = is_coded ? tensors.codes.keys : tensors.keys;
+  const void* values = is_coded ? tensors.codes.values : tensors.values;
+  const int64_t row_bytes = dim * (is_coded ? 1 : sizeof(T));
+  float* sums = scratch<Batch>(GROUP * stride + TileRows<T>::memory_size(batch, tensors));
+  T* widened = reinterpret_cast<T*>(sums + GROUP * stride);
   const T* query = tensors.query + (batch.query_start[row] * batch.heads + head) * dim;
   for (int64_t d = 0; d < GROUP * stride; d += LANES) store(sums + d, Floats{});
   float tops[GROUP], totals[GROUP] = {}, kept[GROUP], scores[GROUP][TILE];
   std::fill(tops, tops + GROUP, -INFINITE);
   for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
     const int64_t last = std::min(end, (at / TILE + 1) * TILE);
-    const TileRows<T> rows(batch, tensors, row, kv_head, at, last);
-    fetch(rows.values, rows.count, dim);
+    const TilePlaces places(batch, row, kv_head, at, last);
+    fetch(values, places, row_bytes);
     if (last < end) {
-      const TileRows<T> next(batch, tensors, row, kv_head, last, std::min(end, last + TILE));
-      fetch(next.keys, next.count, dim);
+      const TilePlaces next(batch, row, kv_head, last, std::min(end, last + TILE));
+      fetch(keys, next, row_bytes);
     }
+    const TileRows<T> rows(batch, tensors, places, widened);
     score<GROUP>(query, rows, dim, layer.scale, scores);
-    for (int g = 0; g < GROUP; ++g)
+    for (int g = 0; g < GROUP; ++g) {
+      if (rows.is_coded) scale_tile(rows.key_scales, scores[g]);
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
+      if (rows.is_coded) scale_tile(rows.value_scales, scores[g]);
+    }
     int64_t d = 0;
     for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES)
       add_values<GROUP, VECTORS>(scores, kept, rows, dim, d, sums);

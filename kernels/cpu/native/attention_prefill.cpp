@@ -129,9 +129,9 @@ struct Operands<bfloat16> : PairProducts {
 
 // One query's scores of a tile become weights; it sees tokens [low, high) of the tile.
 // Returns what the query's earlier sums are to keep.
-template <class Operand>
+template <class T, class Operand>
 inline float weigh(const Layer& layer, const float* scores, int64_t low, int64_t high, float& top,
-                   float& weight, Operand* weights) {
+                   float& weight, const TileRows<T>& tokens, Operand* weights) {
   constexpr int64_t COUNT = TILE / LANES;
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Floats values[COUNT], tops = fill(top);
@@ -146,7 +146,8 @@ inline float weigh(const Layer& layer, const float* scores, int64_t low, int64_t
   Floats total = {};
   for (int64_t v = 0; v < COUNT; ++v) {
     const Floats each = exp(values[v] - now);
-    store(weights + v * LANES, each);
+    store(weights + v * LANES,
+          tokens.is_coded ? each * load(tokens.value_scales + v * LANES) : each);
     total += each;
   }
   top = now;
@@ -189,8 +190,9 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   const int64_t depth = round_up(dim, Operands<T>::DEPTH);
   const int64_t rows = count * group;  // row r: head r % group of query r / group
   const int64_t all_rows = round_up(rows, LANES);
+  const int64_t coded = TileRows<T>::memory_size(batch, tensors);
   Cutter cutter(scratch<Batch>(all_rows * (depth + width + 2 * TILE) + TILE * (depth + width) +
-                               2 * all_rows + 7 * LANES));
+                               2 * all_rows + coded + 8 * LANES));
   auto* query = cutter.zeros<Operand>(all_rows * depth);
   auto* keys = cutter.take<Operand>(depth * TILE);
   auto* values = cutter.take<Operand>(TILE * width);
@@ -199,6 +201,7 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   auto* sums = cutter.zeros<float>(all_rows * width);
   auto* totals = cutter.zeros<float>(all_rows);
   auto* tops = cutter.take<float>(all_rows);
+  auto* widened = cutter.take<T>(coded);
   std::fill(tops, tops + rows, -INFINITE);
 
   const int64_t begin = batch.query_start[row], end = batch.query_start[row + 1];
@@ -214,7 +217,8 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   const Operands<T> products;
   const int64_t last = position + count;  // one past the last query's position
   for (int64_t tile = first_seen(layer, position) / TILE * TILE; tile < last; tile += TILE) {
-    const TileRows<T> tokens(batch, tensors, row, kv_head, tile, std::min(last, tile + TILE));
+    const TilePlaces places(batch, row, kv_head, tile, std::min(last, tile + TILE));
+    const TileRows<T> tokens(batch, tensors, places, widened);
     products.unpack(tokens, dim, keys, values);
     std::fill(scores, scores + all_rows * TILE, 0.0f);
     products.multiply(query, depth, keys, rows, TILE, depth, scores);
@@ -226,8 +230,9 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
         std::fill(weighed, weighed + TILE, Operand{});
         continue;
       }
+      if (tokens.is_coded) scale_tile(tokens.key_scales, scores + r * TILE);
       const float kept =
-          weigh(layer, scores + r * TILE, low, high, tops[r], totals[r], weighed);
+          weigh(layer, scores + r * TILE, low, high, tops[r], totals[r], tokens, weighed);
       if (kept == 1.0f) continue;
       for (int64_t d = 0; d < width; d += LANES)
         store(sums + r * width + d, load(sums + r * width + d) * kept);

@@ -1,6 +1,7 @@
 // Queries made ready to attend, keys and values put in their slots (kernels/reference/fused.py).
 #include <cmath>
 
+#include "cache_codes.h"
 #include "parallel.h"
 #include "program.h"
 #include "simd.h"
@@ -19,8 +20,8 @@ struct Projection {
 };
 
 // One head's query or key: x normalised by `weight` (or not: null), rotated, written to y.
-template <class T>
-inline void norm_rope(const Projection& p, const T* x, const T* weight, int64_t token, T* y) {
+template <class T, class Y>
+inline void norm_rope(const Projection& p, const T* x, const T* weight, int64_t token, Y* y) {
   const int64_t dim = p.head_dim, half = dim / 2;
   alignas(64) float row[MAX_HEAD_DIM + LANES];
   Floats squares = {};
@@ -48,9 +49,39 @@ inline void norm_rope(const Projection& p, const T* x, const T* weight, int64_t 
   }
 }
 
+// A layer's cache, in which rows are stored as they are.
 template <class T>
-void norm_rope_store(const Projection& p, const T* fused, const T* weight, T* query, T* keys,
-                     T* values) {
+struct PlainStore {
+  T *keys, *values;
+
+  void store_key(const Projection& p, const T* x, const T* weight, int64_t token, int64_t row) {
+    norm_rope(p, x, weight, token, keys + row * p.head_dim);
+  }
+  void store_value(const Projection& p, const T* x, int64_t row) {
+    std::memcpy(values + row * p.head_dim, x, p.head_dim * sizeof(T));
+  }
+};
+
+// One in which they become codes, each with a scale; from float32, so that they are rounded once.
+template <class T, class Code>
+struct CodedStore {
+  Code *keys, *values;
+  float *key_scales, *value_scales;
+
+  void store_key(const Projection& p, const T* x, const T* weight, int64_t token, int64_t row) {
+    alignas(64) float wide[MAX_HEAD_DIM + LANES];
+    norm_rope(p, x, weight, token, wide);
+    key_scales[row] = encode(wide, p.head_dim, keys + row * p.head_dim);
+  }
+  void store_value(const Projection& p, const T* x, int64_t row) {
+    alignas(64) float wide[MAX_HEAD_DIM + LANES];
+    widen(x, p.head_dim, wide);
+    value_scales[row] = encode(wide, p.head_dim, values + row * p.head_dim);
+  }
+};
+
+template <class T, class Store>
+void norm_rope_store(const Projection& p, const T* fused, const T* weight, T* query, Store cache) {
   const int64_t dim = p.head_dim, rotated = p.heads + p.kv_heads;
   const int64_t width = (rotated + p.kv_heads) * dim;
   parallel_rows(p.tokens, std::max<int64_t>(1, GRAIN / width), [&](int64_t begin, int64_t end) {
@@ -64,9 +95,9 @@ void norm_rope_store(const Projection& p, const T* fused, const T* weight, T* qu
       for (int64_t head = 0; head < p.kv_heads; ++head) {
         const int64_t at = p.heads + head;
         const int64_t to = (slot / p.block_size * p.kv_heads + head) * p.block_size;
-        const int64_t place = (to + slot % p.block_size) * dim;
-        norm_rope(p, x + at * dim, weight ? weight + at * dim : nullptr, token, keys + place);
-        std::memcpy(values + place, x + (rotated + head) * dim, dim * sizeof(T));
+        const int64_t row = to + slot % p.block_size;
+        cache.store_key(p, x + at * dim, weight ? weight + at * dim : nullptr, token, row);
+        cache.store_value(p, x + (rotated + head) * dim, row);
       }
     }
   });
@@ -86,8 +117,31 @@ void quire_norm_rope_store(int32_t dtype, const void* fused, const void* weight,
                                      block_size, eps,   cos,      sin,
                                      slots};
   quire::with_type(dtype, [&]<class T>() {
-    quire::norm_rope_store(projection, static_cast<const T*>(fused), static_cast<const T*>(weight),
-                           static_cast<T*>(query), static_cast<T*>(keys), static_cast<T*>(values));
+    quire::norm_rope_store(
+        projection, static_cast<const T*>(fused), static_cast<const T*>(weight),
+        static_cast<T*>(query),
+        quire::PlainStore<T>{static_cast<T*>(keys), static_cast<T*>(values)});
+  });
+}
+
+// The same into a cache of codes; `kind` as in cache_codes.h.
+void quire_norm_rope_store_codes(int32_t dtype, const void* fused, const void* weight, float eps,
+                                 const float* cos, const float* sin, const int64_t* slots,
+                                 int64_t tokens, int64_t heads, int64_t kv_heads,
+                                 int64_t head_dim, int64_t block_size, void* query, void* keys,
+                                 void* values, int32_t kind, float* key_scales,
+                                 float* value_scales) {
+  const quire::Projection projection{tokens,     heads, kv_heads, head_dim,
+                                     block_size, eps,   cos,      sin,
+                                     slots};
+  quire::with_type(dtype, [&]<class T>() {
+    quire::with_code(quire::CodeKind{kind}, [&]<class Code>() {
+      quire::norm_rope_store(
+          projection, static_cast<const T*>(fused), static_cast<const T*>(weight),
+          static_cast<T*>(query),
+          quire::CodedStore<T, Code>{static_cast<Code*>(keys), static_cast<Code*>(values),
+                                     key_scales, value_scales});
+    });
   });
 }
 
@@ -101,3 +155,4 @@ void quire_copy_blocks(char* stored, const int64_t* sources, const int64_t* targ
 }  // extern "C"
 
 QUIRE_RECORDED(quire_norm_rope_store)
+QUIRE_RECORDED(quire_norm_rope_store_codes)

@@ -37,16 +37,16 @@ def free(monkeypatch):
     return set_to
 
 
-def plan(cache=CacheConfig(), max_num_seqs=256, max_model_len=None):  # noqa: B008 frozen
+def plan(cache=CacheConfig(), max_num_seqs=256, max_model_len=None, **changes):  # noqa: B008 frozen
     return storage.plan_memory(
         SPEC,
         cache,
         SchedulerConfig(max_num_seqs=max_num_seqs),
         block_size=cache.block_size or 16,
         max_model_len=max_model_len,
-        dtype=torch.float32,
         device=torch.device("cpu"),
         weights_bytes=GIB,
+        **{"dtype": torch.float32, **changes},
     )
 
 
@@ -94,3 +94,19 @@ def test_free_memory_is_told():
 def test_a_small_model_leaves_a_core_to_the_http_process():
     assert [default_threads(cores, 20 * 2**20) for cores in (1, 2, 8)] == [1, 1, 7]
     assert [default_threads(cores, GIB) for cores in (1, 2, 8)] == [1, 2, 8]
+
+
+@pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn])
+def test_codes_make_nearly_twice_the_blocks_of_the_same_memory(free, codes):
+    """A head of 64 takes 64 bytes and 4 of scale where it took 128."""
+    free(8 * GIB)
+    cache = CacheConfig(memory_bytes=GIB)
+    wide, coded = (plan(cache, dtype=torch.bfloat16, codes=c) for c in (None, codes))
+    assert coded.bytes_per_token == 2 * 8 * 4 * (64 + 4)
+    assert coded.num_blocks == GIB // (16 * coded.bytes_per_token)
+    assert coded.num_blocks / wide.num_blocks == pytest.approx(128 / 68, rel=1e-3)
+    assert wide.cache_dtype == "bfloat16"
+    assert f"in {str(codes).removeprefix('torch.')} = " in coded.describe()
+    store = storage.KVCache(SPEC, 3, 16, torch.bfloat16, torch.device("cpu"), codes)
+    held = sum(part.nbytes for layer in store.layers for part in layer.tensors())
+    assert held == 3 * 16 * coded.bytes_per_token

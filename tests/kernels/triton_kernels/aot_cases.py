@@ -39,11 +39,27 @@ def attention_plan(bounds: WorkBounds, window: int | None, group: int) -> Attent
     return plan_attention(bounds, geometry, (window,), group)
 
 
+def cache_of(kv_heads: int, block: int, dim: int, codes: torch.dtype | None = None) -> LayerCache:
+    """In bf16, or in codes with their scales."""
+    shape, blocks = (20000, kv_heads, block, dim), (20000, kv_heads, block)
+    if codes is None:
+        return LayerCache(empty(*shape), empty(*shape))
+    scales = [empty(*blocks, dtype=torch.float32) for _ in range(2)]
+    return LayerCache(empty(*shape, dtype=codes), empty(*shape, dtype=codes), *scales)
+
+
 def decode(
-    heads: int, kv_heads: int, dim: int, block: int, window: int | None, cap: float | None
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block: int,
+    window: int | None,
+    cap: float | None,
+    *,
+    codes: torch.dtype | None = None,
 ) -> None:
     plan = attention_plan(WorkBounds(256, 1024, 0, tiles_only=False), window, heads // kv_heads)
-    cache = LayerCache(empty(20000, kv_heads, block, dim), empty(20000, kv_heads, block, dim))
+    cache = cache_of(kv_heads, block, dim, codes)
     query, output = empty(256, heads, dim), empty(256, heads, dim)
     decode_attention(plan, LayerAttention(0.1, window, cap), query, cache, output)
 
@@ -57,9 +73,10 @@ def prefill(
     cap: float | None,
     *,
     invariant: bool = False,
+    codes: torch.dtype | None = None,
 ) -> None:
     plan = attention_plan(WorkBounds(8, 0, 64, tiles_only=invariant), window, heads // kv_heads)
-    cache = LayerCache(empty(20000, kv_heads, block, dim), empty(20000, kv_heads, block, dim))
+    cache = cache_of(kv_heads, block, dim, codes)
     query, output = empty(8192, heads, dim), empty(8192, heads, dim)
     layer = LayerAttention(0.1, window, cap)
     prefill_attention(plan, layer, query, cache, output, invariant=invariant)
@@ -71,7 +88,11 @@ def layer_parts(hidden: int, inner: int, heads: int, kv_heads: int, dim: int) ->
     rms_norm(empty(rows, hidden), empty(hidden), 1e-5)
     silu_mul(empty(rows, 2 * inner))
     gelu_mul(empty(rows, 2 * inner))
-    cache = LayerCache(empty(20000, kv_heads, 64, dim), empty(20000, kv_heads, 64, dim))
+    cache_writes(heads, kv_heads, dim)
+
+
+def cache_writes(heads: int, kv_heads: int, dim: int, *, codes: torch.dtype | None = None) -> None:
+    rows, cache = 256, cache_of(kv_heads, 64, dim, codes)
     angles = empty(rows, 1, dim // 2, dtype=torch.float32)
     norm_rope_store(
         empty(rows, heads + 2 * kv_heads, dim),
@@ -138,6 +159,8 @@ _SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None]] = {
     "gemma2-9b": (16, 8, 256, 64, 4096, 50.0),
 }
 
+_CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
 CASES: dict[str, Callable[[], object]] = {
     **{f"decode-{name}": partial(decode, *shape) for name, shape in _SHAPES.items()},
     "layer-llama-8b": partial(layer_parts, 4096, 14336, 32, 8, 128),
@@ -150,6 +173,16 @@ CASES: dict[str, Callable[[], object]] = {
     "moe-decode-gpt-oss-20b": partial(moe, 64, 32, 4, 2880, 2880, biased=True),
     "moe-prefill-qwen3-30b": partial(moe, 8192, 128, 8, 2048, 768),
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
+    **{
+        f"{kind}-{name}-{codes}": partial(run, *_SHAPES[name], codes=dtype)
+        for name in ("llama-8b", "qwen2-0.5b", "gemma2-9b")
+        for codes, dtype in _CODES.items()
+        for kind, run in (("decode", decode), ("prefill", prefill))
+    },
+    **{
+        f"cache-writes-llama-8b-{codes}": partial(cache_writes, 32, 8, 128, codes=dtype)
+        for codes, dtype in _CODES.items()
+    },
     **{
         f"invariant-{name}": partial(prefill, *shape, invariant=True)
         for name, shape in _SHAPES.items()

@@ -29,7 +29,7 @@ def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
     spec = replace(problem.spec, device=DEVICE)
     backend = TritonAttention(invariant=invariant)
     assert backend.refuse(spec) is None
-    cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache))
+    cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache.tensors()))
     query = problem.query.to(DEVICE)
     torch.full_like(query, float("nan"))  # freed, and likely what the output is made of
     on_device = DeviceGeometry(*(part.to(DEVICE) for part in problem.geometry.device))
@@ -83,7 +83,7 @@ def test_decode_is_captured_once_for_all_lengths() -> None:
     """
     problem = make_problem([1, 1, 1], [1200, 40, 700], group=4, dtype=torch.float16)
     spec = replace(problem.spec, device=DEVICE)
-    cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache))
+    cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache.tensors()))
     bounds = BatchGeometry.of(np.arange(4), np.full(3, 1024), problem.geometry.tables, DEVICE)
     query = problem.query.to(DEVICE)
     output = torch.full(query.shape, float("nan"), dtype=query.dtype, device=DEVICE)

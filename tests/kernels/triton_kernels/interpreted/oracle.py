@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+from kernels.reference.cache_codes import encode
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,11 @@ def make_problem(
     softcap: float | None = None,
     dtype: torch.dtype = torch.float32,
     sinks: torch.Tensor | None = None,
+    cache_dtype: torch.dtype | None = None,
     seed: int = 0,
 ) -> Problem:
-    """Random queries and keys; blocks in random places; poison between and behind them."""
+    """Random queries and keys; blocks in random places; poison between and behind them. Keys and
+    values are stored as codes of ``cache_dtype`` where it is given."""
     random = torch.Generator().manual_seed(seed)
     num_heads = num_kv_heads * group
     seq_lens = np.array(query_lens) + np.array(past_lens)
@@ -50,9 +53,11 @@ def make_problem(
         tables[row, :count] = places[taken : taken + count]
         taken += count
         for slot in range(seq_len):
-            for stored in cache:
+            for stored in cache.tensors():
                 value = torch.randn(num_kv_heads, head_dim, generator=random)
                 stored[tables[row, slot // block_size], :, slot % block_size] = value.to(dtype)
+    if cache_dtype is not None:
+        cache = coded_cache(cache, cache_dtype)
     starts = np.concatenate(([0], np.cumsum(query_lens)))
     # Queries lie between other heads, as in a fused projection.
     fused = torch.randn(int(starts[-1]), num_heads + 2, head_dim, generator=random) * 2
@@ -68,6 +73,7 @@ def make_problem(
             (window,),
             softcap,
             sinks is not None,
+            cache_dtype,
         ),
         layer=LayerAttention(scale, window, softcap, sinks),
         geometry=BatchGeometry.of(starts, seq_lens, tables, torch.device("cpu")),
@@ -76,17 +82,35 @@ def make_problem(
     )
 
 
+def coded_cache(cache: LayerCache, dtype: torch.dtype) -> LayerCache:
+    """The same keys and values as codes; poison becomes a scale that is no number."""
+    keys, key_scales = encode(cache.keys, dtype)
+    values, value_scales = encode(cache.values, dtype)
+    return LayerCache(keys, values, key_scales, value_scales)
+
+
+def wide_cache(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and values that a cache holds or its codes stand for, in float64."""
+    if cache.key_scales is None or cache.value_scales is None:
+        return cache.keys.double(), cache.values.double()
+    return (
+        cache.keys.double() * cache.key_scales.double().unsqueeze(-1),
+        cache.values.double() * cache.value_scales.double().unsqueeze(-1),
+    )
+
+
 def attend(problem: Problem) -> torch.Tensor:
     """[num_tokens, num_heads, head_dim] float64."""
     spec, layer, geometry = problem.spec, problem.layer, problem.geometry
     group = spec.num_heads // spec.num_kv_heads
+    cache = wide_cache(problem.cache)
     output = torch.zeros(problem.query.shape, dtype=torch.float64)
     for row, seq_len in enumerate(geometry.seq_lens.tolist()):
         begin, end = geometry.query_start[row : row + 2].tolist()
         slots = np.arange(seq_len)
         blocks = geometry.tables[row][slots // spec.block_size]
         at = (torch.from_numpy(blocks), slice(None), torch.from_numpy(slots % spec.block_size))
-        keys, values = (stored[at].double() for stored in problem.cache)  # [L, kv heads, dim]
+        keys, values = (stored[at] for stored in cache)  # [L, kv heads, dim]
         keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
         query = problem.query[begin:end].double()
         scores = torch.einsum("qhd,lhd->hql", query, keys) * layer.scale

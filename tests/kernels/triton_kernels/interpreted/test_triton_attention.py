@@ -79,6 +79,41 @@ def test_long_rows_are_split_and_merged(window: int | None) -> None:
     check(problem)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("head_dim", "block_size", "window", "softcap", "dtype", "tolerance"),
+    [
+        (80, 16, None, None, torch.float32, 2e-5),
+        (96, 64, 37, None, torch.float16, 2e-3),
+        (256, 32, None, 20.0, torch.float32, 2e-5),
+    ],
+)
+def test_codes_are_read_with_their_scales(
+    cache_dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    problem = make_problem(
+        [1, 13, 2, 1],
+        [0, 90, 63, SPLIT_SIZE + 20],
+        group=3,
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        softcap=softcap,
+        sinks=torch.linspace(-2, 6, 6),
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+    )
+    check(problem, tolerance)
+    invariant = run(problem, invariant=True)
+    assert error(invariant, problem) < tolerance
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype: torch.dtype) -> None:
     # The interpreter cuts float32 to bf16 instead of rounding, hence the wide bound.

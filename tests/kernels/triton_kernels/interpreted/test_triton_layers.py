@@ -7,6 +7,7 @@ import torch
 
 from kernels.attention import LayerCache
 from kernels.reference import fused as reference
+from kernels.reference.cache_codes import contents
 from kernels.reference.kv_store import copy_blocks as reference_copy
 from kernels.reference.layers import rms_norm as reference_norm
 from kernels.reference.layers import silu_mul as reference_silu_mul
@@ -63,25 +64,59 @@ def test_norm_rope_store(
     slots = torch.randperm(5 * block_size)[:num_tokens]
     slots[2] = -1  # padding
     before = LayerCache(*torch.randn(2, 5, kv_heads, block_size, dim).to(dtype))
-    cache = LayerCache(*(stored.clone() for stored in before))
+    cache = LayerCache(*(stored.clone() for stored in before.tensors()))
     query = kv_store.norm_rope_store(fused, weight, 1e-6, rotation, cache, slots)
-    wide = LayerCache(*(stored.double() for stored in before))
+    wide = LayerCache(*(stored.double() for stored in before.tensors()))
     expected = reference.norm_rope_store(
         fused.double(), None if weight is None else weight.double(), 1e-6, rotation, wide, slots
     )
     tolerance = 1e-6 if dtype == torch.float32 else 1e-2
     assert error(query, expected) < tolerance
-    for stored, written, kept in zip(cache, wide, before, strict=True):
+    for stored, written, kept in zip(
+        cache.tensors(), wide.tensors(), before.tensors(), strict=True
+    ):
         assert error(stored, written) < tolerance
         is_kept = (written == kept.double()).all(dim=-1)
         assert torch.equal(stored[is_kept], kept[is_kept])
 
 
+@pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("has_norm", "has_rope"), [(True, True), (False, False)])
+def test_norm_rope_store_of_codes(codes: torch.dtype, has_norm: bool, has_rope: bool) -> None:
+    """What is read back is the twin's but for a code here and there; other slots stay."""
+    heads, kv_heads, dim, block_size = 7, 3, 80, 4
+    fused = torch.randn(6, heads + 2 * kv_heads, dim)
+    fused[1, heads + kv_heads] = 0.0
+    fused[3, heads, 5] = float("nan")
+    weight = torch.randn(heads + kv_heads, dim) if has_norm else None
+    angles = torch.rand(6, 1, dim // 2) * 100
+    rotation = (angles.cos(), angles.sin()) if has_rope else None
+    slots = torch.tensor([3, 17, -1, 8, 0, 10])
+    stored = torch.randint(0, 100, (2, 5, kv_heads, block_size, dim), dtype=torch.int8)
+    before = LayerCache(*stored.view(codes), *torch.rand(2, 5, kv_heads, block_size))
+    caches = [LayerCache(*(part.clone() for part in before.tensors())) for _ in range(2)]
+    queries = [
+        twin.norm_rope_store(fused, weight, 1e-6, rotation, cache, slots)
+        for twin, cache in zip((kv_store, reference), caches, strict=True)
+    ]
+    torch.testing.assert_close(*queries, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(*map(contents, caches), strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        differences = (ours - theirs).abs().nan_to_num(0.0)
+        largest = theirs.abs().nan_to_num(0.0).amax(dim=-1, keepdim=True)
+        one_code = largest / 126 if codes == torch.int8 else theirs.abs().nan_to_num(0.0) / 7
+        assert torch.all(differences <= one_code + 1e-4)
+        assert (differences > 1e-4).float().mean() < 1e-3
+
+
 def test_copy_blocks() -> None:
     caches = [LayerCache(*torch.randn(2, 9, 2, 16, 80, generator=torch.Generator().manual_seed(3)))]
-    caches.append(LayerCache(*(stored.clone() for stored in caches[0])))
+    codes = [torch.randint(-100, 100, (9, 2, 16, 80), dtype=torch.int8) for _ in "kv"]
+    caches.append(LayerCache(*codes, *torch.rand(2, 9, 2, 16)))
+    copies = [LayerCache(*(stored.clone() for stored in cache.tensors())) for cache in caches]
     sources, targets = torch.tensor([0, 4, 4]), torch.tensor([8, 2, 3])
-    kv_store.copy_blocks(caches[0], sources, targets)
-    reference_copy(caches[1], sources, targets)
-    for copied, expected in zip(*caches, strict=True):
-        assert torch.equal(copied, expected)
+    for cache, copy in zip(caches, copies, strict=True):
+        kv_store.copy_blocks(cache, sources, targets)
+        reference_copy(copy, sources, targets)
+        for copied, expected in zip(cache.tensors(), copy.tensors(), strict=True):
+            assert torch.equal(copied, expected)

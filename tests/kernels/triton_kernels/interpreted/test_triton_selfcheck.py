@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,8 @@ def with_operations(**changed: Any) -> Kernels:
         (SPEC, True),
         (AttentionSpec(6, 2, 32, 64, torch.float16, SPEC.device, (None, 100), 30.0, True), False),
         (AttentionSpec(2, 2, 16, 8, torch.bfloat16, SPEC.device, (50,)), False),
+        (replace(SPEC, cache_dtype=torch.int8), False),
+        (replace(SPEC, cache_dtype=torch.float8_e4m3fn, dtype=torch.float16), False),
     ],
 )
 def test_right_kernels_pass(spec: AttentionSpec, invariant: bool) -> None:

@@ -1,0 +1,120 @@
+// Keys and values as codes of eight bits with a scale for each row of a head
+// (kernels/reference/cache_codes.py), which they are widened from and rounded to.
+#pragma once
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#include "simd.h"
+
+namespace quire {
+
+using Bytes = uint8_t __attribute__((vector_size(16)));
+using SignedBytes = int8_t __attribute__((vector_size(16)));
+
+// Types of this namespace, where the templates of simd.h look for their loads and stores.
+struct int8 {
+  int8_t value;
+};
+
+struct float8 {  // sign, 4 bits of exponent, 3 of mantissa; no infinities, up to 448
+  uint8_t bits;
+};
+
+enum class CodeKind : int32_t { NONE = 0, INT8 = 1, FLOAT8 = 2 };
+
+// Calls body<Code>() for the type of codes of a kind.
+template <class Body>
+inline void with_code(CodeKind kind, Body body) {
+  if (kind == CodeKind::INT8)
+    body.template operator()<int8>();
+  else
+    body.template operator()<float8>();
+}
+
+// A layer's cache of codes; kind NONE: it holds none.
+struct CodedCache {
+  CodeKind kind = CodeKind::NONE;
+  const void *keys = nullptr, *values = nullptr;  // rows of head_dim codes
+  const float *key_scales = nullptr, *value_scales = nullptr;  // one a row
+
+  // Calls body(keys, values) with pointers of their type.
+  template <class Body>
+  void with_codes(Body body) const {
+    with_code(kind, [&]<class Code>() {
+      body.template operator()<Code>(static_cast<const Code*>(keys),
+                                     static_cast<const Code*>(values));
+    });
+  }
+};
+
+inline Floats load(const int8* p) {
+  SignedBytes x;
+  std::memcpy(&x, p, sizeof x);
+  return __builtin_convertvector(__builtin_convertvector(x, Ints), Floats);
+}
+
+inline Floats load(const float8* p) {
+  Bytes x;
+  std::memcpy(&x, p, sizeof x);
+#ifdef __AVX512F__
+  // The bits of a half whose exponent counts from 15 and not from 7, subnormal ones included.
+  const Halves wide = __builtin_convertvector(x, Halves);
+  const Halves half = ((wide << 7) & 0x3F80) | ((wide << 8) & 0x8000);
+  return (Floats)_mm512_cvtph_ps((__m256i)half) * 256.0f;
+#else
+  const Words bits = __builtin_convertvector(x, Words), size = (bits & 0x7F) << 20;
+  const Floats normal = (Floats)(size + (120u << 23));
+  // What has no exponent stands for eighths of 2^-6, and here for those above 2^-6.
+  const Floats small = (Floats)(size + (121u << 23)) - 0.015625f;
+  const Floats value = size < (1u << 23) ? small : normal;
+  return (Floats)((Words)value | (bits & 0x80) << 24);
+#endif
+}
+
+// To the nearest, ties to even; |x| is at most 127. What is nan becomes anything.
+inline void store(int8* p, Floats x) {
+  // Adding 1.5 * 2^23 leaves the nearest integer in the last bits of the sum.
+  const Ints whole = (Ints)(x + 12582912.0f) - 0x4B400000;
+  const SignedBytes bytes = __builtin_convertvector(whole, SignedBytes);
+  std::memcpy(p, &bytes, sizeof bytes);
+}
+
+// To the nearest, ties to even; |x| is at most 448. What is nan becomes anything.
+inline void store(float8* p, Floats x) {
+  const Words bits = (Words)x, size = bits & 0x7FFFFFFF;
+  const Words normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120u << 3);
+  // Below 2^-6 codes are 2^-9 apart: adding 1.5 * 2^14 leaves how many in the last bits.
+  const Words small = (Words)((Floats)size + 24576.0f) - 0x46C00000;
+  const Words code = (size < (121u << 23) ? small : normal) | ((bits >> 24) & 0x80);
+  const Bytes bytes = __builtin_convertvector(code, Bytes);
+  std::memcpy(p, &bytes, sizeof bytes);
+}
+
+template <class Code, class T>
+inline void widen(const Code* codes, int64_t dim, T* row) {
+  for (int64_t d = 0; d < dim; d += LANES) store(row + d, load(codes + d, dim - d), dim - d);
+}
+
+inline float peak_of(int8) { return 127.0f; }
+inline float peak_of(float8) { return 448.0f; }
+
+// Rounds a row of float32, in memory that goes on for up to LANES of anything; returns its scale.
+template <class Code>
+inline float encode(const float* row, int64_t dim, Code* codes) {
+  constexpr float SMALLEST = 1e-30f;  // as in kernels/reference/cache_codes.py
+  Floats tops = {}, broken = {};
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Floats x = load(row + d, dim - d);
+    tops = larger(tops, x < 0.0f ? -x : x);
+    broken += x - x;  // 0, or nan where x is infinite or nan
+  }
+  const float top = largest(tops), peak = peak_of(Code{});
+  const float inverse = top > SMALLEST ? peak / top : 0.0f;
+  for (int64_t d = 0; d < dim; d += LANES)
+    store(codes + d, load(row + d, dim - d) * inverse, dim - d);
+  return (top + sum(broken)) / peak;
+}
+
+}  // namespace quire
