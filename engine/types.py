@@ -370,9 +370,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             )
         return (
             f"memory: weights {self.weights_bytes / mib:.0f} MiB, "
-            f"KV cache {self.kv_cache_bytes / mib:.0f} MiB in {self.cache_dtype} = "
+            f"KV cache {self.kv_cache_bytes / mib:.0f} MiB = "
             f"{self.num_blocks:,} blocks of {self.block_size} tokens "
-            f"({self.bytes_per_token:,} bytes a token), "
+            f"({self.bytes_per_token:,} bytes a token in {self.cache_dtype}), "
             f"free {self.free_bytes / mib:.0f} MiB, longest context {self.max_model_len:,} tokens"
         )
 

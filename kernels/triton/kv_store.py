@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerCache
-from kernels.reference.cache_codes import PEAKS, SMALLEST
+from kernels.reference.cache_codes import PEAKS, SMALLEST, as_bytes
 from kernels.triton.launch import launch, power_of_2
 
 _SMALLEST: tl.constexpr = tl.constexpr(SMALLEST)
-_ROUNDING: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2^23
+_INT8_PEAK: tl.constexpr = tl.constexpr(PEAKS[torch.int8])
 _HEADS = 8  # of one token that a program takes
 _COPY_TILE = 4096
 
@@ -37,8 +37,8 @@ def norm_rope_store(
         _norm_rope_store_kernel,
         (num_tokens, -(-all_heads // _HEADS)),
         query,
-        cache.keys,
-        cache.values,
+        as_bytes(cache.keys),
+        as_bytes(cache.values),
         cache.key_scales,
         cache.value_scales,
         fused,
@@ -69,7 +69,8 @@ def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor)
         cache: the layer's blocks, written in place.
         sources, targets: [m] int64; a block is never both.
     """
-    for keys, values in zip(*[iter(cache.tensors())] * 2, strict=True):
+    tensors = [as_bytes(stored) for stored in cache.tensors()]
+    for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
         size = keys[0].numel()
         launch(
             _copy_blocks_kernel,
@@ -152,7 +153,7 @@ def _norm_rope_store_kernel(
     rows = (block * NUM_KV_HEADS + kv_heads) * BLOCK_SIZE + offset
     offsets = rows[:, None] * head_dim + dims[None, :]
     if key_scales is not None:
-        first, second, scales = _encode(first, second, PEAK, keys.dtype.element_ty == tl.int8)
+        first, second, scales = _encode(first, second, PEAK)
         is_scaled = (heads < rotated_heads + NUM_KV_HEADS) & (slot >= 0)
         is_key_head = is_scaled & (heads >= NUM_HEADS) & is_rotated
         tl.store(key_scales + rows, scales, mask=is_key_head)
@@ -166,22 +167,35 @@ def _norm_rope_store_kernel(
 
 
 @triton.jit
-def _encode(first, second, PEAK: tl.constexpr, IS_WHOLE: tl.constexpr):
-    """Rows [HEADS, HALF] twice as what is stored of them, and scales [HEADS]; see
+def _encode(first, second, PEAK: tl.constexpr):
+    """Rows [HEADS, HALF] twice as the bytes of their codes, and scales [HEADS]; see
     ``kernels.reference.cache_codes``."""
     sizes = tl.maximum(tl.abs(first), tl.abs(second))
     largest = tl.max(tl.where(sizes == sizes, sizes, 0.0), axis=1)
     inverse = tl.where(largest > _SMALLEST, PEAK / tl.maximum(largest, _SMALLEST), 0.0)
     inverse = inverse[:, None]
     broken = tl.sum(first * 0.0 + second * 0.0, axis=1)  # nan where anything is none or infinite
-    first, second = first * inverse, second * inverse
+    return _code(first * inverse, PEAK), _code(second * inverse, PEAK), largest / PEAK + broken
+
+
+@triton.jit
+def _code(x, PEAK: tl.constexpr):
+    """The byte of each value's code, rounded to nearest, ties to even.
+
+    By arithmetic on bits: casts to e4m3 differ between devices and the interpreter.
+    """
     # A broken row has a scale that is no number; its codes may be anything that is one.
-    first, second = tl.where(first == first, first, 0.0), tl.where(second == second, second, 0.0)
-    if IS_WHOLE:
-        # Above 2^23 neighbours are one apart: the sum is rounded to nearest, ties to even.
-        first = (first + _ROUNDING) - _ROUNDING
-        second = (second + _ROUNDING) - _ROUNDING
-    return first, second, largest / PEAK + broken
+    x = tl.where(x == x, x, 0.0)
+    if PEAK == _INT8_PEAK:
+        # Above 2^23 neighbours are one apart, so the sum's last bits hold the nearest integer.
+        return ((x + 12582912.0).to(tl.int32, bitcast=True) & 255).to(tl.uint8)
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2^-6 codes are 2^-9 apart, as neighbours are above 2^14.
+    small = (tl.abs(x) + 24576.0).to(tl.int32, bitcast=True) & 15
+    code = tl.where(size < (121 << 23), small, normal) | ((bits >> 24) & 0x80)
+    return code.to(tl.uint8)
 
 
 @triton.jit

@@ -106,7 +106,7 @@ def test_codes_make_nearly_twice_the_blocks_of_the_same_memory(free, codes):
     assert coded.num_blocks == GIB // (16 * coded.bytes_per_token)
     assert coded.num_blocks / wide.num_blocks == pytest.approx(128 / 68, rel=1e-3)
     assert wide.cache_dtype == "bfloat16"
-    assert f"in {str(codes).removeprefix('torch.')} = " in coded.describe()
+    assert f"bytes a token in {str(codes).removeprefix('torch.')})" in coded.describe()
     store = storage.KVCache(SPEC, 3, 16, torch.bfloat16, torch.device("cpu"), codes)
     held = sum(part.nbytes for layer in store.layers for part in layer.tensors())
     assert held == 3 * 16 * coded.bytes_per_token

@@ -73,7 +73,7 @@ def make_problem(
             (window,),
             softcap,
             sinks is not None,
-            cache_dtype,
+            cache_dtype=cache_dtype,
         ),
         layer=LayerAttention(scale, window, softcap, sinks),
         geometry=BatchGeometry.of(starts, seq_lens, tables, torch.device("cpu")),

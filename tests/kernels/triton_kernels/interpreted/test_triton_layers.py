@@ -88,6 +88,7 @@ def test_norm_rope_store_of_codes(codes: torch.dtype, has_norm: bool, has_rope: 
     fused = torch.randn(6, heads + 2 * kv_heads, dim)
     fused[1, heads + kv_heads] = 0.0
     fused[3, heads, 5] = float("nan")
+    fused[4] *= 2.0 ** -torch.arange(dim)
     weight = torch.randn(heads + kv_heads, dim) if has_norm else None
     angles = torch.rand(6, 1, dim // 2) * 100
     rotation = (angles.cos(), angles.sin()) if has_rope else None
