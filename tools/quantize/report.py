@@ -8,6 +8,16 @@ from pathlib import Path
 from typing import Any
 
 REPORT = "quantization_report.json"
+_CARD = """\
+## Quantised
+
+The linear layers of this copy were rounded by `quire quantize` ({recipe}); what stands above tells
+of the model as it was.
+
+```
+{table}
+```
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,14 @@ def write_report(directory: Path, report: Report) -> None:
     (directory / REPORT).write_text(text, "utf-8")
 
 
+def write_card(directory: Path, report: Report) -> None:
+    """Say on the model's card what was done to it."""
+    path = directory / "README.md"
+    card = path.read_text("utf-8").rstrip() + "\n\n" if path.is_file() else ""
+    section = _CARD.format(recipe=_recipe(report), table=format_report(report))
+    path.write_text(card + section, "utf-8")
+
+
 def format_report(report: Report) -> str:
     """The table that ends a run."""
     lines = [
@@ -59,6 +77,14 @@ def format_report(report: Report) -> str:
         lines.append(f"questions    {before} -> {after} right, of {report.accuracy['total']}")
     lines.append(f"memory       {_mb(report.peak_memory_bytes)} at most, {report.took_s:.0f} s")
     return "\n".join(lines)
+
+
+def _recipe(report: Report) -> str:
+    recipe = report.recipe
+    size = recipe["group_size"]
+    shared = "one scale an output" if size == -1 else f"groups of {size} inputs"
+    zeros = "" if recipe["symmetric"] else ", with zero points"
+    return f"{recipe['scheme']}, {recipe['algorithm']}, {shared}{zeros}"
 
 
 def _layer_row(layer: dict[str, Any]) -> str:

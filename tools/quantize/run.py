@@ -30,7 +30,7 @@ from tools.quantize.compressed import quantization_config
 from tools.quantize.files import read_part, write_shards, write_tensors
 from tools.quantize.layers import LayerQuantiser, layer_report, stream_error
 from tools.quantize.recipe import QuantizeError, Recipe
-from tools.quantize.report import Report, write_report
+from tools.quantize.report import Report, write_card, write_report
 from tools.quantize.source import Source, digest
 from tools.quantize.texts import Windows
 from tools.quantize.walk import LayerWalk
@@ -76,6 +76,8 @@ class _Run:
         self._job = job
         self._windows = windows
         self._tell = on_progress or (lambda fraction, what: None)
+        if job.output.resolve().is_relative_to(job.source.resolve()):
+            raise QuantizeError(f"{job.output} lies within the model that is read")
         source = self._source = Source(job.source)
         self._check_windows()
         all_sites = [
@@ -210,6 +212,7 @@ class _Run:
             took_s=time.monotonic() - self._started_s,
         )
         write_report(space.model, report)
+        write_card(space.model, report)
         space.finish()
         self._tell(1.0, "done")
         return report
