@@ -98,6 +98,7 @@ class EngineCore:
             limits,
             self._pool,
             max_model_len=info.max_model_len,
+            window=info.window,
             eos_token_ids=info.eos_token_ids,
             speculator=speculator,
         )

@@ -394,6 +394,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     generates: bool = True  # False: it has no head that scores tokens
     pooling: PoolingInfo | None = None  # None: it makes no vectors
+    window: int | None = None  # positions that a token sees at most; None: some layer sees all
     whole_prompts: bool = False  # a prompt is computed in one step, and nothing of it is cached
 
 

@@ -30,13 +30,24 @@ from engine.types import BlockCopy, BlockStats
 
 
 class BlockTable:
-    """The blocks of one sequence, in the order of its tokens. Append-only until released."""
+    """The blocks of one sequence, in the order of its tokens. Append-only until released.
 
-    __slots__ = ("block_ids", "capacity")
+    In a model that looks back a window's length, the first ones are given back as the sequence
+    grows. Their ids keep their places, so that a token's block is still found by its position, but
+    they may be anybody's.
+    """
+
+    __slots__ = ("block_ids", "capacity", "num_passed")
 
     def __init__(self) -> None:
         self.block_ids: list[int] = []  # written by the BlockPool alone
         self.capacity = 0  # token slots: len(block_ids) * block_size
+        self.num_passed = 0  # of the first blocks, which are given back
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that it references."""
+        return len(self.block_ids) - self.num_passed
 
 
 class BlockPool:
@@ -107,10 +118,13 @@ class BlockPool:
         sides go on to write, so the fork has a fresh block in its place, to which the returned
         copy must be made before either writes (copy-on-write, at the write that is certain to
         come). The caller has seen that a block is free if one is needed for that.
+        What ``table`` has given back the fork does not have either.
         """
         num_full, rest = divmod(num_tokens, self.block_size)
         fork = BlockTable()
-        self.share(fork, table.block_ids[:num_full])
+        fork.num_passed = table.num_passed
+        fork.block_ids = table.block_ids[: fork.num_passed]
+        self.share(fork, table.block_ids[fork.num_passed : num_full])
         if not rest:
             return fork, None
         (target,) = self.extend(fork, 1)
@@ -118,17 +132,17 @@ class BlockPool:
 
     def release(self, table: BlockTable) -> None:
         """Give all of ``table``'s references up; it is empty afterwards."""
-        references, free = self._references, self._free
-        for block in reversed(table.block_ids):
-            references[block] -= 1
-            if references[block] == 1:
-                self._num_shared -= 1
-            elif references[block] == 0:
-                free[block] = None
-                if self._digest_of[block] is None:
-                    free.move_to_end(block, last=False)  # holds nothing: the first to go
+        self._give_up(table.block_ids[table.num_passed :])
         table.block_ids = []
-        table.capacity = 0
+        table.capacity = table.num_passed = 0
+
+    def pass_by(self, table: BlockTable, num_tokens: int) -> None:
+        """Give the blocks of ``table`` up that hold none but its first ``num_tokens`` tokens, which
+        nobody reads any more."""
+        passed = num_tokens // self.block_size
+        if passed > table.num_passed:
+            self._give_up(table.block_ids[table.num_passed : passed])
+            table.num_passed = passed
 
     # ------------------------------------------------------------ cached prefixes
 
@@ -168,7 +182,7 @@ class BlockPool:
         """
         if not self._caching:
             return
-        first, last = start // self.block_size, end // self.block_size
+        first, last = max(start // self.block_size, table.num_passed), end // self.block_size
         digests = chain.digests(token_ids, last)
         for index in range(first, last):
             digest, block = digests[index], table.block_ids[index]
@@ -199,7 +213,7 @@ class BlockPool:
         problems: list[str] = []
         holders: Counter[int] = Counter()
         for table in tables:
-            holders.update(table.block_ids)
+            holders.update(table.block_ids[table.num_passed :])
             if table.capacity != len(table.block_ids) * self.block_size:
                 problems.append(f"a table of {len(table.block_ids)} blocks says {table.capacity}")
         for block, references in enumerate(self._references):
@@ -229,6 +243,17 @@ class BlockPool:
             del self._block_of[digest]
         self._references[block] = 1
         return block
+
+    def _give_up(self, block_ids: Sequence[int]) -> None:
+        references, free = self._references, self._free
+        for block in reversed(block_ids):
+            references[block] -= 1
+            if references[block] == 1:
+                self._num_shared -= 1
+            elif references[block] == 0:
+                free[block] = None
+                if self._digest_of[block] is None:
+                    free.move_to_end(block, last=False)  # holds nothing: the first to go
 
     def _append(self, table: BlockTable, block_ids: Sequence[int]) -> None:
         table.block_ids.extend(block_ids)

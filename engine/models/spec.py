@@ -289,6 +289,12 @@ class DecoderSpec:
         return tuple(dict.fromkeys(layer.window for layer in self.layers))
 
     @property
+    def widest_window(self) -> int | None:
+        """The positions that a token sees in any layer; None: all."""
+        windows = [window for window in self.windows if window is not None]
+        return max(windows) if len(windows) == len(self.windows) else None
+
+    @property
     def chunk(self) -> int | None:
         """The chunk of the layers that attend within chunks; None where there are none."""
         return next((layer.chunk for layer in self.layers if layer.chunk is not None), None)

@@ -206,6 +206,14 @@ def attention_spec(
     )
 
 
+def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:
+    """How far back any token reads the blocks of its sequence; None: to the first."""
+    speculation = config.speculation
+    if spec.chunk is not None or (speculation is not None and speculation.draft_model):
+        return None  # a draft model reads blocks of the same numbers
+    return spec.widest_window
+
+
 def _info(
     config: EngineConfig,
     model: ModelConfig,
@@ -236,6 +244,7 @@ def _info(
         ),
         load_s=time.monotonic() - started_s,
         generates=spec.generates,
+        window=_remembered(config, spec),
         pooling=PoolingInfo(
             kind=kind,
             size=spec.hidden_size,

@@ -11,7 +11,8 @@ order, no limit. It neither reorders nor drops rows.
 2. ``added``: make a row of the request and its output so far, with an empty block table. Every
    added sequence has a row in the same plan.
 3. ``rows[i].new_block_ids``: appended to the row's block table. The token at position ``p`` lives
-   in slot ``table[p // block_size] * block_size + p % block_size``.
+   in slot ``table[p // block_size] * block_size + p % block_size``. Where ``EngineInfo.window`` is
+   told, blocks that lie wholly before a row's window may belong to others by now.
 4. ``copies``: whole blocks, sources unchanged by anything before; all before the step's writes.
 5. The rows' tokens, at positions ``[start, start + len(token_ids))``: their keys and values are
    written, and each attends to positions ``0 .. p`` of its own sequence. A token sampled by an

@@ -175,8 +175,10 @@ class Planner:
         looks_up = leader is None and not seq.owes_prompt
         shared = pool.match(seq.chain, seq.token_ids) if looks_up else []
         if leader is not None:
-            shared = leader.table.block_ids[: (seq.num_prompt - 1) // pool.block_size]
+            passed, full = leader.table.num_passed, (seq.num_prompt - 1) // pool.block_size
+            shared = leader.table.block_ids[passed:full]
         needed = pool.blocks_for(len(seq.token_ids)) - len(shared) + pool.num_unheld(shared)
+        needed -= leader.table.num_passed if leader is not None else 0
         # A spare block for each sequence that runs: else the newcomer, being the last, would be
         # preempted as soon as one of them reaches its next block, and its tokens computed in vain.
         if needed + len(state.running) > pool.num_free:
@@ -186,6 +188,7 @@ class Planner:
         if leader is None:
             pool.share(seq.table, shared)
             seq.num_computed = seq.num_landed = seq.table.capacity
+            state.pass_by(seq)
         else:  # the copy is yet to be made: nothing has landed
             seq.num_computed = seq.num_prompt - 1
             seq.table, copy = pool.fork(leader.table, seq.num_computed)
@@ -214,7 +217,14 @@ class Planner:
         leader = seq.leader
         if leader is None or leader.status is not Status.RUNNING:
             return None
-        return leader if leader.num_landed >= leader.num_prompt - 1 else None
+        if leader.num_landed < leader.num_prompt - 1:
+            return None
+        window, size = self._state.window, self._state.pool.block_size
+        if window is None:
+            return leader
+        # The fork may come to compute its last block anew, from the beginning.
+        first_seen = (leader.num_prompt - 1) // size * size - window + 1
+        return leader if leader.table.num_passed * size <= max(0, first_seen) else None
 
     # ------------------------------------------------------------ helpers
 
@@ -247,4 +257,4 @@ def _one_place(seq: Sequence) -> int:
 
 
 def _num_blocks(seq: Sequence) -> int:
-    return len(seq.table.block_ids)
+    return seq.table.num_held

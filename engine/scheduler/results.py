@@ -42,6 +42,10 @@ class ResultTaker:
             for row, seq in zip(plan.rows, planned.seqs, strict=True):
                 if not row.samples:
                     self._end_without_tokens(row, seq, now_s)
+        if state.window is not None:
+            for seq, table, _, _ in planned.fills:
+                if seq.table is table and seq.status is Status.RUNNING:
+                    state.pass_by(seq)
         return self.tell(plan.num_tokens)
 
     def tell(self, step_tokens: int) -> EngineOutput:

@@ -48,6 +48,8 @@ class Scheduler:
         config: limits of a step, and the policy.
         pool: the blocks; nobody else takes any.
         max_model_len: longest context, in tokens of prompt and output.
+        window: positions that a token sees, itself included, in a model all of whose layers have a
+            window: what no later token sees is given back; None: all.
         eos_token_ids: tokens that end a sequence unless it asks to ignore them.
         speculator: guesses tokens ahead; None: nobody does.
     """
@@ -58,6 +60,7 @@ class Scheduler:
         pool: BlockPool,
         *,
         max_model_len: int,
+        window: int | None = None,
         eos_token_ids: Iterable[int] = (),
         speculator: Speculator | None = None,
     ) -> None:
@@ -65,7 +68,7 @@ class Scheduler:
         self._max_len = min(max_model_len, pool.num_blocks * pool.block_size)
         self._eos = frozenset(eos_token_ids)
         self._num_added = 0
-        self._state = SchedulerState(pool, make_policy(config.policy), speculator)
+        self._state = SchedulerState(pool, make_policy(config.policy), speculator, window)
         self._planner = Planner(config, self._state, speculator)
         self._results = ResultTaker(self._state, speculator)
         self._planned: deque[Planned] = deque()  # of the plans whose results are not there yet

@@ -28,9 +28,14 @@ class SchedulerState:
     """Written by the Scheduler's parts alone."""
 
     def __init__(
-        self, pool: BlockPool, policy: Policy, speculator: Speculator | None = None
+        self,
+        pool: BlockPool,
+        policy: Policy,
+        speculator: Speculator | None = None,
+        window: int | None = None,
     ) -> None:
         self.pool = pool
+        self.window = window  # positions that a token sees; None: all
         self.policy = policy
         self._speculator = speculator
         self.sequences: dict[str, Sequence] = {}  # all that have not finished
@@ -109,6 +114,16 @@ class SchedulerState:
             self.finish(seq, now_s)
             self.news.append(seq.id, (), "error")
             self.news.errors[seq.id] = Failure.of(DeadlineExceeded())
+
+    def pass_by(self, seq: Sequence) -> None:
+        """``seq`` gives back the blocks that none of its tokens to come will see.
+
+        Steps that are run again compute what has not landed, and refused drafts what follows the
+        newest token but one: both see a window behind it.
+        """
+        if self.window is not None:
+            next_start = min(seq.num_landed, len(seq.token_ids) - 1)
+            self.pool.pass_by(seq.table, next_start - self.window + 1)
 
     def free_forks(self, leader: Sequence) -> None:
         """The leader's prompt is computed: its forks may be admitted."""

@@ -43,7 +43,12 @@ _MASK = 2**61 - 1
 
 
 def make_info(
-    num_blocks: int, block_size: int, max_model_len: int, *, vocab_size: int = VOCAB
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int,
+    *,
+    vocab_size: int = VOCAB,
+    window: int | None = None,
 ) -> EngineInfo:
     return EngineInfo(
         model="fake",
@@ -66,6 +71,7 @@ def make_info(
         ),
         fingerprint="fake",
         load_s=0.0,
+        window=window,
         pooling=PoolingInfo(kind="mean", size=2, num_labels=1),
     )
 
@@ -148,6 +154,7 @@ class _Row:
     digests: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     newest: int | None = None  # what it sampled last
+    seen_from: int = 0  # the first position that its tokens to come see
 
     def digest(self, position: int) -> tuple[str, int]:
         while len(self.digests) <= position:
@@ -221,10 +228,12 @@ class FakeRunner:
             assert row.tokens[position] == token, "a token that is not the sequence's own"
         for draft in planned.token_ids[num_known:]:
             row.tokens.append(len(row.tokens) * 5 % VOCAB if draft == DRAFT_TOKEN else draft)
-        assert len(set(row.table)) == len(row.table), "a block is in one table twice"
+        row.seen_from = self._first_seen(planned.start)
+        held = self._held(row)
+        assert len(set(held)) == len(held), "a block is in one table twice"
 
     def _write(self, plan: StepPlan) -> None:
-        holders = Counter(block for row in self.rows.values() for block in row.table)
+        holders = Counter(block for row in self.rows.values() for block in self._held(row))
         written: set[int] = set()
         for planned in plan.rows:
             row = self.rows[planned.id]
@@ -237,11 +246,21 @@ class FakeRunner:
                 written.add(slot)
                 self.slots[slot] = row.digest(position)
 
+    def _first_seen(self, position: int) -> int:
+        window = self._info.window
+        return 0 if window is None else max(0, position - window + 1)
+
+    def _held(self, row: _Row) -> list[int]:
+        return row.table[row.seen_from // self._size :]
+
     def _attend(self, planned: ScheduledRow) -> None:
         row = self.rows[planned.id]
-        for position in range(planned.start + len(planned.token_ids)):
+        end = planned.start + len(planned.token_ids)
+        for position in range(self._first_seen(planned.start), end):
             held = self.slots.get(self._slot(row, position))
             assert held == row.digest(position), f"{planned.id} reads foreign KV at {position}"
+        # A row that is planned no more is not in its own way, nor in others'.
+        row.seen_from = self._first_seen(end - planned.num_drafts)
 
     def _result(self, plan: StepPlan) -> StepResult:
         ids, tokens, logprobs = [], [], []

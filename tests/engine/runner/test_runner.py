@@ -81,7 +81,8 @@ def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name, ov
         cache=CacheConfig(**cache),
         scheduler=SchedulerConfig(overlap=overlap, **settings),
     )
-    core = EngineCore(config, load_runner(config))
+    runner = load_runner(config)
+    core = EngineCore(config, runner)
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
     # Twice over in different orders: the second round finds the first one's prefixes.
     for seed in range(2):
@@ -98,7 +99,9 @@ def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name, ov
             assert texts[f"{seed}/{index}"] == expected
     stats = core.stats
     assert stats.blocks.held == 0
-    assert (stats.num_preemptions > 0) == (name == "preempted")
+    # Where every layer has a window, blocks behind it come back in time for all.
+    is_short = name == "preempted" and runner.info.window is None
+    assert (stats.num_preemptions > 0) == is_short
     if cache.get("enable_prefix_caching", True) and name != "preempted":
         assert stats.prefix_cache_hits > 0
 

@@ -15,6 +15,7 @@ from engine.errors import ContextLengthExceeded
 from engine.pooling import PoolingParams
 from engine.profiler import Spans
 from engine.runner.protocol import Launched
+from engine.scheduler.sequence import Sequence
 from engine.speculation.proposer import Drafter
 from engine.speculation.speculator import Speculator
 from engine.types import (
@@ -68,7 +69,9 @@ class Life:
             overlap=seed % 2 == 1,
         )
         self.limit = min(self.max_len, num_blocks * size)
-        self.runner = self._make_runner(make_info(num_blocks, size, self.max_len))
+        self.window = random.Random(seed).randint(1, 24) if seed % 5 >= 3 else None
+        info = make_info(num_blocks, size, self.max_len, window=self.window)
+        self.runner = self._make_runner(info)
         self.now_s = 0.0  # a second a step
         self.num_drafts = rng.choice((0, 1, 3, 5)) if seed % 3 == 2 else 0
         self.core = EngineCore(
@@ -287,8 +290,11 @@ class Life:
         assert pool.check(scheduler.tables) == []
         stats = scheduler.stats()
         self.seen["shared"] += stats.blocks.shared > 0
+        self.seen["passed"] += sum(table.num_passed > 0 for table in scheduler.tables)
         state = scheduler._state
         running = list(state.running.values())
+        if self.window is not None:
+            self._check_window(running)
         wasted = sum(seq.table.capacity - seq.num_computed for seq in running)
         assert stats.blocks.wasted_slots == wasted, "wasted slots are miscounted"
         spare = pool.block_size - 1 + self.num_drafts
@@ -298,6 +304,14 @@ class Life:
         assert all(seq.num_pending <= ahead for seq in state.sequences.values())
         waiting = [seq for seq in state.sequences.values() if seq.id not in state.running]
         assert scheduler.num_waiting_tokens == sum(len(seq.token_ids) for seq in waiting)
+
+    def _check_window(self, running: list[Sequence]) -> None:
+        """What lies behind a sequence's window comes back, a filled block late."""
+        assert self.window is not None
+        size = self.pool.block_size
+        for seq in running:
+            kept = seq.num_landed - seq.table.num_passed * size
+            assert kept < self.window + size, "a block behind the window is kept"
 
 
 class BrokenContract(BaseException):

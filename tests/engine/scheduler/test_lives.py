@@ -46,6 +46,7 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         "embeddings",
         "accepted",
         "refused",
+        "passed",
     )
     assert all(seen[event] >= 100 for event in (*events, "abort", "error", "stop", "length")), seen
     assert seen["displaced"] >= 50, seen
@@ -265,6 +266,37 @@ def blocks_of_the_aborted_are_released_twice(patch: pytest.MonkeyPatch) -> None:
         return take(self, plan, planned, result, now_s)
 
     patch.setattr(ResultTaker, "take", again)
+
+
+@planted
+def the_window_is_a_token_short(patch: pytest.MonkeyPatch) -> None:
+    pass_by = BlockPool.pass_by
+    patch.setattr(BlockPool, "pass_by", lambda self, table, n: pass_by(self, table, n + 1))
+
+
+@planted
+def a_fork_misses_what_its_leader_gave_back(patch: pytest.MonkeyPatch) -> None:
+    usable = Planner._usable_leader
+
+    def blind(self: Planner, seq: Sequence):
+        window, self._state.window = self._state.window, None
+        try:
+            return usable(self, seq)
+        finally:
+            self._state.window = window
+
+    patch.setattr(Planner, "_usable_leader", blind)
+
+
+@planted
+def blocks_are_given_back_twice(patch: pytest.MonkeyPatch) -> None:
+    release = BlockPool.release
+
+    def again(self: BlockPool, table: BlockTable) -> None:
+        table.num_passed = 0
+        release(self, table)
+
+    patch.setattr(BlockPool, "release", again)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
