@@ -33,6 +33,10 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
 
 
+_FALCON = {
+    **dict.fromkeys(("intermediate_size", "num_key_value_heads", "rms_norm_eps"), _ABSENT),
+    **{"layer_norm_epsilon": 1e-4, "alibi": False},
+}
 _DEEPSEEK = {
     **{"num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16, "pad_token_id": 0},
     **{"qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12},
@@ -252,6 +256,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"no_rope_layers": [1, 0, 1], "attention_chunk_size": 32},
         },
     ),
+    "falcon": ("FalconConfig", {**_FALCON, "bias": True}),
+    "falcon_groups": (
+        "FalconConfig",
+        {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 80},
+    ),
+    "falcon_one_norm": (
+        "FalconConfig",
+        {
+            **{**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 3},
+            **{"num_ln_in_parallel_attn": 1, "tie_word_embeddings": False},
+        },
+    ),
+    "falcon_serial": ("FalconConfig", {**_FALCON, "parallel_attn": False, "multi_query": False}),
     "cohere": ("CohereConfig", {**_LAYER_NORM, "logit_scale": 0.3, "pad_token_id": 0}),
     "cohere2": (
         "Cohere2Config",

@@ -34,7 +34,8 @@ class Transposed:
 
 
 class HeadByHead:
-    """Query, key and value of one head after those of another, as GPT-NeoX fuses them."""
+    """The queries that share a key, that key and its value, and so on: as Falcon fuses them, and
+    GPT-NeoX, where no heads share."""
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""
@@ -42,8 +43,10 @@ class HeadByHead:
 
     def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
         """See ``Layout``."""
-        heads = stored.unflatten(0, (spec.num_heads, 3, spec.head_dim))
-        return heads.transpose(0, 1).reshape(stored.shape)
+        group = spec.num_heads // spec.num_kv_heads
+        heads = stored.unflatten(0, (spec.num_kv_heads, group + 2, spec.head_dim))
+        parts = heads.split((group, 1, 1), dim=1)
+        return torch.cat([part.flatten(0, 2) for part in parts])
 
 
 class StackedExperts:

@@ -122,6 +122,42 @@ _GPT_NEOX = (
     Rule(_NEOX_LAYER + "mlp.dense_4h_to_h.bias", "{i}.down.bias"),
 )
 
+_FALCON_LAYER = "transformer.h.{i}."
+_FALCON_BODY = (
+    Rule("transformer.word_embeddings.weight", "embedding"),
+    Rule("transformer.ln_f.weight", "norm"),
+    Rule("transformer.ln_f.bias", "norm.bias"),
+    Rule("lm_head.weight", "head"),
+    Rule("score.weight", "score"),
+    Rule(
+        *(_FALCON_LAYER + "self_attention.query_key_value.weight", "{i}.qkv.weight", None),
+        HeadByHead(),
+    ),
+    Rule(
+        *(_FALCON_LAYER + "self_attention.query_key_value.bias", "{i}.qkv.bias", None),
+        HeadByHead(),
+    ),
+    Rule(_FALCON_LAYER + "self_attention.dense.weight", "{i}.output.weight"),
+    Rule(_FALCON_LAYER + "self_attention.dense.bias", "{i}.output.bias"),
+    Rule(_FALCON_LAYER + "mlp.dense_h_to_4h.weight", "{i}.gate_up.weight"),
+    Rule(_FALCON_LAYER + "mlp.dense_h_to_4h.bias", "{i}.gate_up.bias"),
+    Rule(_FALCON_LAYER + "mlp.dense_4h_to_h.weight", "{i}.down.weight"),
+    Rule(_FALCON_LAYER + "mlp.dense_4h_to_h.bias", "{i}.down.bias"),
+)
+
+
+def _falcon_norms(attention: str, mlp: str) -> tuple[Rule, ...]:
+    return (
+        Rule(f"{_FALCON_LAYER}{attention}.weight", "{i}.attention_norm"),
+        Rule(f"{_FALCON_LAYER}{attention}.bias", "{i}.attention_norm.bias"),
+        Rule(f"{_FALCON_LAYER}{mlp}.weight", "{i}.mlp_norm"),
+        Rule(f"{_FALCON_LAYER}{mlp}.bias", "{i}.mlp_norm.bias"),
+    )
+
+
+_FALCON = (*_FALCON_BODY, *_falcon_norms("input_layernorm", "post_attention_layernorm"))
+_FALCON_TWO_NORMS = (*_FALCON_BODY, *_falcon_norms("ln_attn", "ln_mlp"))
+
 _GPT2 = (
     Rule("transformer.wte.weight", "embedding"),
     Rule("transformer.wpe.weight", "positions"),
@@ -207,6 +243,8 @@ _GPT_OSS = (
 _TABLES = {
     "deepseek": _DEEPSEEK_PLAIN,
     "deepseek_ranked": _DEEPSEEK_RANKED,
+    "falcon": _FALCON,
+    "falcon_two_norms": _FALCON_TWO_NORMS,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA2,
     "gpt2": _GPT2,

@@ -13,7 +13,7 @@ from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.families import ENCODERS
 from engine.models.encoder.spec import EncoderSpec
-from engine.models.families import deepseek, gemma, gpt, gpt_oss, llama, llama4, moe
+from engine.models.families import deepseek, falcon, gemma, gpt, gpt_oss, llama, llama4, moe
 from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
 
@@ -44,6 +44,12 @@ FAMILIES: dict[str, Family] = {
         deepseek.deepseek_v3,
         "DeepSeek-V3, R1",
         "the same; experts in groups, by corrected sigmoids",
+        names_code=True,
+    ),
+    "falcon": Family(
+        falcon.falcon,
+        "Falcon 7B, 11B, 40B, 180B; not those with ALiBi",
+        "layer norms, attention and MLP side by side, no gate",
         names_code=True,
     ),
     "gemma": Family(gemma.gemma, "Gemma 1", "scaled embeddings, GELU"),

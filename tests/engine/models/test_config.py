@@ -99,6 +99,8 @@ def test_what_exports_write_besides_is_harmless():
         ({"logit_scale": 0.5}, "'logit_scale'"),
         ({"new_b": 1, "new_a": 2}, "'new_a', 'new_b'"),
         ({"model_type": "mistral", "attention_bias": True}, "'attention_bias'"),
+        ({"model_type": "falcon", "alibi": True}, "'alibi' is true"),
+        ({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, "'num_ln_in_parallel_attn'"),
         ({"hidden_act": "xielu"}, "'hidden_act' is 'xielu'"),
         ({"hidden_size": "32"}, "'hidden_size' must be a positive integer"),
         ({"hidden_size": -32}, "'hidden_size'"),

@@ -220,6 +220,7 @@ MUTANTS = {
     ),
     "heads not normed": ("llama4", _spec_with(unit_qk_norm=False)),
     "experts weighed behind": ("llama4", _moe_with(weighs_input=False)),
+    "one norm for two": ("falcon_groups", _spec_with(shared_norm=True)),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }
@@ -266,6 +267,9 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("deepseek_v3", "self_attn.kv_b_proj.weight"),
         ("deepseek_v3", "mlp.gate.e_score_correction_bias"),
         ("deepseek_v3", "mlp.shared_experts.down_proj.weight"),
+        ("falcon", "self_attention.query_key_value.bias"),
+        ("falcon", "ln_f.bias"),
+        ("falcon_groups", "ln_mlp.weight"),
         ("stablelm", "input_layernorm.bias"),
         ("gpt2", "wpe.weight"),
         ("gpt2", "ln_f.bias"),

@@ -23,7 +23,7 @@ FAMILIES = [
     *("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3", "granite"),
     *("phi3", "olmo2", "stablelm", "cohere", "cohere2", "gpt2", "gpt_neox"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
-    *("deepseek_v2", "deepseek_v3", "llama4"),
+    *("deepseek_v2", "deepseek_v3", "llama4", "falcon_groups"),
 ]
 
 
