@@ -95,19 +95,40 @@ def count(agreements: list[list[bool]], drafts: int) -> Acceptance:
 @torch.no_grad()
 def agreements(draft: Any, prompts: list[list[int]], answers: list[list[int]]) -> list[list[bool]]:
     """For each answer, whether the draft would have chosen its 2nd, 3rd, ... token."""
-    device = next(draft.parameters()).device
     told = []
     for prompt, answer in zip(prompts, answers, strict=True):
-        ids = torch.tensor([[*prompt, *answer]], device=device)
-        choice = draft(ids, use_cache=False).logits[0, len(prompt) : -1].argmax(-1)
-        told.append((choice == ids[0, len(prompt) + 1 :]).tolist())
+        choices = _logits(draft, prompt, answer).argmax(-1).tolist()
+        told.append([ours == theirs for ours, theirs in zip(choices, answer[1:], strict=True)])
     return told
+
+
+@torch.no_grad()
+def overlap(target: Any, draft: Any, prompts: list[list[int]], answers: list[list[int]]) -> float:
+    """Mean over the answers' tokens of the sum of min(p, q) over the vocabulary, at temperature 1.
+
+    That is the chance that rejection sampling keeps a draft there (Leviathan et al. 2023, section
+    3.2).
+    """
+    total, tokens = 0.0, 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        p, q = (torch.softmax(_logits(m, prompt, answer), -1) for m in (target, draft))
+        total += torch.minimum(p, q).sum().item()
+        tokens += len(answer) - 1
+    return total / max(1, tokens)
+
+
+def _logits(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """[len(answer) - 1, vocab] float32, where the 2nd, 3rd, ... token of the answer is chosen."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([[*prompt, *answer]], device=device)
+    return model(ids, use_cache=False).logits[0, len(prompt) : -1].float()
 
 
 def measure(
     target: str, draft: str, questions: Path, drafts: int = 4, max_new_tokens: int = 160
-) -> Acceptance:
-    """Acceptance over the prompts of a file of {"messages": [...]} or {"prompt": ...} lines.
+) -> tuple[Acceptance, float]:
+    """Acceptance, and :func:`overlap`, over the prompts of a file of {"messages": [...]} or
+    {"prompt": ...} lines.
 
     Both models run in float32. Raises DistillError.
     """
@@ -122,7 +143,8 @@ def measure(
     models.check_vocabularies(teacher.config, student.config, (target, Path(draft)))
     prompts = read_prompts(questions, tokenizer)
     answers = answer(teacher, tokenizer, prompts, max_new_tokens)
-    return count(agreements(student, prompts, answers), drafts)
+    counted = count(agreements(student, prompts, answers), drafts)
+    return counted, overlap(teacher, student, prompts, answers)
 
 
 def answer(
@@ -174,11 +196,13 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=160, help="of an answer")
     args = parser.parse_args()
     try:
-        found = measure(args.target, args.draft, args.questions, args.drafts, args.max_new_tokens)
+        found, shared = measure(
+            args.target, args.draft, args.questions, args.drafts, args.max_new_tokens
+        )
     except DistillError as error:
         print(f"acceptance: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(found.as_json()))
+    print(json.dumps(found.as_json() | {"overlap": round(shared, 4)}))
     return 0
 
 

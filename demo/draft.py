@@ -1,0 +1,111 @@
+"""Make the demo model's draft: distil it, train the same student on labels alone, compare, tell.
+
+    python -m demo.draft
+
+It writes the corpus, runs `quire distill` twice, measures acceptance over the held-out questions
+and writes `demo/draft/` with its card. A run that was stopped goes on where it was. Expect about
+25 minutes on one core.
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from demo import corpus
+from demo.draft_card import write_card
+from demo.evaluate import MODEL
+from demo.heldout import FRESH_PATH, PATH
+from tools.distill.acceptance import measure
+from tools.distill.run import distill
+from tools.distill.settings import Phase, Settings, StudentShape
+
+DRAFT = Path(__file__).with_name("draft")
+WORK = Path(__file__).with_name("_work") / "draft"
+# From where on the corpus has all of its phrasings.
+FIRST_SHARD, NUM_SHARDS = 22, 16
+STEPS = 3000
+NUM_DRAFTS = 4
+# Two layers: with one it cannot copy (to find what followed a word before takes one layer to tell
+# each token its predecessor, and another to look for it). Its width is what 1 MB leaves.
+SHAPE = StudentShape(layers=2, hidden=96, intermediate=256, heads=3, kv_heads=1, head_dim=32)
+WEIGHTS = {"distilled": {"kl": 1.0, "hard": 0.0}, "labels": {"kl": 0.0, "hard": 1.0}}
+_FILES = ("config.json", "generation_config.json", "model.safetensors", "curves.svg")
+
+
+def build(folder: Path, work: Path, steps: int) -> dict:
+    """Make the draft in `folder`; returns what distill.json there holds."""
+    data = work / "corpus.jsonl"
+    write_corpus(data)
+    record: dict = {}
+    for name in WEIGHTS:
+        run = distill(settings(name, work / name, data, steps))
+        found = {
+            questions.stem: measure(str(MODEL), str(work / name), questions, NUM_DRAFTS)
+            for questions in (PATH, FRESH_PATH)
+        }
+        record[name] = run | {
+            "acceptance": {
+                stem: counted.as_json() | {"overlap": round(shared, 4)}
+                for stem, (counted, shared) in found.items()
+            }
+        }
+        del record[name]["out"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _FILES:
+        shutil.copyfile(work / "distilled" / name, folder / name)
+    text = json.dumps(record, indent=2) + "\n"
+    (folder / "distill.json").write_text(text, encoding="utf-8")
+    write_card(folder, record)
+    return record
+
+
+def settings(name: str, out: Path, data: Path, steps: int) -> Settings:
+    """The run of that name; both differ in the weights of their losses alone."""
+    phase = Phase(
+        steps=steps, row_tokens=512, learning_rate=4e-3, end_rate=4e-5, **WEIGHTS[name]
+    )  # fmt: skip
+    return Settings(
+        teacher=str(MODEL),
+        out=out,
+        data=(data,),
+        shape=SHAPE,
+        phases=(phase,),
+        batch_rows=4,
+        validate_every=250,
+        save_every=250,
+    )
+
+
+def write_corpus(path: Path) -> None:
+    """Conversations of the demo model's own corpus as JSONL, if they are not there already."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        for index in range(FIRST_SHARD, FIRST_SHARD + NUM_SHARDS):
+            for conversation in corpus.shard(index):
+                if "text" in conversation:
+                    row = {"text": corpus.as_text(conversation)}
+                else:
+                    row = {k: conversation[k] for k in ("messages", "tools") if k in conversation}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    partial.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=DRAFT)
+    parser.add_argument("--work", type=Path, default=WORK, help="checkpoints; safe to delete")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(args.threads)
+    print(json.dumps(build(args.out, args.work, args.steps)))
+
+
+if __name__ == "__main__":
+    main()
