@@ -26,9 +26,10 @@ def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator
     for index, (row, seq) in enumerate(zip(step.rows, step.seqs, strict=True)):
         if not row.samples or len(row.token_ids) > 1 or row.start < seq.num_prompt:
             continue
+        (newest,) = row.token_ids
         if seq.draft is None:
             seq.draft = speculator.begin(seq.request)
-        if row.token_ids[0] == PENDING_TOKEN:
+        if newest == PENDING_TOKEN:
             seq.awaits_token = speculator.is_worth_waiting(seq.draft)
             continue
         seq.awaits_token = False

@@ -5,7 +5,8 @@
 It runs at the beginning of the step that verifies its guesses, on the same slots and block tables:
 its keys and values lie in blocks of the same numbers as the model's, in storage of its own.
 Whatever the model computes it computes too, prompts and all, so a cached prefix, a fork or a copy
-holds for both, and who comes back after preemption is read again by both.
+holds for both, and who comes back after preemption is read again by both. While nobody guesses it
+puts newest tokens off and reads them together.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class _Place:
             self.num_read, self.unread = start, []
         else:
             del self.unread[start - self.num_read :]
+
+
+# Tokens of a text that are put off while nobody guesses: read together they cost what one does.
+_MAX_UNREAD = 32
 
 
 class _Guess(NamedTuple):
@@ -89,9 +94,14 @@ class DraftModel:
         self._places: dict[str, _Place] = {}
 
     def forget(self, row_ids: Iterable[str]) -> None:
-        """These rows are no longer there; unknown ids are skipped."""
-        for row_id in row_ids:
-            self._places.pop(row_id, None)
+        """These rows are about to go; unknown ids are skipped.
+
+        What was put off of them is read now: their blocks may be found again.
+        """
+        gone = {row_id: self._places.pop(row_id) for row_id in row_ids if row_id in self._places}
+        unread = {row_id: place for row_id, place in gone.items() if place.unread}
+        if unread:
+            self._read(StepPlan(), list(unread), list(unread.values()), [])
 
     def guess(self, plan: StepPlan) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
         """The plan's rows with guesses where they have ``DRAFT_TOKEN``.
@@ -103,12 +113,12 @@ class DraftModel:
             the rows; None where they are judged without it.
         """
         reads = self._reads(plan)
-        if not reads:
+        if self._can_wait(plan, reads):
             return plan.rows, None
         # Those that want the most come first: the passes run on ever fewer of them.
         counts = [row.num_drafts for row in plan.rows]
         wanting = sorted((i for i, n in enumerate(counts) if n), key=lambda i: -counts[i])
-        guesses = self._read(plan, reads, wanting)
+        guesses = self._read(plan, [row.id for row in plan.rows], reads, wanting)
         ends = np.array([reads[i].num_read + len(reads[i].unread) for i in wanting], np.int32)
         for place in reads:
             place.num_read += len(place.unread)
@@ -132,13 +142,22 @@ class DraftModel:
             reads.append(place)
         return reads
 
-    def _read(self, plan: StepPlan, reads: list[_Place], wanting: list[int]) -> list[_Guess]:
-        """Compute all that is unread, and the first guess of who wants one."""
+    def _can_wait(self, plan: StepPlan, reads: list[_Place]) -> bool:
+        """Whether what is unread may stay so: nobody guesses, and it is little and known."""
+        if plan.added or any(len(row.token_ids) > 1 for row in plan.rows):
+            return False
+        newest = (place.unread[-1] for place in reads)
+        return all(len(place.unread) <= _MAX_UNREAD for place in reads) and min(newest) >= 0
+
+    def _read(
+        self, plan: StepPlan, row_ids: list[str], reads: list[_Place], wanting: list[int]
+    ) -> list[_Guess]:
+        """Compute all that is unread of these rows, and the first guess of who wants one."""
         lengths = [len(place.unread) for place in reads]
         query_start = np.zeros(len(reads) + 1, np.int32)
         np.cumsum(lengths, out=query_start[1:])
         batch = HostBatch(
-            slots=np.array(self._rows.slots([row.id for row in plan.rows]), np.int32),
+            slots=np.array(self._rows.slots(row_ids), np.int32),
             query_start=query_start,
             starts=np.array([place.num_read for place in reads], np.int32),
             token_ids=np.array([t for place in reads for t in place.unread], np.int32),
@@ -166,8 +185,9 @@ class DraftModel:
             token_ids=np.zeros(slots.size, np.int32),  # the device knows
             sampling_rows=np.arange(slots.size, dtype=np.int32),
         )
-        places = self._uploads.send((batch.slots, batch.query_start, batch.starts))
-        rows = StepRows(*places, token_ids.to(torch.int32))
+        places = (batch.slots, batch.query_start, batch.starts)
+        on_device = self._uploads.send(places)
+        rows = StepRows(on_device[0], on_device[1], on_device[2], token_ids.to(torch.int32))
         hidden, seq_lens = self._forward(batch, rows, None)
         return self._choose(hidden, slots, rows.slots, seq_lens.long())
 

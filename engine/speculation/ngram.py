@@ -5,7 +5,7 @@ Prompt lookup (Saxena 2023): texts repeat themselves, and answers repeat their p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from engine.speculation.proposer import Drafter
 from engine.types import Request
@@ -15,7 +15,7 @@ class NgramIndex:
     """Where each run of tokens last occurred in one text that grows: O(1) a token and length.
 
     Args:
-        lengths: of the runs that are indexed, in the order in which they are looked up.
+        lengths: of the runs that are indexed.
     """
 
     __slots__ = ("_ends", "_lengths", "_num_indexed")
@@ -34,29 +34,28 @@ class NgramIndex:
                     ends[tuple(token_ids[stop - length : stop])] = stop
         self._num_indexed = max(self._num_indexed, end)
 
-    def find(self, token_ids: Sequence[int]) -> int | None:
-        """Where the last tokens of ``token_ids`` ended in what is indexed; the longest run wins."""
-        for length in self._lengths:
-            if length <= len(token_ids):
-                end = self._ends.get(tuple(token_ids[-length:]))
-                if end is not None:
-                    return end
-        return None
+    def find(self, run: tuple[int, ...]) -> int | None:
+        """Where a run last ended in what is indexed."""
+        return self._ends.get(run)
 
 
 class NgramDrafter:
     """Guesses for one text from the text itself."""
 
-    __slots__ = ("_index",)
+    __slots__ = ("_index", "_lengths")
 
     def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
         self._index = NgramIndex(lengths)
 
     def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """What followed the last time; see ``Drafter``."""
         self._index.extend(token_ids, len(token_ids) - 1)
-        end = self._index.find(token_ids)
-        return () if end is None else continuation(token_ids, end, most)
+        for run in last_runs(token_ids, self._lengths):
+            end = self._index.find(run)
+            if end is not None:
+                return continuation(token_ids, end, most)
+        return ()
 
 
 class NgramProposer:
@@ -75,6 +74,13 @@ class NgramProposer:
 
     def finish(self, request: Request, token_ids: Sequence[int]) -> None:
         """Nothing outlives its text."""
+
+
+def last_runs(token_ids: Sequence[int], lengths: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """The last tokens of a text, as many as each length says."""
+    for length in lengths:
+        if length <= len(token_ids):
+            yield tuple(token_ids[-length:])
 
 
 def continuation(token_ids: Sequence[int], start: int, count: int) -> tuple[int, ...]:

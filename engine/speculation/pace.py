@@ -13,11 +13,13 @@ the weights, and drafts are nearly free; with many it costs the multiplications,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 _GAIN = 1.03  # what drafting must promise over not drafting: below it is noise
-_KEPT = 0.9  # weight of the past, against the newest sample
-_MAX_SAMPLE = 3.0  # a sample above this many times the estimate is a hiccup of the machine
+_SAMPLES = 4  # of a cost, before it is believed
+_KEPT_PLAIN, _KEPT_ADDED = 0.8, 0.9  # weights of the past, against the newest sample
+_MAX_SAMPLE = 3.0  # one above this many times the estimate is a hiccup of the machine
+_COLD = 8  # steps without drafts, after which those that draft first do more than their share
+_DOUBT = 0.2  # weight of what was learnt before such a pause
+_PROBES = 3  # steps that draft to learn what it costs by now
 _FRESH = 64  # steps after which the cost that is not seen is looked at again
 _MAX_FRESH = 1024
 _LEAST_S = 1e-7  # of a step, whatever the clock says
@@ -29,33 +31,33 @@ class Acceptance:
     Without trials it goes back to ``prior``, so that what was given up is tried again.
     """
 
-    __slots__ = ("_kept", "_prior", "_successes", "_trials", "_weight")
+    __slots__ = ("_faded", "_kept", "_prior", "_successes", "_trials", "_weight")
 
     def __init__(self, prior: Acceptance | float, weight: float, kept: float) -> None:
         self._prior = prior
         self._weight = weight
         self._kept = kept
+        self._faded = 1.0 - (1.0 - kept) / 4  # what was not seen may well be as it was
         self._successes = 0.0
         self._trials = 0.0
 
     @property
     def rate(self) -> float:
         """Between 0 and 1, exclusive."""
-        prior = self._prior if isinstance(self._prior, float) else self._prior.rate
+        prior = self._prior.rate if isinstance(self._prior, Acceptance) else self._prior
         return (self._successes + prior * self._weight) / (self._trials + self._weight)
 
     def learn(self, num_drafts: int, num_accepted: int) -> None:
         """Drafts behind the first that was refused were not judged."""
         trials = min(num_accepted + 1, num_drafts)
-        for _ in range(trials):
-            self.fade()
-        self._successes += num_accepted
-        self._trials += trials
+        kept = self._kept**trials
+        self._successes = self._successes * kept + num_accepted
+        self._trials = self._trials * kept + trials
 
     def fade(self) -> None:
         """A token has come without a draft."""
-        self._successes *= self._kept
-        self._trials *= self._kept
+        self._successes *= self._faded
+        self._trials *= self._faded
 
 
 def prior_acceptance() -> Acceptance:
@@ -63,21 +65,95 @@ def prior_acceptance() -> Acceptance:
     return Acceptance(0.7, weight=8.0, kept=0.995)
 
 
-@dataclass(slots=True)
-class _Costs:
-    """Of a step with about so many rows."""
+class _Mean:
+    """Of samples with weights, the newest counting most; the very first is cold and does not."""
 
-    step_s: float | None = None  # without drafts
-    added_s: float = 0.0  # what drafts have added to steps, lately
-    num_drafts: float = 0.0  # so many of them
-    plain_age: int = 0  # steps since one without drafts
-    draft_age: int = 0  # steps since one with
-    patience: int = _FRESH  # until drafts are tried again
+    __slots__ = ("_kept", "_total", "_weight", "num_samples")
+
+    def __init__(self, kept: float) -> None:
+        self._kept = kept
+        self._total = 0.0
+        self._weight = 0.0
+        self.num_samples = 0
 
     @property
-    def draft_s(self) -> float | None:
-        """What one draft adds; None: never measured."""
-        return self.added_s / self.num_drafts if self.num_drafts else None
+    def is_known(self) -> bool:
+        """Whether it has been seen often enough."""
+        return self.num_samples >= _SAMPLES
+
+    @property
+    def value(self) -> float:
+        """The mean; 0 before there is one."""
+        return self._total / self._weight if self._weight else 0.0
+
+    def learn(self, sample: float, weight: float = 1.0) -> None:
+        """Take a sample in."""
+        self.num_samples += 1
+        if self.num_samples > 1:
+            self._total = self._total * self._kept + sample * weight
+            self._weight = self._weight * self._kept + weight
+
+    def doubt(self) -> None:
+        """It was long ago: what comes now counts more."""
+        self._total *= _DOUBT
+        self._weight *= _DOUBT
+
+
+class _Costs:
+    """Of steps with about so many rows."""
+
+    __slots__ = ("_added", "_plain", "draft_age", "num_probes", "patience", "plain_age")
+
+    def __init__(self) -> None:
+        self._plain = _Mean(_KEPT_PLAIN)  # seconds of a step without drafts
+        self._added = _Mean(_KEPT_ADDED)  # what one draft added, weighted by their number
+        self.plain_age = 0  # steps since one without drafts
+        self.draft_age = 0  # steps since one with
+        self.patience = _FRESH  # until drafts are tried again
+        self.num_probes = 0  # steps for which they still are
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a step without drafts."""
+        return self._plain.value
+
+    @property
+    def draft_s(self) -> float:
+        """Seconds that a draft adds."""
+        return max(self._added.value, _LEAST_S)
+
+    @property
+    def must_measure_plain(self) -> bool:
+        """Whether too little is known of a step without drafts."""
+        return not self._plain.is_known or self.plain_age >= _FRESH
+
+    def must_measure_drafts(self) -> bool:
+        """Whether too little is known of what drafts add; after long, it is looked at again."""
+        if self.draft_age >= self.patience and not self.num_probes:
+            self.num_probes = _PROBES
+            self.patience = min(2 * self.patience, _MAX_FRESH)  # in vain so far: ever more rarely
+        return not self._added.is_known or self.num_probes > 0
+
+    def learn(self, num_drafts: int, seconds: float) -> None:
+        """A step took so long."""
+        if self._plain.is_known:  # a hiccup of the machine says nothing
+            usual = self.plain_s + num_drafts * (self.draft_s if self._added.is_known else seconds)
+            seconds = min(seconds, _MAX_SAMPLE * usual)
+        if num_drafts:
+            if self.draft_age < _COLD:
+                self._added.learn((seconds - self.plain_s) / num_drafts, num_drafts)
+            else:
+                self._added.doubt()
+            if self.num_probes:
+                self.num_probes -= 1
+            else:
+                self.patience = _FRESH
+            self.plain_age += 1
+            self.draft_age = 0
+        else:
+            self._plain.learn(seconds)
+            self.plain_age = 0
+            self.draft_age += 1
 
 
 class Pace:
@@ -103,9 +179,9 @@ class Pace:
         self._num_rows = num_rows
         self._now = costs = self._costs.setdefault(_bucket(num_rows), _Costs())
         # A cost that was never seen, or not for long, is measured.
-        if costs.step_s is None or costs.plain_age >= _FRESH:
+        if costs.must_measure_plain:
             self._forced = 0
-        elif costs.draft_s is None or costs.draft_age >= costs.patience:
+        elif costs.must_measure_drafts():
             self._forced = 1
         else:
             self._forced = None
@@ -116,11 +192,7 @@ class Pace:
             return self._most
         if self._forced is not None:
             return self._forced
-        costs = self._now
-        step_s, draft_s = costs.step_s, costs.draft_s
-        assert step_s is not None
-        assert draft_s is not None
-        share_s = step_s / self._num_rows
+        share_s, draft_s = self._now.plain_s / self._num_rows, self._now.draft_s
         best, best_rate, tokens, kept = 0, _GAIN / share_s, 1.0, 1.0
         for count in range(1, self._most + 1):
             kept *= acceptance
@@ -134,33 +206,8 @@ class Pace:
         """A step of rows with one known token each took so long, with so many drafts in all."""
         if not self._adaptive:
             return
-        seconds = max(seconds, _LEAST_S)
         costs = self._costs.setdefault(_bucket(num_rows), _Costs())
-        if not num_drafts:
-            costs.step_s = _blend(costs.step_s, seconds)
-            costs.plain_age = 0
-            costs.draft_age += 1
-            return
-        costs.plain_age += 1
-        if costs.step_s is None:
-            return
-        usual = costs.step_s + num_drafts * (costs.draft_s or seconds)
-        added = max(min(seconds, _MAX_SAMPLE * usual) - costs.step_s, 0.0)
-        costs.added_s = costs.added_s * _KEPT + added
-        costs.num_drafts = costs.num_drafts * _KEPT + num_drafts
-        # Tried in vain, again and again: ever more rarely.
-        tried = self._forced == 1 and costs.draft_age >= costs.patience
-        costs.patience = min(2 * costs.patience, _MAX_FRESH) if tried else _FRESH
-        costs.draft_age = 0
-
-
-def _blend(old: float | None, new: float) -> float:
-    """Down at once, up slowly: what disturbs a step only ever makes it longer."""
-    if old is None:
-        return new
-    if new < old:
-        return 0.5 * (old + new)
-    return old * _KEPT + min(new, _MAX_SAMPLE * old) * (1.0 - _KEPT)
+        costs.learn(num_drafts, max(seconds, _LEAST_S))
 
 
 def _bucket(num_rows: int) -> int:

@@ -1,8 +1,8 @@
 """Guessing from texts that other requests have ended with (suffix decoding, Oliaro et al. 2024).
 
 Agents, batches and retries write nearly the same text again and again. The newest outputs are
-kept, up to a number of tokens, and indexed by their runs of tokens; what followed the last tokens
-of a text in its own past is tried first, then what followed them in another's output.
+kept, up to a number of tokens, and indexed by their runs of tokens. The longest run of last tokens
+that is found wins: in the text's own past first, then in the newest output that has it.
 
 Texts are kept apart by cache salt and adapter, as cached prefixes are.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from engine.speculation.ngram import NgramIndex, continuation
+from engine.speculation.ngram import NgramIndex, continuation, last_runs
 from engine.speculation.proposer import Drafter
 from engine.types import Request
 
@@ -51,15 +51,13 @@ class SuffixStore:
                 if place is not None and place[0] is output:
                     del places[run]
 
-    def find(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """What followed the last tokens of ``token_ids``; the longest run wins."""
-        for length in self._lengths:
-            if length <= len(token_ids):
-                place = self._places.get(tuple(token_ids[-length:]))
-                if place is not None:
-                    output, end = place
-                    return output[end : end + most]
-        return ()
+    def find(self, run: tuple[int, ...], most: int) -> tuple[int, ...]:
+        """What followed a run in the newest output that has it."""
+        place = self._places.get(run)
+        if place is None:
+            return ()
+        output, end = place
+        return output[end : end + most]
 
 
 class SuffixProposer:
@@ -105,25 +103,30 @@ class SuffixProposer:
 
 
 class _SuffixDrafter:
-    """Guesses for one text from itself, else from the store of its kind."""
+    """Guesses for one text from itself and from the store of its kind."""
 
-    __slots__ = ("_index", "_kind", "_proposer")
+    __slots__ = ("_index", "_kind", "_lengths", "_proposer")
 
     def __init__(
         self, proposer: SuffixProposer, kind: tuple[str, str], lengths: Sequence[int]
     ) -> None:
         self._proposer = proposer
         self._kind = kind
+        self._lengths = lengths
         self._index = NgramIndex(lengths)
 
     def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """See ``Drafter``."""
         self._index.extend(token_ids, len(token_ids) - 1)
-        end = self._index.find(token_ids)
-        if end is not None:
-            return continuation(token_ids, end, most)
         store = self._proposer.store(self._kind)
-        return () if store is None else store.find(token_ids, most)
+        for run in last_runs(token_ids, self._lengths):
+            end = self._index.find(run)
+            if end is not None:
+                return continuation(token_ids, end, most)
+            found = () if store is None else store.find(run, most)
+            if found:
+                return found
+        return ()
 
 
 def _kind(request: Request) -> tuple[str, str]:

@@ -1,0 +1,105 @@
+"""As many drafts as pay for themselves, by measured costs and by acceptance."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+
+from engine.speculation.pace import Acceptance, Pace, prior_acceptance
+
+MOST = 4
+
+
+class Outcome(NamedTuple):
+    rate: float  # tokens a second over those without drafts
+    lengths: Counter[int]  # how often rows had so many drafts
+
+
+def live(num_rows: int, plain_s: float, draft_s: float, kept: list[float], **chance) -> Outcome:
+    """A few hundred steps of rows whose drafts are kept with these probabilities."""
+    noise, num_steps = chance.get("noise", 0.0), chance.get("num_steps", 600)
+    rng, pace, of_all = random.Random(5), Pace(MOST), prior_acceptance()
+    acceptances = [Acceptance(of_all, 2.0, 0.9) for _ in range(num_rows)]
+    seconds = plain_seconds = 0.0
+    num_tokens, lengths = 0, Counter[int]()
+    for _ in range(num_steps):
+        pace.begin(num_rows)
+        counts = [pace.num_drafts(acceptance.rate) for acceptance in acceptances]
+        disturbed = 1 + noise * rng.random()
+        step_s = (plain_s + draft_s * sum(counts)) * disturbed
+        pace.observe(num_rows, sum(counts), step_s)
+        seconds += step_s
+        plain_seconds += plain_s * disturbed
+        for count, acceptance, share in zip(counts, acceptances, kept, strict=True):
+            accepted = 0
+            while accepted < count and rng.random() < share:
+                accepted += 1
+            num_tokens += accepted + 1
+            lengths[count] += 1
+            if count:
+                acceptance.learn(count, accepted)
+                of_all.learn(count, accepted)
+            else:
+                acceptance.fade()
+                of_all.fade()
+    return Outcome(num_tokens / (num_rows * num_steps) * plain_seconds / seconds, lengths)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4])
+def test_cheap_drafts_that_are_kept_are_many(noise):
+    outcome = live(1, 4e-3, 2e-4, [0.9], noise=noise)
+    assert outcome.lengths.most_common(1)[0][0] == MOST
+    assert outcome.rate > 2.8  # E(4) = 4.1 tokens, for 1.2 times the step
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4])
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_nothing_is_lost_where_drafts_cost_as_much_as_tokens(share, noise):
+    outcome = live(64, 6.4e-3, 1.2e-4, [share] * 64, noise=noise)
+    assert outcome.rate > 0.97
+    assert outcome.lengths[0] > 0.95 * outcome.lengths.total()
+
+
+def test_each_request_has_its_own_number():
+    """One whose drafts are always kept has many, its neighbour whose never are has few."""
+    outcome = live(2, 4e-3, 6e-4, [1.0, 0.0])
+    assert outcome.lengths[MOST] > 450
+    assert outcome.lengths[0] > 450
+    assert outcome.rate > 1.5
+
+
+def test_drafts_that_are_never_kept_cost_little():
+    assert live(1, 4e-3, 4e-4, [0.0]).rate > 0.96
+
+
+def test_what_has_become_cheap_is_found_out():
+    pace, acceptance = Pace(MOST), Acceptance(0.9, 2.0, 0.9)
+    asked = []
+    for step in range(6000):
+        pace.begin(8)
+        asked.append(pace.num_drafts(acceptance.rate))
+        per_draft_s = 2e-3 if step < 2000 else 1e-5
+        pace.observe(8, asked[-1] * 8, 4e-3 + per_draft_s * asked[-1] * 8)
+    assert sum(asked[500:2000]) < 30
+    assert sum(asked[5000:]) > 3.5 * 1000
+
+
+def test_always_the_most_where_it_is_asked_for():
+    pace = Pace(3, adaptive=False)
+    pace.begin(500)
+    pace.observe(500, 1500, 10.0)
+    assert pace.num_drafts(0.01) == 3
+
+
+def test_acceptance_returns_to_what_others_show():
+    others = Acceptance(0.5, 1.0, 0.99)
+    own = Acceptance(others, 2.0, 0.9)
+    for _ in range(20):
+        own.learn(4, 0)
+    assert own.rate < 0.12
+    for _ in range(200):
+        own.fade()
+    assert own.rate == pytest.approx(others.rate, abs=0.05)
