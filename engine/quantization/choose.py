@@ -51,6 +51,15 @@ def choose_method(
 
 
 def _packed_form(dtype: torch.dtype, device: torch.device, stored: str | None) -> PackedForm:
+    if device.type == "cpu":
+        from kernels.cpu.linear import is_available
+
+        if is_available():
+            from engine.quantization.panels import PanelPackedForm
+
+            if stored is not None:
+                logger.info("linear layers of the checkpoint: native kernels, %s", stored)
+            return PanelPackedForm(dtype)
     if stored is not None:
         logger.warning(
             "no kernel for %s on %s: weights take the memory of their codes, but each is widened "

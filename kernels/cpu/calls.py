@@ -53,7 +53,11 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_dense_rows": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
     "quire_int8": (*_PRODUCT, POINTER, POINTER, POINTER, *_RESULT),
     "quire_int8_rows": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
-    "quire_int4": (*_PRODUCT, POINTER, POINTER, POINTER, COUNT, *_RESULT),
+    "quire_grouped": (*_PRODUCT, *[POINTER] * 5, COUNT, COUNT, REAL, FLAG, *_RESULT),
+    "quire_grouped_rows": (
+        *(CODE, *[POINTER] * 5, COUNT, REAL, FLAG, POINTER),
+        *(COUNT, COUNT, COUNT, POINTER),
+    ),
 }
 
 Note = Callable[[str, tuple[Any, ...]], None]  # told a function's name and its arguments

@@ -18,28 +18,39 @@ from torch.nn import functional
 from kernels.cpu.calls import COUNT, DTYPE_CODES, POINTER, function
 from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
-from kernels.reference.quantised import LEVELS
+from kernels.packed import INT4_LEVELS, PackedWeight
 
 logger = logging.getLogger(__name__)
 
 INT4_GROUP = 32  # inputs that share a scale
 
-_PANEL = 32  # outputs of a panel, as in native/tiles.h
-_arena = Arena()
+PANEL = 32  # outputs of a panel, as in native/tiles.h
+arena = Arena()
 
 
-class _PanelLinear:
-    """What the three have in common. ``step``: a multiple of it is how many inputs are held."""
+class PanelLinear:
+    """What all have in common.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, step: int) -> None:
-        self._outputs, self._columns = weight.shape
-        self._inputs = _round_up(self._columns, step)
+    Args:
+        shape: of the weight, [outputs, inputs].
+        bias: [outputs] or None.
+        step: a multiple of it is how many inputs are held.
+        dtype: of the model.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], bias: torch.Tensor | None, step: int, dtype: torch.dtype
+    ) -> None:
+        self._outputs, self._columns = shape
+        self._inputs = round_up(self._columns, step)
         self._padding = self._inputs - self._columns
         self._bias = None if bias is None else bias.float()
-        self._dtype = weight.dtype
+        self._dtype = dtype
         self._library, self._amx = _library()
         self._product: str  # of the native functions
-        self._held: tuple[int | None, ...]  # addresses of the weight's parts, then of the bias
+        self._held: tuple[
+            int | float | None, ...
+        ]  # addresses of the weight's parts, then of the bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[n, inputs] -> [n, outputs]."""
@@ -77,51 +88,46 @@ class _PanelLinear:
         found = torch.empty((len(ids), self._columns), dtype=dtype)
         function(name)(
             DTYPE_CODES[dtype],
-            *_pointers(*parts),
+            *pointers(*parts),
             *(ids.data_ptr(), len(ids), self._inputs, self._columns),
             found.data_ptr(),
         )
         return found if dtype is self._dtype else found.to(self._dtype)
 
 
-class PanelDense(_PanelLinear):
+class PanelDense(PanelLinear):
     """Weights in bfloat16."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(weight, bias, 32)
+        super().__init__((weight.shape[0], weight.shape[1]), bias, 32, weight.dtype)
         outputs, columns = weight.shape
         weight = weight.to(torch.bfloat16).contiguous()
-        self._packed = _arena.empty(
-            (_round_up(outputs, _PANEL) // _PANEL, self._inputs // 2, _PANEL, 2), torch.bfloat16
+        self._packed = arena.empty(
+            (round_up(outputs, PANEL) // PANEL, self._inputs // 2, PANEL, 2), torch.bfloat16
         )
         self._library.quire_dense_pack(
             weight.data_ptr(), outputs, columns, self._inputs, self._packed.data_ptr()
         )
         self._product = "quire_dense"
-        self._held = _pointers(self._packed, self._bias)
+        self._held = pointers(self._packed, self._bias)
 
     @property
     def num_bytes(self) -> int:
         """What it takes in memory."""
-        return _num_bytes(self._packed, self._bias)
+        return num_bytes(self._packed, self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
         return self._rows("quire_dense_rows", ids, self._packed)
 
 
-class PanelInt8(_PanelLinear):
+class PanelInt8(PanelLinear):
     """Weights rounded to int8, one scale an output; activations to eight bits, row by row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(weight, bias, 64)
+        self._hold((weight.shape[0], weight.shape[1]), bias, weight.dtype)
         outputs, columns = weight.shape
         weight = weight.to(torch.bfloat16).contiguous()
-        self._scales = torch.empty(outputs)
-        self._totals = torch.empty(outputs, dtype=torch.int32)  # of an output's codes
-        self._packed = _arena.empty(
-            (_round_up(outputs, _PANEL) // _PANEL, self._inputs // 4, _PANEL, 4), torch.int8
-        )
         self._library.quire_int8_pack(
             weight.data_ptr(),
             outputs,
@@ -131,32 +137,53 @@ class PanelInt8(_PanelLinear):
             self._scales.data_ptr(),
             self._totals.data_ptr(),
         )
+
+    @classmethod
+    def of_codes(
+        cls, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> PanelInt8:
+        """A weight that is rounded already: int8, one scale an output, no zeros, no order."""
+        layer = cls.__new__(cls)
+        layer._hold(weight.shape, bias, dtype)
+        codes = weight.codes.contiguous()
+        sizes = (*weight.shape, layer._inputs)
+        layer._library.quire_bytes_pack(codes.data_ptr(), *sizes, layer._packed.data_ptr())
+        layer._scales.copy_(weight.scales[:, 0])
+        layer._totals.copy_(weight.codes.sum(1, dtype=torch.int32))
+        return layer
+
+    def _hold(self, shape: tuple[int, int], bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(shape, bias, 64, dtype)
+        outputs = shape[0]
+        self._scales = torch.empty(outputs)
+        self._totals = torch.empty(outputs, dtype=torch.int32)  # of an output's codes
+        self._packed = arena.empty(
+            (round_up(outputs, PANEL) // PANEL, self._inputs // 4, PANEL, 4), torch.int8
+        )
         self._product = "quire_int8"
-        self._held = _pointers(self._packed, self._scales, self._totals, self._bias)
+        self._held = pointers(self._packed, self._scales, self._totals, self._bias)
 
     @property
     def num_bytes(self) -> int:
         """What it takes in memory."""
-        return _num_bytes(self._packed, self._scales, self._totals, self._bias)
+        return num_bytes(self._packed, self._scales, self._totals, self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
         return self._rows("quire_int8_rows", ids, self._packed, self._scales)
 
 
-class PanelInt4(_PanelLinear):
+class PanelInt4(PanelLinear):
     """Weights rounded to sixteen levels in groups of 32 inputs; activations in bfloat16."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__(weight, bias, INT4_GROUP)
+        super().__init__((weight.shape[0], weight.shape[1]), bias, INT4_GROUP, weight.dtype)
         outputs, columns = weight.shape
         weight = weight.to(torch.bfloat16).contiguous()
-        panels = _round_up(outputs, _PANEL) // _PANEL
+        panels = round_up(outputs, PANEL) // PANEL
         # Zeros where the last panel has no outputs.
-        self._scales = torch.zeros(
-            (panels, self._inputs // INT4_GROUP, _PANEL), dtype=torch.float16
-        )
-        self._packed = _arena.empty((panels, self._inputs // 8, _PANEL), torch.int32)
+        self._scales = torch.zeros((panels, self._inputs // INT4_GROUP, PANEL), dtype=torch.float16)
+        self._packed = arena.empty((panels, self._inputs // 8, PANEL), torch.int32)
         self._library.quire_int4_pack(
             weight.data_ptr(),
             outputs,
@@ -166,17 +193,21 @@ class PanelInt4(_PanelLinear):
             self._packed.data_ptr(),
             self._scales.data_ptr(),
         )
-        self._levels = torch.tensor(LEVELS * 2, dtype=torch.bfloat16)
-        self._product = "quire_int4"
-        packed, scales, levels, bias_at = _pointers(
+        self._levels = torch.tensor(INT4_LEVELS * 2, dtype=torch.bfloat16)
+        self._product = "quire_grouped"
+        packed, scales, levels, bias_at = pointers(
             self._packed, self._scales, self._levels, self._bias
         )
-        self._held = packed, scales, levels, INT4_GROUP, bias_at
+        # No zeros, no order of the inputs; scales times 1, codes that are integers.
+        self._held = (
+            *(packed, scales, None, levels, None),
+            *(columns, INT4_GROUP, 1.0, False, bias_at),
+        )
 
     @property
     def num_bytes(self) -> int:
         """What it takes in memory."""
-        return _num_bytes(self._packed, self._scales, self._bias)
+        return num_bytes(self._packed, self._scales, self._bias)
 
 
 def is_available() -> bool:
@@ -203,6 +234,8 @@ def _library() -> tuple[ctypes.CDLL, bool]:
         "quire_dense_pack": (*pack, POINTER),
         "quire_int8_pack": (*pack, POINTER, POINTER, POINTER),
         "quire_int4_pack": (*pack, COUNT, POINTER, POINTER),
+        "quire_nibbles_pack": (*pack, POINTER),
+        "quire_bytes_pack": (*pack, POINTER),
     }
     for name, arguments in signatures.items():
         packing = getattr(library, name)
@@ -210,13 +243,16 @@ def _library() -> tuple[ctypes.CDLL, bool]:
     return library, bool(library.quire_has_amx())
 
 
-def _num_bytes(*tensors: torch.Tensor | None) -> int:
+def num_bytes(*tensors: torch.Tensor | None) -> int:
+    """Of all that are there."""
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
-def _pointers(*tensors: torch.Tensor | None) -> tuple[int | None, ...]:
+def pointers(*tensors: torch.Tensor | None) -> tuple[int | None, ...]:
+    """Where they begin; null for those that are not there."""
     return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
 
 
-def _round_up(count: int, step: int) -> int:
+def round_up(count: int, step: int) -> int:
+    """The next multiple of ``step``."""
     return -(-count // step) * step

@@ -11,9 +11,6 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-# What a 4-bit code stands for, in units of its group's scale.
-LEVELS = tuple(float(code - 8) for code in range(16))
-
 _PIECE_ELEMENTS = 2**20
 
 
@@ -25,7 +22,7 @@ class Int8Weight(NamedTuple):
 
 
 class Int4Weight(NamedTuple):
-    """``weight[n, k] ~ LEVELS[codes[n, k]] * scales[n, k // group]``."""
+    """``weight[n, k] ~ INT4_LEVELS[codes[n, k]] * scales[n, k // group]``."""
 
     codes: torch.Tensor  # [outputs, inputs] uint8, 0 to 15
     scales: torch.Tensor  # [outputs, inputs / group] float16

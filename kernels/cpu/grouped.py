@@ -1,0 +1,106 @@
+"""Linear layers on a CPU whose weights come as codes: read as they are, in panels.
+
+The memory is that of the codes; see ``native/avx512/grouped.h`` for layout and arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kernels.cpu.calls import DTYPE_CODES, function
+from kernels.cpu.linear import PANEL, PanelLinear, arena, num_bytes, pointers, round_up
+from kernels.packed import PackedWeight
+
+_STEP = 32  # inputs are held in multiples of it
+_WORD_INPUTS = {4: 8, 8: 4}  # by bits
+
+
+def refuse(weight: PackedWeight) -> str | None:
+    """Why the kernel cannot hold a weight, or None when it can."""
+    if weight.num_groups > 1 and weight.group % _WORD_INPUTS[weight.bits]:
+        return f"groups of {weight.group} inputs"
+    return None
+
+
+class PanelGrouped(PanelLinear):
+    """Codes of 4 or 8 bits with scales, and perhaps zeros, in groups; activations in bfloat16.
+
+    Scales are held in float16, times a power of two for the whole weight, so that none is too large
+    and only those that are 2 ** 29 times smaller than the largest lose precision. Levels are held
+    in bfloat16.
+
+    Args:
+        weight: one that ``refuse`` has nothing against.
+        bias: [outputs] or None.
+        dtype: of the model.
+    """
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        step = math.lcm(weight.group, _STEP) if weight.num_groups > 1 else _STEP
+        super().__init__(weight.shape, bias, step, dtype)
+        outputs, columns = weight.shape
+        self._group = weight.group if weight.num_groups > 1 else self._inputs
+        panels = round_up(outputs, PANEL) // PANEL
+        words = self._inputs // _WORD_INPUTS[weight.bits]
+        self._packed = arena.empty((panels, words, PANEL), torch.int32)
+        pack = "quire_nibbles_pack" if weight.bits == 4 else "quire_bytes_pack"
+        codes = weight.codes.contiguous()
+        sizes = (outputs, columns, self._inputs)
+        getattr(self._library, pack)(codes.data_ptr(), *sizes, self._packed.data_ptr())
+        self._is_float = weight.codes.dtype == torch.float8_e4m3fn
+        self._factor = _power_above(weight.scales) / 2**15
+        self._scales = self._in_panels(weight.scales.float() / self._factor, torch.float16)
+        self._zeros = None
+        if weight.zeros is not None:
+            self._zeros = self._in_panels(weight.zeros, torch.float16)
+        self._levels = None
+        if weight.levels is not None:
+            self._levels = torch.tensor(weight.levels * 2, dtype=torch.bfloat16)
+        self._order = None
+        if weight.order is not None:
+            self._order = weight.order.to(torch.int32).contiguous()
+            self._padding = 0  # the kernel pads as it reorders
+        self._product = "quire_grouped"
+        self._held = (
+            *self._parts(),
+            *(columns, self._group, self._factor, self._is_float),
+            *pointers(self._bias),
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        return num_bytes(self._packed, self._scales, self._zeros, self._order, self._bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
+        dtype = self._dtype if self._dtype in DTYPE_CODES else torch.float32
+        ids = ids.contiguous()
+        found = torch.empty((len(ids), self._columns), dtype=dtype)
+        function("quire_grouped_rows")(
+            DTYPE_CODES[dtype],
+            *self._parts(),
+            *(self._group, self._factor, self._is_float),
+            *(ids.data_ptr(), len(ids), self._inputs, self._columns),
+            found.data_ptr(),
+        )
+        return found if dtype is self._dtype else found.to(self._dtype)
+
+    def _parts(self) -> tuple[int | None, ...]:
+        return pointers(self._packed, self._scales, self._zeros, self._levels, self._order)
+
+    def _in_panels(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[outputs, groups] -> [panels, groups, 32], zeros where there are no outputs or inputs."""
+        outputs, groups = values.shape
+        panels = self._packed.shape[0]
+        padded = torch.zeros((panels * PANEL, self._inputs // self._group), dtype=dtype)
+        padded[:outputs, :groups] = values
+        return padded.view(panels, PANEL, -1).transpose(1, 2).contiguous()
+
+
+def _power_above(scales: torch.Tensor) -> float:
+    """The least power of two that is above all of them."""
+    largest = float(scales.float().abs().max())
+    return 2.0 ** math.frexp(largest)[1] if largest > 0 else 1.0
