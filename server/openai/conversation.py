@@ -73,7 +73,7 @@ class Conversation:
         answers = model.answers
         marks = set() if tools is None else set(tools.dialect.markers)
         if answers.reasoning is not None:
-            marks |= {answers.reasoning.begin, answers.reasoning.end}
+            marks |= set(answers.reasoning.markers)
         # Special tokens are left out of texts, but these have to be seen to be understood.
         self._hidden = {mark: id_ for mark, id_ in answers.special_ids.items() if mark in marks}
 
@@ -203,6 +203,7 @@ def _rules(
         is_parallel=tools is None or tools.is_parallel,
         reasoning=answers.reasoning if may_think(model, body, thinking) else None,
         is_thinking=thinking == "open",
+        in_channels=answers.reasoning is not None and answers.reasoning.in_channels,
         special_ids=answers.special_ids,
     )
     try:

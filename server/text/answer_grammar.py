@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.types import Grammar
+from server.text import harmony
 from server.text.dialects import Dialect
-from server.text.lark import Lark
+from server.text.lark import ANY_TEXT, Lark
 from server.text.reasoning import ReasoningMarks
 from server.text.tool_grammar import CallableTool, calls_only, text_or_calls
 
@@ -24,6 +25,7 @@ class AnswerRules:
     is_parallel: bool = True  # more than one call
     reasoning: ReasoningMarks | None = None  # may come first; None: it does not
     is_thinking: bool = False  # the answer begins within reasoning
+    in_channels: bool = False  # it is messages with headers (server/text/harmony.py)
     special_ids: Mapping[str, int]  # of the marks that are special tokens
 
     def grammar(self) -> Grammar | None:
@@ -36,9 +38,11 @@ class AnswerRules:
         holds_calls = holds_calls or any(tool.is_held for tool in self.tools)
         if self.content is None and not (self.tools and holds_calls):
             return None
-        if not self.tools and self.reasoning is None:
+        if not self.tools and self.reasoning is None and not self.in_channels:
             return self.content
         lark = Lark(self.special_ids)
+        if self.in_channels:
+            return Grammar("lark", lark.text(f"{self._thought_aloud(lark)} {self._message(lark)}"))
         return Grammar("lark", lark.text(f"{self._reasoned(lark)} {self._said(lark)}"))
 
     def _reasoned(self, lark: Lark) -> str:
@@ -49,6 +53,25 @@ class AnswerRules:
         if self.is_thinking:
             return thought
         return f"({blank} {lark.literal(self.reasoning.begin)} {thought})?"
+
+    def _thought_aloud(self, lark: Lark) -> str:
+        """Messages of reasoning."""
+        if self.reasoning is None:
+            return ""
+        begin, following = lark.literal(harmony.REASONING), lark.literal(harmony.NEXT)
+        return f"({begin} {lark.until(harmony.END)} {following})*"
+
+    def _message(self, lark: Lark) -> str:
+        """The message that ends the answer: to the reader, or a call."""
+        calls = ""
+        if self.tools and self.dialect is not None:
+            calls = calls_only(lark, self.dialect, self.tools, is_parallel=False)
+            if self.is_required:
+                return calls
+        text = lark.rule(ANY_TEXT, terminal=True) if self.content is None else None
+        content = text or _embedded(lark, self.content)
+        said = f"{lark.literal(harmony.CONTENT)} {content}"
+        return f"({said} | {calls})" if calls else said
 
     def _said(self, lark: Lark) -> str:
         if not self.tools or self.dialect is None:

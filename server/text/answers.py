@@ -16,6 +16,7 @@ from server.text.reasoning import ReasoningMarks
 ToolCallParser = Literal[
     "auto",
     "none",
+    "harmony",
     "mistral_args",
     "mistral",
     "deepseek_v3",
@@ -26,7 +27,9 @@ ToolCallParser = Literal[
     "pythonic",
     "llama3",
 ]
-ReasoningParser = Literal["auto", "none", "think", "mistral", "seed", "exaone", "granite"]
+ReasoningParser = Literal[
+    "auto", "none", "harmony", "think", "mistral", "seed", "exaone", "granite"
+]
 
 # Templates of Llama refuse a history with two calls in one answer, in these words.
 _ONE_CALL = "only supports single tool-calls"
@@ -72,12 +75,12 @@ class AnswerFormat:
         else:
             marks = reasoning.BY_NAME.get(reasoning_parser)
         written = () if dialect is None else dialect.markers
-        thought = () if marks is None else (marks.begin, marks.end)
+        thought = () if marks is None else marks.markers
         ids = {text: tokenizer.special_id(text) for text in (*written, *thought)}
         return cls(
             dialect,
             marks,
-            marks is not None and marks.end in source,
+            marks is not None and marks.are_in(source),
             dialects.takes_tools(source),
             _joins_arguments(source),
             {text: id_ for text, id_ in ids.items() if id_ is not None},

@@ -1,5 +1,6 @@
 """How families of models write tool calls, as data, and which of them a chat template shows.
 
+harmony       <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
 hermes        <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>
 llama3        {"name": "f", "parameters": {...}}       also after <|python_tag|>
 mistral       [TOOL_CALLS][{"name": "f", "arguments": {...}}]
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from server.text import json_calls, named_calls, python_calls, xml_calls
+from server.text import harmony, json_calls, named_calls, python_calls, xml_calls
 from server.text.calls import Calls
 from server.text.named_calls import NamedCalls
 from server.text.source import Read, Source
@@ -62,6 +63,15 @@ _JSON_ARGUMENTS = '{"name": "{}", "arguments": '
 
 # In the order in which a template is asked for them.
 DIALECTS = (
+    Dialect(  # read with the channels, and not behind an opener
+        name="harmony",
+        shown_by=(harmony.CHANNEL, harmony.CALL),
+        opener="",
+        closers=harmony.MARKERS,
+        read=harmony.read_call,
+        head=harmony.CALL_HEAD,
+        is_single=True,
+    ),
     Dialect(
         name="mistral_args",
         shown_by=("[TOOL_CALLS]", "[ARGS]"),
@@ -175,9 +185,9 @@ _FOREIGN = ("<arg_key>", "<|channel|>", "<function_calls>")
 
 def dialect_of(template: str) -> Dialect | None:
     """The dialect that a chat template's source shows; None where it shows none that is known."""
-    if any(mark in template for mark in _FOREIGN):
-        return None
-    return next((d for d in DIALECTS if all(mark in template for mark in d.shown_by)), None)
+    found = next((d for d in DIALECTS if all(mark in template for mark in d.shown_by)), None)
+    is_foreign = any(mark in template for mark in _FOREIGN)
+    return None if is_foreign and found is not BY_NAME["harmony"] else found
 
 
 def takes_tools(template: str) -> bool:

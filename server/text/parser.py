@@ -12,6 +12,7 @@ import string
 from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
+from server.text import harmony
 from server.text.calls import Calls
 from server.text.dialects import Dialect
 from server.text.parts import Part, Reasoning, Text
@@ -58,6 +59,7 @@ class AnswerParser:
         )
         self._held = ""  # white space that is dropped if a call follows
         self._is_fresh = False  # nothing was said since reasoning or a call: white space is dropped
+        self._said: set[type[Text | Reasoning]] = set()  # kinds of text
         self._is_cut = False  # the text ended because it became too long
         self._reader: Generator[None, None, None] | None = self._read()
         self.has_reasoned = is_thinking
@@ -98,6 +100,9 @@ class AnswerParser:
     # ------------------------------------------------------------ reading
 
     def _read(self) -> Read[None]:
+        if self._reasoning is not None and self._reasoning.in_channels:
+            yield from self._read_channels()
+            return
         if self._reasoning is not None:
             yield from self._read_reasoning(self._reasoning)
             self.is_answering = True
@@ -128,6 +133,38 @@ class AnswerParser:
         self._held = ""  # white space before the end mark
         self.is_answering = self._is_fresh = True
         yield from self._source.space()
+
+    def _read_channels(self) -> Read[None]:
+        source = self._source
+        while not (source.ended and not source.rest):
+            begin = source.at
+            header = yield from harmony.read_header(source)
+            if header is None:
+                return
+            kind = Reasoning if header.is_reasoning else Text
+            self.has_reasoned |= kind is Reasoning
+            self.is_answering |= kind is Text
+            name, dialect = header.function, self._dialect
+            if name is not None and dialect is not None and self._calls.knows(name):
+                source.at = begin
+                yield from self._read_calls(dialect, "")
+                if source.at == begin:  # it is text after all
+                    yield from harmony.read_header(source)
+            yield from self._read_message(kind, is_framed=header is not harmony.PLAIN)
+
+    def _read_message(self, kind: type[Text | Reasoning], *, is_framed: bool) -> Read[None]:
+        """What is left of a message, and the mark of its end."""
+        source, marks = self._source, Markers(harmony.MARKERS)
+        begin = source.at
+        self._held, self._is_fresh = "\n\n" if kind in self._said else "", True
+        while True:
+            text, marker = source.pass_over(marks)
+            self._say(text, kind)
+            if marker in harmony.BEGINS and (is_framed or source.at > begin + len(marker)):
+                source.at -= len(marker)  # it belongs to the next header
+            if marker or source.ended:
+                return
+            yield
 
     def _read_bare(self, dialect: Dialect) -> Read[None]:
         self._say((yield from self._source.space()))
@@ -209,6 +246,7 @@ class AnswerParser:
         shown = text if self.is_plain else text.rstrip()
         self._held = text[len(shown) :]
         if shown:
+            self._said.add(kind)
             self._out.append(kind(shown))
 
     def _new_id(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from server.text import harmony
+
 
 @dataclass(frozen=True)
 class ReasoningMarks:
@@ -13,6 +15,16 @@ class ReasoningMarks:
     name: str
     begin: str
     end: str
+    in_channels: bool = False  # the whole answer is messages with headers (server/text/harmony.py)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All that is neither reasoning nor content."""
+        return harmony.MARKERS if self.in_channels else (self.begin, self.end)
+
+    def are_in(self, template: str) -> bool:
+        """Whether a chat template's source shows them."""
+        return (self.begin if self.in_channels else self.end) in template
 
     def is_open(self, text: str) -> bool:
         """Whether reasoning has begun in ``text`` and not ended."""
@@ -20,6 +32,7 @@ class ReasoningMarks:
 
 
 MARKS = (
+    ReasoningMarks("harmony", harmony.REASONING, harmony.END, in_channels=True),
     ReasoningMarks("think", "<think>", "</think>"),
     ReasoningMarks("mistral", "[THINK]", "[/THINK]"),
     ReasoningMarks("seed", "<seed:think>", "</seed:think>"),
@@ -35,7 +48,7 @@ def marks_of(template: str, added_tokens: Collection[str]) -> ReasoningMarks | N
     A template that only asks for thinking shows them through the vocabulary: both are tokens.
     """
     for marks in MARKS:
-        if marks.end in template:
+        if marks.are_in(template):
             return marks
     if "enable_thinking" in template:
         for marks in MARKS:

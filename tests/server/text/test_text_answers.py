@@ -25,6 +25,7 @@ def test_settings_name_what_there_is() -> None:
 
 # What tells the families apart in their templates.
 TEMPLATES = {
+    "harmony": "{% if tools %}<|start|>assistant<|channel|>commentary json<|message|>{}<|call|>",
     "hermes": '{% if tools %}# Tools ... <tool_call>\n{"name": <function-name>}\n</tool_call>',
     "qwen3_xml": "{% if tools %}<tool_call>\n<function=example>\n<parameter=a>\n1\n</parameter>",
     "llama3": "{% if tools %}{{ '\"parameters\": ' }}{{ arguments | tojson }}{{ '<|eot_id|>' }}",
@@ -57,6 +58,8 @@ def test_a_template_shows_its_dialect(
         ("think", "{% if enable_thinking %}think{% endif %}", False),
         ("mistral", "[THINK]{{ thinking }}[/THINK]", True),
         ("granite", "after 'Here is my thought process:' and 'Here is my response:'", True),
+        ("harmony", "<|start|>assistant<|channel|>analysis<|message|>{{ x }}<|end|>", True),
+        (None, "<|user|>{{ messages[0].content }}<|end|>", False),
         (None, "{{ messages[0].content }}", False),
     ],
 )

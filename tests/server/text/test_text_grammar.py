@@ -16,7 +16,7 @@ from engine.grammar.llguidance_backend import LlguidanceBackend
 from engine.paths import default_model_dir
 from engine.text.tokenizer import Tokenizer
 from engine.types import Grammar
-from server.text import dialects, reasoning
+from server.text import dialects, harmony, reasoning
 from server.text.answer_grammar import AnswerRules
 from server.text.answers import AnswerFormat
 from server.text.parser import AnswerParser
@@ -108,7 +108,12 @@ def test_whatever_the_grammar_admits_is_read_as_calls(
     for seed in range(4):
         ids = draw(tokenizer, grammar, random.Random(seed))
         text = tokenizer.decode(ids, skip_special_tokens=False)
-        made = AnswerParser(dialect=dialect, schemas=SCHEMAS, hidden=ids_of_marks)
+        made = AnswerParser(
+            dialect=dialect,
+            schemas=SCHEMAS,
+            hidden=ids_of_marks,
+            reasoning=reasoning.BY_NAME.get(name) if name == "harmony" else None,
+        )
         parts = made.push(text) + made.finish()
         begins = [part for part in parts if isinstance(part, ToolCallBegin)]
         assert begins, text
@@ -165,6 +170,32 @@ def test_one_call_where_the_template_takes_no_more(plain: Tokenizer) -> None:
         rules = AnswerRules(dialect=dialect, tools=TOOLS, is_required=True, special_ids={})
         assert takes(plain, rules, CALL)
         assert takes(plain, rules, f"{CALL}\n{CALL}") != is_single
+
+
+@pytest.mark.parametrize("kind", ["plain", "special"])
+def test_channels(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    dialect, marks = dialects.BY_NAME["harmony"], reasoning.BY_NAME["harmony"]
+    made: dict[str, Any] = {"special_ids": special_ids(tokenizer, dialect), "in_channels": True}
+    made |= {"content": Grammar("choice", '["yes", "no"]')}
+    thought = f"{harmony.REASONING}Well {{.{harmony.END}{harmony.NEXT}"
+    call = harmony.CALL_HEAD.replace("{}", "order") + json.dumps({"dish": "soup", "count": 1})
+    for options, texts in (
+        ({}, {"final yes": True, "final yet": False, thought + "final yes": False, call: False}),
+        ({"reasoning": marks}, {"final no": True, thought * 2 + "final no": True, call: False}),
+        (
+            {"reasoning": marks, "dialect": dialect, "tools": TOOLS},
+            {thought + call: True, call: True, thought + "final yes": True, call[:-1]: False},
+        ),
+        (
+            {"dialect": dialect, "tools": TOOLS, "is_required": True},
+            {call: True, "final yes": False, call.replace("order", "other"): False},
+        ),
+    ):
+        rules = AnswerRules(**made, **options)
+        for text, is_taken in texts.items():
+            whole = text.replace("final ", harmony.CONTENT)
+            assert takes(tokenizer, rules, whole) == is_taken, (options, whole)
 
 
 def test_reasoning_comes_first(plain: Tokenizer) -> None:

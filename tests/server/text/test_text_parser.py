@@ -61,6 +61,8 @@ def _raw(name: str, key: str, value: Any) -> str:
 
 def parser(dialect: str | None, **options: Any) -> AnswerParser:
     found = dialects.BY_NAME[dialect] if dialect else None
+    if dialect == "harmony":
+        options.setdefault("reasoning", reasoning.BY_NAME["harmony"])
     return AnswerParser(dialect=found, schemas=SCHEMAS, **options)
 
 
@@ -152,7 +154,7 @@ def test_arguments_come_as_they_are_written(name: str) -> None:
     calls = [("get_weather", {"a": "x" * 50, "b": "y" * 50})]
     made, told = parser(name), 0
     text = written(dialect, calls)
-    for piece in text[: text.index("y") + 25]:
+    for piece in text[: text.index("yy") + 25]:
         told += sum(len(p.text) for p in made.push(piece) if isinstance(p, ToolCallArguments))
     assert told > (50 if name == "pythonic" else 75)
 

@@ -1,0 +1,95 @@
+"""Answers in channels, as gpt-oss writes them: OpenAI's harmony format.
+
+    <|channel|>analysis<|message|>The user wants ...<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
+    <|start|>assistant<|channel|>final<|message|>Hello!<|return|>
+
+An answer is messages, each with a header. What is said in ``analysis`` is reasoning, a message to a
+function is a call, and all else is content. The recipient may also stand in front of the channel.
+See https://cookbook.openai.com/articles/openai-harmony.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from server.text import json_calls
+from server.text.calls import Calls
+from server.text.source import Malformed, Read, Source, Unfinished
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+MARKERS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+BEGINS = (START, CHANNEL)  # of a header
+
+# What a grammar writes: between messages, and before content and a call's arguments.
+NEXT = f"{START}assistant"
+REASONING = f"{CHANNEL}analysis{MESSAGE}"
+CONTENT = f"{CHANNEL}final{MESSAGE}"
+CALL_HEAD = f"{CHANNEL}commentary to=functions.{{}} {CONSTRAIN}json{MESSAGE}"
+
+_MAX_HEADER = 512  # characters
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_FUNCTIONS = "functions."
+
+
+class Header(NamedTuple):
+    """What stands before a message."""
+
+    channel: str = "final"
+    recipient: str = ""  # "": the reader
+
+    @property
+    def function(self) -> str | None:
+        """The function that is called; None: none is."""
+        name = self.recipient.removeprefix(_FUNCTIONS)
+        return name if name != self.recipient else None
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the message is no part of the answer: thought, or meant for a built-in tool."""
+        return self.channel == "analysis" or bool(self.recipient and self.function is None)
+
+
+PLAIN = Header()  # of text that has none
+
+
+def read_header(source: Source) -> Read[Header | None]:
+    """The next message's header; ``PLAIN`` where there is none, None where the text ends in it."""
+    begin, kept = source.at, source.kept_from
+    source.kept_from = begin if kept is None else kept
+    try:
+        yield from source.space()
+        for mark in (*BEGINS, "to="):
+            if (yield from source.literal(mark)):
+                yield from source.until(MESSAGE, limit=_MAX_HEADER)
+                return _parse(source.since(begin))
+    except Unfinished:
+        source.skip_rest()
+        return None
+    except Malformed:
+        pass
+    finally:
+        source.kept_from = kept
+    source.at = begin
+    return PLAIN
+
+
+def read_call(source: Source, calls: Calls) -> Read[None]:
+    """Read a message to a function, header and arguments."""
+    header = yield from read_header(source)
+    if header is None or header.function is None:
+        raise Malformed
+    yield from source.space()
+    if (yield from source.char()) != "{":
+        raise Malformed
+    calls.begin(header.function)
+    yield from json_calls.stream_object(source, calls)
+    calls.end()
+
+
+def _parse(text: str) -> Header:
+    channel, recipient = _CHANNEL.search(text), _RECIPIENT.search(text)
+    return Header(channel[1] if channel else "final", recipient[1] if recipient else "")
