@@ -68,8 +68,10 @@ class AnswerRules:
             calls = calls_only(lark, self.dialect, self.tools, is_parallel=False)
             if self.is_required:
                 return calls
-        text = lark.rule(ANY_TEXT, terminal=True) if self.content is None else None
-        content = text or _embedded(lark, self.content)
+        if self.content is None:
+            content = lark.rule(ANY_TEXT, terminal=True)
+        else:
+            content = _embedded(lark, self.content)
         said = f"{lark.literal(harmony.CONTENT)} {content}"
         return f"({said} | {calls})" if calls else said
 
