@@ -133,8 +133,9 @@ class Settings(SpeculationSettings):
     load_format: LoadFormat = setting(
         "auto",
         _MODEL,
-        "For measuring: dummy makes random weights from config.json alone; stub has no model at "
-        "all, and its tokens cost nothing.",
+        "auto and safetensors read safetensors files, bin pickles of PyTorch (pytorch_model.bin), "
+        "which can hide code: none of those that are not trusted. For measuring: dummy makes "
+        "random weights from the config alone; stub has no model, and its tokens cost nothing.",
     )
     max_model_len: ScaledInt | None = setting(
         None,

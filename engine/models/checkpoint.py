@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engine.config import LoadFormat
 from engine.errors import ModelLoadError
 from engine.gguf.file import GgufFile, find_gguf, read_gguf
 from engine.gguf.spec import read_gguf_spec
@@ -19,9 +20,12 @@ from engine.models.json_file import parse_object, read_bytes
 from engine.models.safetensors import Header, read_header
 from engine.models.sentence import SentenceConfig, read_sentence_config
 from engine.models.spec import DecoderSpec
+from engine.models.torch_file import read_torch_header
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_TORCH_INDEX = "pytorch_model.bin.index.json"
+_TORCH_SINGLE = "pytorch_model.bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +70,31 @@ def read_config(model: str) -> ModelConfig:
     return ModelConfig(directory, spec, sentence, raw, quantization_config=quantised)
 
 
-def read_headers(directory: Path) -> list[Header]:
-    """The checked headers of all weight files.
+def read_headers(directory: Path, load_format: LoadFormat = "auto") -> list[Header]:
+    """The checked headers of all weight files: of safetensors, or with "bin" of PyTorch's own.
 
     Raises:
         ModelLoadError: there are none, the index names a file that is missing or outside the
             directory, or a file is damaged.
     """
-    index = directory / _INDEX
+    is_torch = load_format == "bin"
+    read = read_torch_header if is_torch else read_header
+    index = directory / (_TORCH_INDEX if is_torch else _INDEX)
     if index.is_file():
-        headers = [read_header(directory / name) for name in _indexed_files(index)]
+        headers = [read(directory / name) for name in _indexed_files(index)]
         _check_index(index, headers)
         return headers
-    single = directory / _SINGLE
-    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    single = directory / (_TORCH_SINGLE if is_torch else _SINGLE)
+    files = [single] if single.is_file() or is_torch else sorted(directory.glob("*.safetensors"))
     if not files:
+        others = [directory / name for name in (_TORCH_SINGLE, _TORCH_INDEX)]
+        if any(path.is_file() for path in others):
+            raise ModelLoadError(
+                f"{directory}: holds its weights as pickles only (pytorch_model.bin), which can "
+                "hide code; if you trust their maker, ask for them with --load-format bin"
+            )
         raise ModelLoadError(f"{directory}: holds no .safetensors file and no {_INDEX}")
-    return [read_header(path) for path in files]
+    return [read(path) for path in files]
 
 
 def fingerprint(config: ModelConfig, headers: list[Header], *extra: str) -> str:

@@ -11,7 +11,8 @@ import torch
 from engine.client import LoadProgress
 from engine.errors import ModelLoadError
 from engine.models.linear import Weight
-from engine.models.safetensors import Header, TensorEntry, read_into
+from engine.models.readers import Readers, read_ahead
+from engine.models.safetensors import Header, TensorEntry
 from engine.models.spec import DecoderSpec
 from engine.models.stored import Format, PackedPlaces, find_packed
 from engine.models.tables import Spec, Tables, tables_of
@@ -19,6 +20,7 @@ from engine.models.weights import Parameter, Target
 from kernels.cpu.memory import own_pages
 from kernels.packed import PackedParts, PackedWeight
 
+_AHEAD_BYTES = 128 * 2**20
 _DUMMY_STD = 0.02
 # A prime, so that no matrix has a period that divides its rows.
 _DUMMY_POOL = 1_048_573
@@ -102,6 +104,8 @@ class _CheckpointWeights(Weights):
         self._places: dict[str, list[tuple[Header, TensorEntry, Target]]] = {}
         for header, entry, target in _assign(spec, headers, tables, packed):
             self._places.setdefault(target.parameter, []).append((header, entry, target))
+        self._readers = Readers()
+        self._ahead = _Ahead(self._places)
 
     def stored(self, name: str) -> Weight:
         """See ``Weights.stored``."""
@@ -130,18 +134,47 @@ class _CheckpointWeights(Weights):
 
     def _fill_dense(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         told = ""
+        self._ahead.of(name)
         for header, entry, target in self._places.get(name, ()):
             part = tensor[parameter.rows(target.part)]  # contiguous: they lie along dimension 0
-            with header.path.open("rb") as file:
-                if target.layout is None:
-                    read_into(file, entry, part)
-                else:
-                    stored = torch.empty(entry.shape, dtype=tensor.dtype, device=self._device)
-                    read_into(file, entry, stored)
-                    assert isinstance(self._spec, DecoderSpec)  # no encoder has another layout
-                    part.copy_(target.layout.arrange(self._spec, stored))
+            if target.layout is None:
+                self._readers.fill(header.path, entry.begin, entry.dtype, part)
+            else:
+                stored = torch.empty(entry.shape, dtype=tensor.dtype, device=self._device)
+                self._readers.fill(header.path, entry.begin, entry.dtype, stored)
+                assert isinstance(self._spec, DecoderSpec)  # no encoder has another layout
+                part.copy_(target.layout.arrange(self._spec, stored))
             told = f"loading {header.path.name}"
         return told
+
+
+class _Ahead:
+    """Tells the system which parts of the files come next, while a layer is made of those before.
+
+    Parameters are asked for in about the order of the tables.
+    """
+
+    def __init__(self, places: Mapping[str, list[tuple[Header, TensorEntry, Target]]]) -> None:
+        self._places = places
+        self._names = list(places)
+        self._index = {name: index for index, name in enumerate(self._names)}
+        self._told = 0  # names before it have been told of
+
+    def of(self, name: str) -> None:
+        """``name`` is read now; it and what comes behind it is wanted, so many bytes."""
+        begin = self._index.get(name)
+        if begin is None:
+            return
+        left = _AHEAD_BYTES
+        for index in range(begin, len(self._names)):
+            entries = self._places[self._names[index]]
+            left -= sum(entry.num_bytes for _, entry, _ in entries)
+            if left < 0 and index > begin:
+                return
+            if index >= self._told:
+                for header, entry, _ in entries:
+                    read_ahead(header.path, entry.begin, entry.num_bytes)
+                self._told = index + 1
 
 
 class _DummyWeights(Weights):

@@ -42,7 +42,7 @@ def load_encoder_runner(
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     is_dummy = config.load_format == "dummy"
-    headers = [] if is_dummy else read_headers(model.directory)
+    headers = [] if is_dummy else read_headers(model.directory, config.load_format)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
     method = choose_method(config.quantization, dtype, device)
     if is_dummy:

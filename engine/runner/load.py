@@ -67,7 +67,7 @@ def _load_decoder_runner(
     started_s: float,
 ) -> ModelRunner:
     has_files = config.load_format != "dummy" and model.gguf is None
-    headers = read_headers(model.directory) if has_files else []
+    headers = read_headers(model.directory, config.load_format) if has_files else []
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     if config.batch_invariant and spec.moe is not None:

@@ -1,0 +1,64 @@
+"""The tables of PyTorch's own checkpoints (``pytorch_model.bin``): which tensors lie where.
+
+Such a file is an archive with a pickle in it. The pickle is read by torch's restricted reader,
+which makes tensors and nothing else, on the device "meta", which has no memory: what comes of it
+are shapes and places, and the numbers are then read as those of a safetensors file are. Holes have
+been found in such readers all the same, so these files are read only where that is asked for.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import torch
+
+from engine.errors import ModelLoadError
+from engine.models.safetensors import Header, TensorEntry
+
+
+def read_torch_header(path: Path) -> Header:
+    """The table of a file that ``torch.save`` has written, in its format of today, a zip archive.
+
+    Raises:
+        ModelLoadError: the file cannot be read, holds anything besides tensors, or a tensor that
+            does not lie in it in one piece; one line that names the file.
+    """
+    try:
+        if not path.is_file():
+            raise ModelLoadError(f"{path}: is not a file")
+        file_bytes = path.stat().st_size
+        if not zipfile.is_zipfile(path):
+            raise ModelLoadError(
+                f"{path}: is not in PyTorch's format of 2020 and later; load it with torch and "
+                "save it as safetensors"
+            )
+        table = torch.load(path, map_location="meta", weights_only=True)
+    except ModelLoadError:
+        raise
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except pickle.UnpicklingError:
+        raise ModelLoadError(f"{path}: holds more than tensors, which is not read") from None
+    except Exception as error:  # of a damaged pickle or archive, whatever comes
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelLoadError(f"{path}: cannot be read: {reason:.160}") from None
+    if not isinstance(table, dict) or not table:
+        raise ModelLoadError(f"{path}: does not hold tensors by name")
+    entries = [_entry(path, name, value, file_bytes) for name, value in table.items()]
+    told = "\n".join(f"{entry.name} {entry.dtype} {entry.shape}" for entry in entries)
+    return Header(path, {entry.name: entry for entry in entries}, told.encode(), file_bytes)
+
+
+def _entry(path: Path, name: object, value: object, file_bytes: int) -> TensorEntry:
+    if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+        raise ModelLoadError(f"{path}: {name!r:.80} is not a tensor by name")
+    begin = value.untyped_storage()._checkpoint_offset
+    num_bytes = value.numel() * value.element_size()
+    if begin is None or not value.is_contiguous():
+        raise ModelLoadError(f"{path}: tensor '{name[:80]}' does not lie in one piece")
+    begin += value.storage_offset() * value.element_size()
+    if not 0 <= begin <= begin + num_bytes <= file_bytes:
+        raise ModelLoadError(f"{path}: tensor '{name[:80]}' lies outside the file")
+    return TensorEntry(name, value.dtype, tuple(value.shape), begin, num_bytes)

@@ -1,0 +1,112 @@
+"""PyTorch's own checkpoints: read where they are asked for, as safetensors are; never run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.errors import ModelLoadError
+from tests import tiny_models
+from tests.engine.handmade import Hand, load, request
+
+
+def greedy(directory, **changes):
+    hand = Hand(load(directory, **changes))
+    hand.add(request("a", range(10, 30)))
+    return hand.decode("a", 6)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A model whose weights are both safetensors and a pickle."""
+    tiny_models.save("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    torch.save({name: tensor.clone() for name, tensor in tensors.items()}, bin_of(tmp_path))
+    return tmp_path
+
+
+def bin_of(directory):
+    return directory / "pytorch_model.bin"
+
+
+def test_they_answer_as_safetensors_do(directory):
+    expected = greedy(directory)
+    (directory / "model.safetensors").unlink()
+    assert greedy(directory, load_format="bin") == expected
+
+
+def test_shards_go_by_their_index(directory):
+    expected = greedy(directory)
+    tensors = torch.load(bin_of(directory), weights_only=True)
+    names = sorted(tensors)
+    mapping = {}
+    for number, share in enumerate((names[:9], names[9:])):
+        file = f"pytorch_model-{number + 1:05}-of-00002.bin"
+        torch.save({name: tensors[name] for name in share}, directory / file)
+        mapping |= dict.fromkeys(share, file)
+    index = directory / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": mapping}))
+    bin_of(directory).unlink()
+    assert greedy(directory, load_format="bin") == expected
+    index.write_text(json.dumps({"weight_map": {**mapping, "x": "../" + file}}))
+    with pytest.raises(ModelLoadError, match="is not the name of a file beside it"):
+        load(directory, load_format="bin")
+
+
+def test_they_are_not_read_unless_asked_for(directory):
+    assert greedy(directory)  # safetensors come first
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"as pickles only .* --load-format bin"):
+        load(directory)
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def strided(path):
+    tensors = torch.load(path, weights_only=True)
+    name = "model.layers.0.mlp.up_proj.weight"
+    torch.save({**tensors, name: tensors[name].T.contiguous().T}, path)
+
+
+BAD = {
+    "code": (lambda path: torch.save({"a": Evil(path.parent / "made")}, path), "more than tensors"),
+    "plain pickle": (
+        lambda path: path.write_bytes(pickle.dumps({"a": Evil(path.parent / "made")}, 2)),
+        "not in PyTorch's format of 2020 and later",
+    ),
+    "old format": (
+        lambda path: torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False),
+        "not in PyTorch's format of 2020 and later",
+    ),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:5000]), "2020 and later"),
+    "no tensors": (lambda path: torch.save({"a": 3}, path), "'a' is not a tensor by name"),
+    "a list": (lambda path: torch.save([torch.ones(2)], path), "does not hold tensors by name"),
+    "strided": (strided, "up_proj.weight' does not lie in one piece"),
+    "missing": (lambda path: path.unlink(), "is not a file"),
+    "damaged": (
+        lambda path: path.write_bytes(path.read_bytes().replace(b"torch", b"torcx")),
+        "pytorch_model.bin: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_not_tensors_is_refused(directory, name):
+    damage, message = BAD[name]
+    damage(bin_of(directory))
+    with warnings.catch_warnings(), pytest.raises(ModelLoadError, match=message) as caught:
+        load(directory, load_format="bin")
+    assert "\n" not in str(caught.value)
+    assert str(bin_of(directory)) in str(caught.value)
+    assert not (directory / "made").exists()
