@@ -36,6 +36,17 @@ def as_float32(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuan
     return values, gguf.GGMLQuantizationType.F32
 
 
+def as_type(kind: gguf.GGMLQuantizationType) -> Encode:
+    """Matrices in a type that the package can quantise to, vectors in float32."""
+
+    def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
+        if values.ndim < 2:
+            return as_float32(name, values)
+        return gguf.quantize(values, kind), kind
+
+    return encode
+
+
 def write(
     path: Path,
     model: Any,

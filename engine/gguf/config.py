@@ -250,11 +250,11 @@ def _scaling(reader: ConfigReader, prefix: str) -> dict[str, Any]:
     if kind in ("none", "longrope"):
         reader.ignore(prefix + "factor")
         return found if attention is None else {**found, "attention_factor": attention}
+    if kind not in ("linear", "yarn"):
+        raise reader.error(prefix + "type", f"is {kind[:40]!r}; known: linear, longrope, yarn")
     factor = reader.number(prefix + "factor")
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
-    if kind != "yarn":
-        raise reader.error(prefix + "type", f"is {kind[:40]!r}; known: linear, longrope, yarn")
     reader.require(prefix + "yarn_ext_factor", 1.0)
     found |= {"rope_type": "yarn", "factor": factor}
     if attention is not None:  # times YaRN's own

@@ -80,7 +80,8 @@ def read_tokenizer(file: GgufFile) -> TokenizerParts:
 
 def end_token_ids(file: GgufFile) -> tuple[int, ...]:
     """The tokens that end a text or a turn."""
-    return _end_ids(file, _texts(file), _types(file))
+    texts, kind = _texts(file), file.text("tokenizer.ggml.model", "none")
+    return _end_ids(file, texts, _types(file), _named_ids(file, kind, len(texts)))
 
 
 def chat_templates(file: GgufFile) -> dict[str, str]:
@@ -110,19 +111,20 @@ def _read_tokenizer(file: GgufFile) -> TokenizerParts:
     texts, types = _texts(file), _types(file)
     if not texts or len(types) not in (0, len(texts)):
         raise file.error(_TOKENS, f"has {len(texts)} tokens of {len(types)} types")
-    named = {name: texts[id_] for name, id_ in _named_ids(file, kind, len(texts)).items()}
+    ids = _named_ids(file, kind, len(texts))
+    named = {name: texts[id_] for name, id_ in ids.items()}
+    adds_bos: bool | None = None  # as the tokenizer itself does
     if "tokenizer.huggingface.json" in file.metadata:
         backend = backend_of(file.text("tokenizer.huggingface.json"))
     else:
         backend = make(file, texts, types, named)
         _add_tokens(backend, texts, types)
+        adds_bos = _rule(file).adds_bos if kind == "gpt2" else kind == "llama"
     if file.flag("tokenizer.ggml.add_eos_token", False) and "eos_token" in named:
         _append(backend, named["eos_token"])
-    rule = _rule(file) if kind == "gpt2" else None
-    adds_bos = file.flag(
-        "tokenizer.ggml.add_bos_token", kind == "llama" if rule is None else rule.adds_bos
-    )
-    return TokenizerParts(backend, named, _end_ids(file, texts, types), adds_bos)
+    if "tokenizer.ggml.add_bos_token" in file.metadata:
+        adds_bos = file.flag("tokenizer.ggml.add_bos_token", False)
+    return TokenizerParts(backend, named, _end_ids(file, texts, types, ids), adds_bos)
 
 
 # ---------------------------------------------------------------- kinds
@@ -143,6 +145,12 @@ def _byte_level(
             raise file.error("tokenizer.ggml.merges", f"has {merge!r:.60}, which makes no token")
         merges.append((left, right))
     rule = _rule(file)
+    if rule is RULES[DEFAULT_RULE]:
+        logger.warning(
+            "%s does not say how text is cut into words; GPT-2's rule is taken, which may not be "
+            "what the model was trained with",
+            file.path,
+        )
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.whole_words))
     if rule.normalises:
         backend.normalizer = normalizers.NFC()
@@ -256,12 +264,6 @@ def _rule(file: GgufFile) -> WordRule:
     if rule is None:
         known = ", ".join(sorted(RULES))
         raise file.error("tokenizer.ggml.pre", f"is {name[:40]!r}; known: {known}")
-    if name == DEFAULT_RULE:
-        logger.warning(
-            "%s does not say how text is cut into words; GPT-2's rule is taken, which may not be "
-            "what the model was trained with",
-            file.path,
-        )
     return rule
 
 
@@ -281,16 +283,20 @@ def _scores(file: GgufFile, texts: list[str]) -> list[float]:
 
 
 def _named_ids(file: GgufFile, kind: str, count: int) -> dict[str, int]:
-    found = {} if kind == "gpt2" else {k: v for k, v in _SENTENCEPIECE_IDS.items() if v < count}
+    found = dict(_SENTENCEPIECE_IDS) if kind == "llama" and count > 2 else {}
     for name, key in _NAMED_IDS.items():
         if key in file.metadata:
             found[name] = _id(file, key, count)
     return found
 
 
-def _end_ids(file: GgufFile, texts: list[str], types: list[int]) -> tuple[int, ...]:
+def _end_ids(
+    file: GgufFile, texts: list[str], types: list[int], named: dict[str, int]
+) -> tuple[int, ...]:
     keys = (f"tokenizer.ggml.{name}" for name in _END_IDS)
     found = {_id(file, key, len(texts)) for key in keys if key in file.metadata}
+    if "eos_token" in named:
+        found.add(named["eos_token"])
     special = {_CONTROL, _USER_DEFINED}
     for id_, (text, kind) in enumerate(zip(texts, types, strict=False)):
         if kind in special and text in _END_SPELLINGS:

@@ -21,6 +21,7 @@ from engine.gguf.file import GgufFile, GgufTensor
 from engine.gguf.rules import CONFIG_TENSORS, STACKED, rules_of
 from engine.models.linear import Weight
 from engine.models.loader import Weights
+from engine.models.readers import Readers
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target, parameters, targets
 from kernels.cpu.memory import own_pages
@@ -71,6 +72,7 @@ class GgufWeights(Weights):
     ) -> None:
         wanted = parameters(spec)
         super().__init__(wanted, dtype, device, on_progress)
+        self._readers = Readers()
         self._packed = frozenset(packed) & FORMATS.keys()
         self._places: dict[str, list[_Place]] = {}
         for place in _assign(file, spec, wanted):
@@ -104,9 +106,11 @@ class GgufWeights(Weights):
     def _read_dense(self, place: _Place, into: torch.Tensor) -> None:
         """Widen the tensor's rows into those of ``into``."""
         tensor = place.tensor
+        dense = _DENSE.get(tensor.type.name)
+        if dense is not None and place.order is None:
+            self._readers.fill(tensor.path, tensor.begin, dense, into)
+            return
         into = into.view(into.shape[0], -1)
-        if len(tensor.shape) < 2:
-            into = into.view(1, -1) if place.order is None else into
         rows, width = into.shape
         for begin, raw in _pieces(tensor, rows):
             values = _widen(tensor, raw).view(-1, width)

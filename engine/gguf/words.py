@@ -56,7 +56,7 @@ _LLAMA3 = WordRule((_cl100k(r"\p{N}{1,3}"),), whole_words=True, adds_bos=True)
 _QWEN2 = WordRule((_cl100k(r"\p{N}"),))
 
 RULES: dict[str, WordRule] = {
-    DEFAULT_RULE: _PLAIN,
+    DEFAULT_RULE: WordRule((_GPT2,)),
     "command-r": _DIGITS_APART,
     "dbrx": WordRule((_cl100k(r"\p{N}{1,3}"),)),  # OLMo 2's and Phi-4's
     "deepseek-r1-qwen": _QWEN2,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
+from engine.gguf.file import GgufFile
+from engine.gguf.weights import GgufWeights
 from engine.kv_cache.storage import KVCache, bytes_per_token
 from engine.models.checkpoint import read_config, read_headers
 from engine.models.decoder import Decoder
@@ -34,6 +36,7 @@ class DraftPlan:
 
     spec: DecoderSpec
     headers: list[Header]
+    gguf: GgufFile | None
     attention: AttentionSpec
     kernels: Kernels
     rejects: bool
@@ -48,6 +51,8 @@ class DraftPlan:
         dtype, device = self.attention.dtype, self.attention.device
         if config.load_format == "dummy":
             weights = dummy_weights(self.spec, dtype, device, config.seed + 1, None)
+        elif self.gguf is not None:
+            weights = GgufWeights(self.gguf, self.spec, dtype, device)
         else:
             weights = load_weights(self.spec, self.headers, dtype, device, None)
         return make_modules(self.spec, weights, method, stacked=self.kernels.name == "triton")
@@ -105,7 +110,8 @@ def plan_draft(
     if not isinstance(own, DecoderSpec) or not own.generates:
         raise ModelLoadError(f"the draft model {model.directory} does not generate text")
     _check_vocabulary(config, Path(model.directory), own, spec)
-    headers = [] if config.load_format == "dummy" else read_headers(model.directory)
+    has_files = config.load_format != "dummy" and model.gguf is None
+    headers = read_headers(model.directory, config.load_format) if has_files else []
     own_attention = replace(
         attention,
         num_heads=own.num_heads,
@@ -116,7 +122,7 @@ def plan_draft(
     )
     kernels = choose_kernels(config.attention_backend, own_attention)
     rejects = speculation.draft_sampling == "rejection"
-    return DraftPlan(own, headers, own_attention, kernels, rejects)
+    return DraftPlan(own, headers, model.gguf, own_attention, kernels, rejects)
 
 
 def _check_vocabulary(

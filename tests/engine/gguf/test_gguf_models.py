@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gguf
+import numpy as np
 import pytest
 import torch
+import transformers
 
+from engine.gguf.blocks import FORMATS, unpack_rows
+from engine.gguf.config import ARCHITECTURES
+from engine.gguf.file import TENSOR_TYPES
 from engine.types import SamplingParams
 from tests import gguf_files, tiny_models
 from tests.engine.handmade import Hand, load, request
@@ -28,11 +34,13 @@ CHANGES = {
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4},
     "qwen2_moe": {"mlp_only_layers": []},
 }
-KINDS = sorted(
-    set(tiny_models.KINDS)
-    - {"mistral", "qwen2_window", "llama_dynamic", "llama_longrope", "qwen3_moe_raw"}
-    - {kind for kind in tiny_models.KINDS if "gpt_oss" in kind}
-)
+WRITTEN = {known.model_type for known in ARCHITECTURES.values()} | {"mistral", "mixtral"}
+KINDS = [
+    kind
+    for kind, (config_class, _) in tiny_models.KINDS.items()
+    if getattr(transformers, config_class).model_type in WRITTEN
+    and kind not in ("mistral", "qwen2_window", "llama_dynamic", "llama_longrope")
+]
 
 
 def prompt() -> list[int]:
@@ -64,3 +72,95 @@ def test_logits_equal_the_source(kind, tmp_path):
     path = gguf_files.write(tmp_path / "model.gguf", model)
     expected = logits_of_twin(model)
     torch.testing.assert_close(logits_of(path), expected, atol=1e-4, rtol=1e-4)
+
+
+def random_blocks(rng: np.random.Generator, name: str, rows: int, width: int) -> np.ndarray:
+    """Bytes of rows in a tensor type: codes at random, scales that give weights of about 0.1."""
+    kind = TENSOR_TYPES[NUMBERS[name]]
+    raw = rng.integers(0, 256, (rows, width // kind.block, kind.num_bytes), dtype=np.uint8)
+    for at in HALVES.get(name, (0,)):
+        values = rng.normal(scale=SCALES.get(name, 4e-4), size=raw.shape[:2]).astype(np.float16)
+        values[0, 0] = 0  # of equal weights
+        raw[:, :, at : at + 2] = values.view(np.uint8).reshape(*values.shape, 2)
+    if name == "MXFP4":
+        raw[:, :, 0] = rng.integers(118, 124, raw.shape[:2])
+    return raw.reshape(rows, -1)
+
+
+NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
+# Where the float16 numbers of a block lie, and of what size they are.
+HALVES = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": (), "TQ2_0": (64,)},
+}
+SCALES = {
+    "Q8_0": 1e-3,
+    "Q4_0": 2e-2,
+    "Q4_1": 2e-2,
+    "Q5_0": 1e-2,
+    "Q5_1": 1e-2,
+    "TQ2_0": 0.1,
+    "Q6_K": 4e-5,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_codes_and_scales_say_what_the_blocks_say(name):
+    rng = np.random.default_rng(3)
+    raw = random_blocks(rng, name, 6, 512)
+    expected = gguf.dequantize(raw, gguf.GGMLQuantizationType(NUMBERS[name]))
+    kind = TENSOR_TYPES[NUMBERS[name]]
+    found = unpack_rows(FORMATS[name], torch.from_numpy(raw), kind.num_bytes)
+    np.testing.assert_allclose(found.dequantise(torch.float32).numpy(), expected, 2e-6, 1e-6)
+
+
+def test_sizes_of_blocks_are_ggmls():
+    for number, kind in TENSOR_TYPES.items():
+        theirs = gguf.GGMLQuantizationType(number)
+        assert kind.name == theirs.name
+        assert (kind.block, kind.num_bytes) == tuple(gguf.GGML_QUANT_SIZES[theirs])
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
+WIDE |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def quantised(tmp_path, name):
+    """A file of matrices in one type, and the model that has its weights widened."""
+    rng = np.random.default_rng(4)
+    model = tiny_models.build("llama", **WIDE)
+    number = gguf.GGMLQuantizationType(NUMBERS[name])
+    widened = {}
+
+    def encode(key, values):
+        if values.ndim < 2:
+            return gguf_files.as_float32(key, values)
+        raw = random_blocks(rng, name, *values.shape)
+        widened[key] = torch.from_numpy(gguf.dequantize(raw, number))
+        return raw, number
+
+    path = gguf_files.write(tmp_path / "model.gguf", model, encode)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for key, parameter in model.named_parameters():
+        told = names.get_name(key, try_suffixes=(".weight",))
+        if told in widened:
+            parameter.data.copy_(as_hugging_face(key, widened[told]))
+    return path, model
+
+
+def as_hugging_face(key: str, values: torch.Tensor) -> torch.Tensor:
+    """Rows of queries and keys in the order that the converter took them out of."""
+    heads = {"q_proj": 4, "k_proj": 2}.get(key.split(".")[-2])
+    if heads is None:
+        return values
+    pairs = values.reshape(heads, -1, 2, values.shape[1])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "IQ2_XXS", "IQ3_S", "TQ2_0"])
+def test_quantised_models_answer_as_their_widened_weights(name, tmp_path):
+    """Matrices in every type, the table of embeddings among them."""
+    path, model = quantised(tmp_path, name)
+    expected = logits_of_twin(model)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(logits_of(path), expected, atol=2e-4, rtol=2e-4)
