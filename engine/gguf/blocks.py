@@ -20,6 +20,7 @@ _IQ4_LEVELS = (
     *(-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0),
     *(1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
 )
+_LEAST_STEPS = 2.0**15
 _MIDDLE = 8  # INT4_LEVELS[_MIDDLE] is 0
 
 
@@ -51,8 +52,9 @@ def unpack_rows(kind: BlockFormat, raw: torch.Tensor, block_bytes: int) -> Packe
     zeros = None
     if least is not None:
         # A block of equal values has no scale: its least value takes the scale's place, and every
-        # code says one of it.
-        flat = scales == 0
+        # code says one of it. So with steps that are lost beside that value: zeros stay below what
+        # float16 holds, in which kernels have them.
+        flat = scales.abs() * _LEAST_STEPS < least.abs()
         codes = torch.where(flat.repeat_interleave(kind.group, 1), codes.new_ones(()), codes)
         scales = torch.where(flat, least, scales)
         steps = torch.where(scales == 0, 1.0, scales)

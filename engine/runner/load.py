@@ -10,6 +10,8 @@ import torch
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
+from engine.gguf.blocks import FORMATS
+from engine.gguf.spec import stored_format
 from engine.gguf.weights import GgufWeights
 from engine.kv_cache.storage import KVCache, plan_memory
 from engine.lora.store import AdapterStore
@@ -84,14 +86,19 @@ def _load_decoder_runner(
     draft = plan_draft(config, spec, attention)
     set_threads(config.num_threads, weights_bytes(spec, dtype))
     stored_as = _stored_format(config, model)
+    gguf_codes = None if config.load_format == "dummy" else _held_as_codes(config, model, attention)
     method = choose_method(
         config.quantization,
         dtype,
         device,
         invariant=config.batch_invariant,
-        stored=stored_as.name if stored_as else None,
+        stored=stored_as.name if stored_as else gguf_codes,
     )
-    weights = _load(config, model, spec, headers, dtype, device, on_progress, stored_as)
+    if model.gguf is not None and config.load_format != "dummy":
+        types = FORMATS.keys() if gguf_codes else ()
+        weights: Weights = GgufWeights(model.gguf, spec, dtype, device, on_progress, packed=types)
+    else:
+        weights = _load(config, spec, headers, dtype, device, on_progress, stored_as)
     modules = make_modules(spec, weights, method, stacked=kernels.name == "triton")
     draft_modules = None if draft is None else draft.modules(config, method)
     memory = plan_memory(
@@ -159,7 +166,6 @@ def _longest_made_for(model: ModelConfig, spec: DecoderSpec) -> int | None:
 
 def _load(
     config: EngineConfig,
-    model: ModelConfig,
     spec: DecoderSpec,
     headers: list[Header],
     dtype: torch.dtype,
@@ -169,8 +175,6 @@ def _load(
 ) -> Weights:
     if config.load_format == "dummy":
         return dummy_weights(spec, dtype, device, config.seed, on_progress)
-    if model.gguf is not None:
-        return GgufWeights(model.gguf, spec, dtype, device, on_progress)
     return load_weights(spec, headers, dtype, device, on_progress, stored_as)
 
 
@@ -180,6 +184,30 @@ def _stored_format(config: EngineConfig, model: ModelConfig) -> Format | None:
         return None
     where = f"{model.directory / 'config.json'}, 'quantization_config'"
     return read_format(model.quantization_config, where)
+
+
+def _held_as_codes(
+    config: EngineConfig, model: ModelConfig, attention: AttentionSpec
+) -> str | None:
+    """What a GGUF file is quantised to, where a kernel multiplies such codes as they lie.
+
+    Elsewhere, and where more than the kernel's bfloat16 is asked for, its weights are widened while
+    they load, and the log says so.
+    """
+    kind = None if model.gguf is None else stored_format(model.gguf)
+    if kind is None:
+        return None
+    dtype, device = dtype_name(attention.dtype), attention.device.type
+    reason = "batch invariance is asked for"
+    if not config.batch_invariant:
+        reason = f"no kernel multiplies them in {dtype} on {device}"
+        if device == "cpu" and attention.dtype == torch.bfloat16:
+            from kernels.cpu.linear import is_available
+
+            if is_available():
+                return f"GGUF {kind}"
+    logger.info("weights in GGUF %s are widened to %s: %s", kind, dtype, reason)
+    return None
 
 
 def attention_spec(

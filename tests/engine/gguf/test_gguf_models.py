@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn import functional
 
+from engine.errors import ModelLoadError
 from engine.gguf.blocks import FORMATS, unpack_rows
 from engine.gguf.config import ARCHITECTURES
-from engine.gguf.file import TENSOR_TYPES
+from engine.gguf.file import TENSOR_TYPES, read_gguf
+from engine.gguf.spec import stored_format
 from engine.types import SamplingParams
+from kernels.cpu import linear
 from tests import gguf_files, tiny_models
 from tests.engine.handmade import Hand, load, request
 
@@ -164,3 +168,29 @@ def test_quantised_models_answer_as_their_widened_weights(name, tmp_path):
     expected = logits_of_twin(model)
     assert expected.std() > 0.01
     torch.testing.assert_close(logits_of(path), expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_native_kernels_multiply_the_codes_as_they_lie(name, tmp_path):
+    """In the memory of the codes, up to the kernel's bfloat16."""
+    if not linear.is_available():
+        pytest.skip("no native kernels here")
+    path, model = quantised(tmp_path, name)
+    expected = logits_of_twin(model)
+    found = logits_of(path, dtype="bfloat16").float()
+    likeness = functional.cosine_similarity(found, expected)  # a row or two hang by a thread
+    assert likeness.median() > 0.9995
+    assert likeness.mean() > 0.995
+    wide = load(path, dtype="float32").info.memory.weights_bytes
+    held = load(path, dtype="bfloat16").info.memory.weights_bytes
+    most_bits = 12 if FORMATS[name].levels is None else 7  # with scales and zeros
+    assert held < wide * most_bits / 32
+    with pytest.raises(ModelLoadError, match=f"quantised already .GGUF {name}."):
+        load(path, dtype="bfloat16", quantization="int8")
+
+
+def test_what_most_weights_are_in_says_what_the_file_is(tmp_path):
+    path, _ = quantised(tmp_path, "Q4_0")
+    assert stored_format(read_gguf(path)) == "Q4_0"
+    plain = gguf_files.write(tmp_path / "plain.gguf", tiny_models.build("llama"))
+    assert stored_format(read_gguf(plain)) is None
