@@ -16,7 +16,7 @@ from kernels.attention import (
 )
 from kernels.cpu.calls import CODE, CODE_KINDS, COUNT, DTYPE_CODES, POINTER, function, pointer
 
-_MAX_HEAD_DIM = 512  # as in native/attention.h
+_MAX_HEAD_DIM = 640  # as in native/attention.h
 
 
 class _Batch(ctypes.Structure):
@@ -29,6 +29,7 @@ class _Batch(ctypes.Structure):
         ("heads", COUNT),
         ("kv_heads", COUNT),
         ("head_dim", COUNT),
+        ("value_dim", COUNT),
         ("block_size", COUNT),
         ("dtype", CODE),
     )
@@ -54,8 +55,6 @@ class CpuAttention:
             return "the model is not on the CPU"
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
-        if spec.value_dim is not None:
-            return "values that are parts of keys (latent attention) have no kernel"
         if spec.head_dim % 8 or spec.head_dim > _MAX_HEAD_DIM:
             return f"a head size of {spec.head_dim} is no multiple of 8 up to {_MAX_HEAD_DIM}"
         if spec.dtype not in DTYPE_CODES:
@@ -79,6 +78,7 @@ class CpuAttention:
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_dim,
+            spec.value_dim or spec.head_dim,
             spec.block_size,
             DTYPE_CODES[spec.dtype],
         )
@@ -93,7 +93,7 @@ class CpuAttention:
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``."""
         query = query.contiguous()
-        output = torch.empty_like(query)
+        output = query.new_empty((*query.shape[:-1], cache.values.shape[-1]))
         arguments = (
             ctypes.byref(state.batch),
             layer.scale,

@@ -84,6 +84,24 @@ def test_mixed_batches_equal_the_definition(
     )
 
 
+@pytest.mark.parametrize(("group", "head_dim", "value_dim"), [(16, 576, 512), (5, 24, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_that_are_parts_of_keys(
+    group: int, head_dim: int, value_dim: int, dtype: torch.dtype
+) -> None:
+    """Latent attention: decode rows in one split and in two, chunks with and without a past."""
+    problem = make_problem(
+        [1, 1, 9, 70, 1],
+        [0, 600, 70, 0, 33],
+        num_kv_heads=1,
+        group=group,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        dtype=dtype,
+    )
+    check(problem)
+
+
 CACHE_DTYPES = [None, torch.int8, torch.float8_e4m3fn]
 
 

@@ -85,7 +85,7 @@ void join(const Layer& layer, int64_t head, const float* splits, int64_t count, 
 template <class T>
 void attend(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
   const Items all = items_of(batch, layer);
-  const int64_t kv_heads = batch.kv_heads, dim = batch.head_dim;
+  const int64_t kv_heads = batch.kv_heads, dim = batch.value_dim;
   const int64_t group = batch.heads / kv_heads, a_head = padded(dim) + 2;
   const int64_t stride = batch.heads * a_head;  // of the sums of one split
   float* partials = scratch<Items>(all.partials * stride);
@@ -122,7 +122,7 @@ void attend(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
 
 extern "C" {
 
-// Writes [tokens][heads][head_dim]; the step's keys and values are in the cache already.
+// Writes [tokens][heads][value_dim]; the step's keys and values are in the cache already.
 void quire_attention(const quire::Batch* batch, float scale, float softcap, int64_t window,
                      const float* sinks, const void* query, const void* keys, const void* values,
                      void* output) {

@@ -11,7 +11,7 @@
 namespace quire {
 
 constexpr int64_t TILE = 64;  // tokens between two corrections of the running softmax
-constexpr int64_t MAX_HEAD_DIM = 512;
+constexpr int64_t MAX_HEAD_DIM = 640;
 
 // A ragged batch (kernels.attention.BatchGeometry) and the model's shape; made once a step.
 struct Batch {
@@ -19,7 +19,8 @@ struct Batch {
   const int32_t* seq_lens;     // [rows]
   const int32_t* slots;        // [rows]
   const int32_t* tables;       // [lines][table_width]
-  int64_t rows, table_width, heads, kv_heads, head_dim, block_size;
+  // value_dim: what is read of a value; in latent attention values are the first part of keys.
+  int64_t rows, table_width, heads, kv_heads, head_dim, value_dim, block_size;
   int32_t dtype;
 };
 
@@ -34,7 +35,7 @@ template <class T>
 struct Tensors {
   const T* query;  // [tokens][heads][head_dim]
   const T *keys, *values;  // of the cache; null where it holds codes
-  T* output;               // as query
+  T* output;               // [tokens][heads][value_dim]
   CodedCache codes = {};
 };
 
@@ -133,8 +134,8 @@ inline float sink_weight(const Layer& layer, int64_t head, float top) {
 
 // Decode: one query, one KV head, one split of the tokens [begin, end) that it sees.
 //
-// `sums` gets, for each head of the group, padded(head_dim) weighted sums of values, then the
-// largest score and the sum of the weights relative to it: padded(head_dim) + 2 floats.
+// `sums` gets, for each head of the group, padded(value_dim) weighted sums of values, then the
+// largest score and the sum of the weights relative to it: padded(value_dim) + 2 floats.
 template <class T>
 void attend_split(const Batch&, const Layer&, const Tensors<T>&, int64_t row, int64_t kv_head,
                   int64_t begin, int64_t end, float* sums);

@@ -124,7 +124,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
                   int64_t kv_head, int64_t head, int64_t begin, int64_t end, float* results) {
   // With few heads several vectors at a time, so that no sum waits for itself.
   constexpr int VECTORS = GROUP <= 4 ? 4 : 2;
-  const int64_t dim = batch.head_dim, stride = padded(dim);
+  const int64_t dim = batch.head_dim, value_dim = batch.value_dim, stride = padded(value_dim);
   const bool is_coded = tensors.codes.kind != CodeKind::NONE;
   const void* keys = is_coded ? tensors.codes.keys : tensors.keys;
   const void* values = is_coded ? tensors.codes.values : tensors.values;
@@ -151,11 +151,11 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
       if (rows.is_coded) scale_tile(rows.value_scales, scores[g]);
     }
     int64_t d = 0;
-    for (; d + VECTORS * LANES <= dim; d += VECTORS * LANES)
-      add_values<GROUP, VECTORS>(scores, kept, rows, dim, d, sums);
-    for (; d + 2 * LANES <= dim; d += 2 * LANES)
-      add_values<GROUP, 2>(scores, kept, rows, dim, d, sums);
-    for (; d < dim; d += LANES) add_values<GROUP, 1>(scores, kept, rows, dim, d, sums);
+    for (; d + VECTORS * LANES <= value_dim; d += VECTORS * LANES)
+      add_values<GROUP, VECTORS>(scores, kept, rows, value_dim, d, sums);
+    for (; d + 2 * LANES <= value_dim; d += 2 * LANES)
+      add_values<GROUP, 2>(scores, kept, rows, value_dim, d, sums);
+    for (; d < value_dim; d += LANES) add_values<GROUP, 1>(scores, kept, rows, value_dim, d, sums);
   }
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
     std::copy(sums + g * stride, sums + (g + 1) * stride, results);
@@ -182,7 +182,7 @@ void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   for (int64_t g = 0; g < group; g += MAX_GROUP)
     with_group<MAX_GROUP>(std::min<int64_t>(MAX_GROUP, group - g), [&]<int GROUP>() {
       attend_group<GROUP>(batch, layer, tensors, row, kv_head, kv_head * group + g, begin, end,
-                          sums + g * (padded(batch.head_dim) + 2));
+                          sums + g * (padded(batch.value_dim) + 2));
     });
 }
 

@@ -69,21 +69,22 @@ struct Operands {
   using Type = float;
   static constexpr int64_t DEPTH = LANES;
 
-  // keys[depth][TILE] and values[TILE][padded dim]; zeros where there is no token.
-  void unpack(const TileRows<T>& rows, int64_t dim, float* keys, float* values) const {
-    const int64_t width = padded(dim);
+  // keys[depth][TILE] and values[TILE][padded value_dim]; zeros where there is no token.
+  void unpack(const TileRows<T>& rows, int64_t dim, int64_t value_dim, float* keys,
+              float* values) const {
     for (int64_t base = 0; base < TILE; base += LANES)
-      for (int64_t d = 0; d < width; d += LANES) {
+      for (int64_t d = 0; d < padded(dim); d += LANES) {
         Floats square[LANES];
         for (int64_t i = 0; i < LANES; ++i)
           square[i] = base + i < rows.count ? load(rows.keys[base + i] + d, dim - d) : Floats{};
         transpose(square);
         for (int64_t i = 0; i < LANES; ++i) store(keys + (d + i) * TILE + base, square[i]);
       }
+    const int64_t width = padded(value_dim);
     for (int64_t i = 0; i < TILE; ++i)
       for (int64_t d = 0; d < width; d += LANES)
         store(values + i * width + d,
-              i < rows.count ? load(rows.values[i] + d, dim - d) : Floats{});
+              i < rows.count ? load(rows.values[i] + d, value_dim - d) : Floats{});
   }
 
   void multiply(const float* a, int64_t a_stride, const float* b, int64_t rows, int64_t columns,
@@ -98,8 +99,9 @@ struct Operands<bfloat16> : PairProducts {
   using Type = bfloat16;
   static constexpr int64_t DEPTH = 2 * LANES;
 
-  // keys[depth / 2][TILE][2] and values[TILE / 2][padded dim][2]; zeros where there is no token.
-  void unpack(const TileRows<bfloat16>& rows, int64_t dim, bfloat16* keys,
+  // keys[depth / 2][TILE][2] and values[TILE / 2][padded value_dim][2]; zeros where there is no
+  // token.
+  void unpack(const TileRows<bfloat16>& rows, int64_t dim, int64_t value_dim, bfloat16* keys,
               bfloat16* values) const {
     // A pair of neighbours in a key is moved as one word.
     const auto words = [&](int64_t token, int64_t d) {
@@ -114,9 +116,9 @@ struct Operands<bfloat16> : PairProducts {
         for (int64_t i = 0; i < LANES; ++i)
           store(reinterpret_cast<float*>(keys + ((d / 2 + i) * TILE + base) * 2), square[i]);
       }
-    const int64_t width = padded(dim);
+    const int64_t width = padded(value_dim);
     const auto part = [&](int64_t token, int64_t d) {
-      return token < rows.count ? (Words)load(rows.values[token] + d, dim - d) : Words{};
+      return token < rows.count ? (Words)load(rows.values[token] + d, value_dim - d) : Words{};
     };
     for (int64_t i = 0; i < TILE; i += 2)
       for (int64_t d = 0; d < width; d += LANES) {
@@ -186,7 +188,8 @@ template <class T>
 void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
                   int64_t kv_head, int64_t first, int64_t count) {
   using Operand = typename Operands<T>::Type;
-  const int64_t dim = batch.head_dim, width = padded(dim), group = batch.heads / batch.kv_heads;
+  const int64_t dim = batch.head_dim, value_dim = batch.value_dim, width = padded(value_dim);
+  const int64_t group = batch.heads / batch.kv_heads;
   const int64_t depth = round_up(dim, Operands<T>::DEPTH);
   const int64_t rows = count * group;  // row r: head r % group of query r / group
   const int64_t all_rows = round_up(rows, LANES);
@@ -208,18 +211,18 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   const int64_t position = batch.seq_lens[row] - (end - begin) + first;  // of the first query
   const auto place = [&](int64_t r) {
     const int64_t token = begin + first + r / group;
-    return (token * batch.heads + kv_head * group + r % group) * dim;
+    return token * batch.heads + kv_head * group + r % group;
   };
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t d = 0; d < dim; d += LANES)
-      store(query + r * depth + d, load(tensors.query + place(r) + d, dim - d));
+      store(query + r * depth + d, load(tensors.query + place(r) * dim + d, dim - d));
 
   const Operands<T> products;
   const int64_t last = position + count;  // one past the last query's position
   for (int64_t tile = first_seen(layer, position) / TILE * TILE; tile < last; tile += TILE) {
     const TilePlaces places(batch, row, kv_head, tile, std::min(last, tile + TILE));
     const TileRows<T> tokens(batch, tensors, places, widened);
-    products.unpack(tokens, dim, keys, values);
+    products.unpack(tokens, dim, value_dim, keys, values);
     std::fill(scores, scores + all_rows * TILE, 0.0f);
     products.multiply(query, depth, keys, rows, TILE, depth, scores);
     for (int64_t r = 0; r < rows; ++r) {
@@ -242,8 +245,9 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   }
   for (int64_t r = 0; r < rows; ++r) {
     const float total = totals[r] + sink_weight(layer, kv_head * group + r % group, tops[r]);
-    for (int64_t d = 0; d < dim; d += LANES)
-      store(tensors.output + place(r) + d, load(sums + r * width + d) / total, dim - d);
+    T* const output = tensors.output + place(r) * value_dim;
+    for (int64_t d = 0; d < value_dim; d += LANES)
+      store(output + d, load(sums + r * width + d) / total, value_dim - d);
   }
 }
 

@@ -35,10 +35,12 @@ def make_problem(
     dtype: torch.dtype = torch.float32,
     sinks: torch.Tensor | None = None,
     cache_dtype: torch.dtype | None = None,
+    value_dim: int | None = None,
     seed: int = 0,
 ) -> Problem:
     """Random queries and keys; blocks in random places; poison between and behind them. Keys and
-    values are stored as codes of ``cache_dtype`` where it is given."""
+    values are stored as codes of ``cache_dtype`` where it is given; values are the first
+    ``value_dim`` numbers of keys where that is."""
     random = torch.Generator().manual_seed(seed)
     num_heads = num_kv_heads * group
     seq_lens = np.array(query_lens) + np.array(past_lens)
@@ -48,13 +50,15 @@ def make_problem(
     tables = np.zeros((len(query_lens), int(blocks.max())), np.int64)
     shape = (total, num_kv_heads, block_size, head_dim)
     cache = LayerCache(*(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)))
+    if value_dim is not None:
+        cache = LayerCache(cache.keys, cache.keys[..., :value_dim])
     taken = 0
     for row, (count, seq_len) in enumerate(zip(blocks, seq_lens, strict=True)):
         tables[row, :count] = places[taken : taken + count]
         taken += count
         for slot in range(seq_len):
             for stored in cache.tensors():
-                value = torch.randn(num_kv_heads, head_dim, generator=random)
+                value = torch.randn(num_kv_heads, stored.shape[-1], generator=random)
                 stored[tables[row, slot // block_size], :, slot % block_size] = value.to(dtype)
     if cache_dtype is not None:
         cache = coded_cache(cache, cache_dtype)
@@ -74,6 +78,7 @@ def make_problem(
             softcap,
             sinks is not None,
             cache_dtype=cache_dtype,
+            value_dim=value_dim,
         ),
         layer=LayerAttention(scale, window, softcap, sinks),
         geometry=BatchGeometry.of(starts, seq_lens, tables, torch.device("cpu")),
@@ -100,11 +105,12 @@ def wide_cache(cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attend(problem: Problem) -> torch.Tensor:
-    """[num_tokens, num_heads, head_dim] float64."""
+    """[num_tokens, num_heads, head_dim or value_dim] float64."""
     spec, layer, geometry = problem.spec, problem.layer, problem.geometry
     group = spec.num_heads // spec.num_kv_heads
     cache = wide_cache(problem.cache)
-    output = torch.zeros(problem.query.shape, dtype=torch.float64)
+    shape = (*problem.query.shape[:2], cache[1].shape[-1])
+    output = torch.zeros(shape, dtype=torch.float64)
     for row, seq_len in enumerate(geometry.seq_lens.tolist()):
         begin, end = geometry.query_start[row : row + 2].tolist()
         slots = np.arange(seq_len)
