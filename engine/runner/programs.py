@@ -65,7 +65,7 @@ class DecodePrograms:
         if found is None:
             try:
                 found = self._programs[size] = self._record(size)
-            except NotRecordableError as error:
+            except (NotRecordableError, OSError) as error:  # the latter: no memory for it
                 self._is_recordable = False
                 logger.info("decode steps are not recorded: %s", error)
         return found
@@ -91,7 +91,8 @@ class DecodePrograms:
     def _forward(self, size: int, rows: StepRows) -> tuple[BatchGeometry, torch.Tensor]:
         """Where the rows lie, and their logits."""
         table, spec = self._rows, self._spec
-        batch = spare_batch(size, 1, table)
+        longest = table.host_tables.shape[1] * spec.block_size
+        batch = spare_batch(size, longest, table)
         inputs = build(batch, rows, table, spec.block_size, self._kernels.operations)
         where = geometry(batch, rows, inputs.seq_lens, table)
         state = StepState(
