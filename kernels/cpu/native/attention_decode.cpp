@@ -20,15 +20,9 @@ constexpr int MAX_GROUP = 4;
 // Blocks lie anywhere, and the processor does not guess where the next one is. `stored`: rows of
 // `bytes` each.
 inline void fetch(const void* stored, const TilePlaces& places, int64_t bytes) {
-  const char* first = static_cast<const char*>(stored);
-  if (bytes <= 64) {
-    for (int64_t i = 0; i < places.count; ++i)
-      __builtin_prefetch(first + places.at[i] * bytes, 0, 2);
-    return;
-  }
   for (int64_t i = 0; i < places.count; ++i)
     for (int64_t at = 0; at < bytes; at += 64)
-      __builtin_prefetch(first + places.at[i] * bytes + at, 0, 2);
+      __builtin_prefetch(static_cast<const char*>(stored) + places.at[i] * bytes + at, 0, 2);
 }
 
 // One of the vectors that add up to query . key: of every 32 values by pairs where the processor
@@ -79,19 +73,11 @@ void score(const T* query, const TileRows<T>& rows, int64_t dim, float scale,
     }
   };
   if constexpr (std::is_same_v<T, bfloat16>)
-    if (has_pairs(dim)) {
-      // Of a size that is known here, the loop over it is none, and queries stay in registers.
-      if (dim == 32)
-        return all([](const T* query, const T* key, int64_t, Floats(&sums)[GROUP]) {
-          multiply_pairs<GROUP>(query, key, 32, sums);
-        });
-      return all(multiply_pairs<GROUP>);
-    }
+    if (has_pairs(dim)) return all(multiply_pairs<GROUP>);
   all(multiply_each<GROUP, T>);
 }
 
-// VECTORS vectors of every head's sums: sums[g] = sums[g] * kept[g] + weights[g] . values. Several
-// are whole ones.
+// VECTORS vectors of every head's sums: sums[g] = sums[g] * kept[g] + weights[g] . values.
 template <int GROUP, int VECTORS, class T>
 void add_values(const float (*weights)[TILE], const float* kept, const TileRows<T>& rows,
                 int64_t dim, int64_t first, float* sums) {
@@ -103,7 +89,7 @@ void add_values(const float (*weights)[TILE], const float* kept, const TileRows<
   for (int64_t i = 0; i < rows.count; ++i)
     for (int v = 0; v < VECTORS; ++v) {
       const int64_t d = first + v * LANES;
-      const Floats part = VECTORS > 1 ? load(rows.values[i] + d) : load(rows.values[i] + d, dim - d);
+      const Floats part = load(rows.values[i] + d, dim - d);
       for (int g = 0; g < GROUP; ++g) total[g][v] += weights[g][i] * part;
     }
   for (int g = 0; g < GROUP; ++g)
