@@ -27,6 +27,7 @@ from kernels.cpu.backend import CpuAttention
 from kernels.cpu.native import build
 from kernels.reference import operations as theirs
 from kernels.reference.attention import ReferenceAttention
+from kernels.reference.cache_codes import encode
 from kernels.sampling import SamplingTable
 
 _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 14, 2, 64, 16
@@ -100,6 +101,9 @@ def _measure(case: _Case, seconds: float) -> dict[str, Any]:
 def _cases(dtype: torch.dtype) -> Iterator[_Case]:
     for rows, context in ((1, 320), (16, 320), (64, 1000), (1, 8192)):
         yield _attention(f"decode {rows} x {context}", dtype, rows, 1, context - 1)
+    for name, codes in (("", None), (" int8", torch.int8), (" fp8", torch.float8_e4m3fn)):
+        yield _attention(f"decode 8 x 4096{name}", dtype, 8, 1, 4095, codes)
+    yield _attention("prefill 1 x 512 after 3584 int8", dtype, 1, 512, 3584, torch.int8)
     for rows, queries, past in ((4, 256, 0), (1, 512, 0), (1, 512, 3584)):
         name = f"prefill {rows} x {queries}" + (f" after {past}" if past else "")
         yield _attention(name, dtype, rows, queries, past)
@@ -110,22 +114,29 @@ def _cases(dtype: torch.dtype) -> Iterator[_Case]:
         yield _sampling(f"top-p {rows} x {vocab}", rows, vocab, 0.8)
 
 
-def _attention(name: str, dtype: torch.dtype, rows: int, queries: int, past: int) -> _Case:
-    """``rows`` sequences of ``past`` + ``queries`` tokens, their blocks scattered."""
+def _attention(
+    name: str,
+    dtype: torch.dtype,
+    rows: int,
+    queries: int,
+    past: int,
+    codes: torch.dtype | None = None,
+) -> _Case:
+    """``rows`` sequences of ``past`` + ``queries`` tokens, their blocks scattered; in ``codes``."""
     seq_len = past + queries
     blocks = -(-seq_len // _BLOCK_SIZE)
     places = np.random.default_rng(0).permutation(rows * blocks).reshape(rows, blocks)
     starts, seq_lens = np.arange(rows + 1) * queries, np.full(rows, seq_len)
     geometry = BatchGeometry.of(starts, seq_lens, places, _CPU)
-    spec = AttentionSpec(_HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, dtype, _CPU)
+    spec = AttentionSpec(_HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, dtype, _CPU, cache_dtype=codes)
     layer = LayerAttention(_HEAD_DIM**-0.5)
     shape = (rows * blocks, _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM)
-    cache = LayerCache(*(torch.randn(shape).to(dtype) for _ in range(2)))
+    cache = _cache(shape, dtype, codes)
     query = torch.randn(rows * queries, _HEADS, _HEAD_DIM).to(dtype)
     cpu, reference = CpuAttention(), ReferenceAttention()
     state, twin_state = cpu.plan(geometry, spec), reference.plan(geometry, spec)
     seen = queries * past + queries * (queries + 1) / 2
-    cache_bytes = 2 * rows * seq_len * _KV_HEADS * _HEAD_DIM * dtype.itemsize
+    cache_bytes = sum(stored.nbytes for stored in cache.tensors())
     return _Case(
         name,
         lambda: cpu.forward(state, layer, query, cache),
@@ -133,6 +144,14 @@ def _attention(name: str, dtype: torch.dtype, rows: int, queries: int, past: int
         cache_bytes + 2 * query.nbytes,
         4.0 * rows * _HEADS * _HEAD_DIM * seen,
     )
+
+
+def _cache(shape: tuple[int, ...], dtype: torch.dtype, codes: torch.dtype | None) -> LayerCache:
+    keys, values = (torch.randn(shape).to(dtype) for _ in range(2))
+    if codes is None:
+        return LayerCache(keys, values)
+    (keys, key_scales), (values, value_scales) = encode(keys, codes), encode(values, codes)
+    return LayerCache(keys, values, key_scales, value_scales)
 
 
 def _layer(dtype: torch.dtype, rows: int) -> Iterator[_Case]:

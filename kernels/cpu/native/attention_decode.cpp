@@ -8,6 +8,28 @@
 #include "attention.h"
 
 namespace quire {
+
+// One copy for all groups: the compiler takes twice as long otherwise.
+float weigh(float* scores, int64_t count, float softcap, float& top, float& weight) {
+  Floats values[TILE / LANES], tops = fill(top);
+  const int64_t vectors = (count + LANES - 1) / LANES;
+  for (int64_t v = 0; v < vectors; ++v) {
+    values[v] = capped(load(scores + v * LANES), softcap);
+    for (int64_t i = count - v * LANES; i < LANES; ++i) values[v][i] = -INFINITE;
+    tops = larger(values[v], tops);
+  }
+  const float now = largest(tops), kept = exp_of(top - now);
+  Floats weights = {};
+  for (int64_t v = 0; v < vectors; ++v) {
+    const Floats each = exp(values[v] - now);
+    store(scores + v * LANES, each);
+    weights += each;
+  }
+  top = now;
+  weight = weight * kept + sum(weights);
+  return kept;
+}
+
 namespace {
 
 // Heads at a time: their sums stay in registers.
@@ -16,14 +38,6 @@ constexpr int MAX_GROUP = 8;
 #else
 constexpr int MAX_GROUP = 4;
 #endif
-
-// Blocks lie anywhere, and the processor does not guess where the next one is. `stored`: rows of
-// `bytes` each.
-inline void fetch(const void* stored, const TilePlaces& places, int64_t bytes) {
-  for (int64_t i = 0; i < places.count; ++i)
-    for (int64_t at = 0; at < bytes; at += 64)
-      __builtin_prefetch(static_cast<const char*>(stored) + places.at[i] * bytes + at, 0, 2);
-}
 
 // One of the vectors that add up to query . key: of every 32 values by pairs where the processor
 // multiplies those, else of every 16 in float32.
@@ -96,28 +110,6 @@ void add_values(const float (*weights)[TILE], const float* kept, const TileRows<
     for (int v = 0; v < VECTORS; ++v) store(sums + g * stride + first + v * LANES, total[g][v]);
 }
 
-// Scores become weights relative to the largest so far; returns what earlier sums are to keep.
-// One copy for all groups: the compiler takes twice as long otherwise.
-[[gnu::noinline]] float weigh(float* scores, int64_t count, float softcap, float& top, float& weight) {
-  Floats values[TILE / LANES], tops = fill(top);
-  const int64_t vectors = (count + LANES - 1) / LANES;
-  for (int64_t v = 0; v < vectors; ++v) {
-    values[v] = capped(load(scores + v * LANES), softcap);
-    for (int64_t i = count - v * LANES; i < LANES; ++i) values[v][i] = -INFINITE;
-    tops = larger(values[v], tops);
-  }
-  const float now = largest(tops), kept = exp_of(top - now);
-  Floats weights = {};
-  for (int64_t v = 0; v < vectors; ++v) {
-    const Floats each = exp(values[v] - now);
-    store(scores + v * LANES, each);
-    weights += each;
-  }
-  top = now;
-  weight = weight * kept + sum(weights);
-  return kept;
-}
-
 // GROUP heads of the split, the first of which is `head`.
 template <int GROUP, class T>
 void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
@@ -164,20 +156,16 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   }
 }
 
-// Calls body<GROUP>() for a number that is known when the program runs, 1 to MAX.
-template <int MAX, class Body>
-void with_group(int64_t group, Body body) {
-  if constexpr (MAX > 0) {
-    if (group == MAX) return body.template operator()<MAX>();
-    with_group<MAX - 1>(group, body);
-  }
-}
-
 }  // namespace
 
 template <class T>
 void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
                   int64_t kv_head, int64_t begin, int64_t end, float* sums) {
+#ifdef __AVX512VNNI__
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (tensors.codes.kind == CodeKind::INT8)
+      return attend_split_int8(batch, layer, tensors, row, kv_head, begin, end, sums);
+#endif
   const int64_t group = batch.heads / batch.kv_heads;
   for (int64_t g = 0; g < group; g += MAX_GROUP)
     with_group<MAX_GROUP>(std::min<int64_t>(MAX_GROUP, group - g), [&]<int GROUP>() {
