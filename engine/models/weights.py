@@ -21,6 +21,12 @@ _COMPUTED = re.compile(
     r"|gpt_neox\.layers\.\d+\.attention\.(rotary_emb\.inv_freq|bias|masked_bias)"
     r"|(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)"
 )
+# Scales of a quantised KV cache, found by a calibration. Ours are each row's own
+# (``kernels/reference/cache_codes.py``): they cut nothing off, and leave these nothing to say.
+_CACHE_SCALES = re.compile(
+    r"model\.layers\.\d+\.self_attn\.((attn\.)?[qkv]_scale|kv_scale|prob_scale"
+    r"|k_proj\.(k_scale|kv_scale|output_scale)|v_proj\.(v_scale|kv_scale|output_scale))"
+)
 
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
@@ -105,12 +111,13 @@ _UNREAD = {"llama4": ("vision_model.", "multi_modal_projector.")}
 
 
 def is_redundant(spec: DecoderSpec, name: str) -> bool:
-    """Whether a tensor without a place may be passed over: computed here, a tied copy, of a layer
-    that drafts, or not of the text model."""
+    """Whether a tensor without a place may be passed over: computed here, a tied copy, a scale of
+    the KV cache, of a layer that drafts, or not of the text model."""
     tied_copy = spec.tie_word_embeddings and name == "lm_head.weight"
     if name.startswith(_UNREAD.get(spec.architecture, ())):
         return True
-    return tied_copy or _COMPUTED.fullmatch(name) is not None or _drafts(spec, name)
+    is_computed = _COMPUTED.fullmatch(name) or _CACHE_SCALES.fullmatch(name)
+    return tied_copy or is_computed is not None or _drafts(spec, name)
 
 
 def base_prefix(spec: DecoderSpec) -> str:

@@ -11,6 +11,7 @@ torch's matrix product are measured in the same run. The last line printed is JS
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -102,8 +103,9 @@ def _cases(dtype: torch.dtype) -> Iterator[_Case]:
     for rows, context in ((1, 320), (16, 320), (64, 1000), (1, 8192)):
         yield _attention(f"decode {rows} x {context}", dtype, rows, 1, context - 1)
     for name, codes in (("", None), (" int8", torch.int8), (" fp8", torch.float8_e4m3fn)):
-        yield _attention(f"decode 8 x 4096{name}", dtype, 8, 1, 4095, codes)
-    yield _attention("prefill 1 x 512 after 3584 int8", dtype, 1, 512, 3584, torch.int8)
+        # Of a whole model: no layer finds its keys in a processor's cache.
+        yield _attention(f"decode 8 x 4096, 24 layers{name}", dtype, 8, 1, 4095, codes, 24)
+        yield _attention(f"prefill 1 x 512 after 7680{name}", dtype, 1, 512, 7680, codes)
     for rows, queries, past in ((4, 256, 0), (1, 512, 0), (1, 512, 3584)):
         name = f"prefill {rows} x {queries}" + (f" after {past}" if past else "")
         yield _attention(name, dtype, rows, queries, past)
@@ -121,8 +123,12 @@ def _attention(
     queries: int,
     past: int,
     codes: torch.dtype | None = None,
+    layers: int = 1,
 ) -> _Case:
-    """``rows`` sequences of ``past`` + ``queries`` tokens, their blocks scattered; in ``codes``."""
+    """``rows`` sequences of ``past`` + ``queries`` tokens, their blocks scattered; in ``codes``.
+
+    Each call is the next of several ``layers``, with a cache of its own.
+    """
     seq_len = past + queries
     blocks = -(-seq_len // _BLOCK_SIZE)
     places = np.random.default_rng(0).permutation(rows * blocks).reshape(rows, blocks)
@@ -131,16 +137,17 @@ def _attention(
     spec = AttentionSpec(_HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE, dtype, _CPU, cache_dtype=codes)
     layer = LayerAttention(_HEAD_DIM**-0.5)
     shape = (rows * blocks, _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM)
-    cache = _cache(shape, dtype, codes)
+    caches = [_cache(shape, dtype, codes) for _ in range(layers)]
+    turns = itertools.cycle(caches), itertools.cycle(caches)
     query = torch.randn(rows * queries, _HEADS, _HEAD_DIM).to(dtype)
     cpu, reference = CpuAttention(), ReferenceAttention()
     state, twin_state = cpu.plan(geometry, spec), reference.plan(geometry, spec)
     seen = queries * past + queries * (queries + 1) / 2
-    cache_bytes = sum(stored.nbytes for stored in cache.tensors())
+    cache_bytes = sum(stored.nbytes for stored in caches[0].tensors())
     return _Case(
         name,
-        lambda: cpu.forward(state, layer, query, cache),
-        lambda: reference.forward(twin_state, layer, query, cache),
+        lambda: cpu.forward(state, layer, query, next(turns[0])),
+        lambda: reference.forward(twin_state, layer, query, next(turns[1])),
         cache_bytes + 2 * query.nbytes,
         4.0 * rows * _HEADS * _HEAD_DIM * seen,
     )

@@ -8,12 +8,16 @@ from demo.evaluate import MAX_NEW_TOKENS, load_heldout, score
 from engine import LLM, SamplingParams
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-def test_nine_of_ten_held_out_questions_are_answered_exactly(quantization):
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "fp8"}],
+    ids=str,
+)
+def test_nine_of_ten_held_out_questions_are_answered_exactly(settings):
     entries = load_heldout()
     assert len(entries) == 300
     greedy = SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS)
-    with LLM(quantization=quantization) as llm:
+    with LLM(**settings) as llm:
         prompts = [llm.encode_chat(e["messages"], tools=e.get("tools")) for e in entries]
         results = llm.generate(prompts, greedy, use_tqdm=False)
     answers = [result.outputs[0].text for result in results]

@@ -163,6 +163,18 @@ def test_a_broken_row_harms_no_other() -> None:
     assert torch.equal(broken[1:], healthy[1:])
 
 
+@pytest.mark.parametrize("part", ["key_scales", "value_scales"])
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES[1:])
+def test_a_broken_row_of_codes_harms_no_other(part: str, cache_dtype: torch.dtype) -> None:
+    """Also where integers are multiplied, which know no nan."""
+    problem = make_problem([1, 20, 1], [60, 0, 30], dtype=torch.bfloat16, cache_dtype=cache_dtype)
+    healthy = run(problem)
+    getattr(problem.cache, part)[problem.geometry.tables[0, 0]] = float("nan")
+    broken = run(problem)
+    assert broken[0].isnan().all()
+    assert torch.equal(broken[1:], healthy[1:])
+
+
 def test_refusals() -> None:
     spec = make_problem([1], [1]).spec
     backend = CpuAttention()

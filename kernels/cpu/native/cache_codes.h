@@ -6,6 +6,8 @@
 #include <immintrin.h>
 #endif
 
+#include <algorithm>
+
 #include "simd.h"
 
 namespace quire {
@@ -96,6 +98,63 @@ template <class Code, class T>
 inline void widen(const Code* codes, int64_t dim, T* row) {
   for (int64_t d = 0; d < dim; d += LANES) store(row + d, load(codes + d, dim - d), dim - d);
 }
+
+// Codes are bfloat16 to the last bit: nothing is rounded.
+template <class Code>
+inline void widen_some(const Code* codes, int64_t dim, bfloat16* row) {
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Words bits = (Words)load(codes + d, dim - d);
+    const Halves halves = __builtin_convertvector(bits >> 16, Halves);
+    std::memcpy(row + d, &halves, std::min(LANES, dim - d) * sizeof(bfloat16));
+  }
+}
+
+template <>
+inline void widen(const int8* codes, int64_t dim, bfloat16* row) {
+  widen_some(codes, dim, row);
+}
+
+#ifdef __AVX512BW__
+// Each positive code of e4m3 as the bits of a bfloat16.
+struct Float8Table {
+  alignas(64) uint16_t bits[128] = {};
+
+  constexpr Float8Table() {
+    for (int code = 1; code < 128; ++code) {
+      int exponent = code >> 3, mantissa = code & 7;
+      if (exponent == 0) {  // eighths of 2^-6
+        for (exponent = 1; mantissa < 8; --exponent) mantissa *= 2;
+        mantissa -= 8;
+      }
+      bits[code] = (exponent + 120) << 7 | mantissa << 4;
+    }
+  }
+};
+
+template <>
+inline void widen(const float8* codes, int64_t dim, bfloat16* row) {
+  static constexpr Float8Table table;
+  const auto part = [&](int i) { return _mm512_load_si512(table.bits + 32 * i); };
+  const __m512i first = part(0), second = part(1), third = part(2), fourth = part(3);
+  int64_t d = 0;
+  for (; d + 32 <= dim; d += 32) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + d));
+    const __m512i code = _mm512_cvtepu8_epi16(bytes);
+    const __m512i low = _mm512_permutex2var_epi16(first, code, second);
+    const __m512i high = _mm512_permutex2var_epi16(third, code, fourth);
+    const __mmask32 is_high = _mm512_test_epi16_mask(code, _mm512_set1_epi16(64));
+    const __m512i size = _mm512_mask_blend_epi16(is_high, low, high);
+    const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(code, 8), _mm512_set1_epi16(-32768));
+    _mm512_storeu_si512(row + d, _mm512_or_si512(size, sign));
+  }
+  widen_some(codes + d, dim - d, row + d);
+}
+#else
+template <>
+inline void widen(const float8* codes, int64_t dim, bfloat16* row) {
+  widen_some(codes, dim, row);
+}
+#endif
 
 inline float peak_of(int8) { return 127.0f; }
 inline float peak_of(float8) { return 448.0f; }

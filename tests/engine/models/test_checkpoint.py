@@ -213,6 +213,9 @@ def test_computed_buffers_and_tied_copies_are_passed_over(tmp_path):
     plain = greedy(load(tmp_path))
     _put("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(4))(tmp_path)
     _put("lm_head.weight", torch.ones(160, 48))(tmp_path)
+    # A calibration's scales of the KV cache, by either tool's names: each row has its own here.
+    for name in ("k_scale", "v_scale", "k_proj.k_scale", "v_proj.output_scale"):
+        _put(f"model.layers.1.self_attn.{name}", torch.full((1,), 3e-4))(tmp_path)
     assert greedy(load(tmp_path)) == plain
 
 
