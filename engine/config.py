@@ -11,7 +11,7 @@ from engine.pooling import PoolingKind
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "safetensors", "bin", "dummy", "stub"]
-Quantization = Literal["int8", "int4"]
+Quantization = Literal["int8", "int4", "nf4", "fp8"]
 CacheDtype = Literal["auto", "int8", "fp8", "fp8_e4m3"]
 Policy = Literal["fcfs", "priority", "sjf", "fair"]
 Speculation = Literal["draft", "ngram", "suffix"]

@@ -91,7 +91,7 @@ class LLM(OfflineText):
             dtype: number format of weights and KV cache. auto takes the checkpoint's on a GPU; on
                 a CPU bfloat16 where the processor computes in it, else float32.
             device: auto takes a GPU when there is one.
-            quantization: round the weights to "int8" or "int4" while they load; on a CPU only.
+            quantization: round the weights to "int8", "int4", "nf4" or "fp8" while they load.
             load_format: "dummy" makes random weights from config.json alone, "stub" has no model.
             max_model_len: longest context in tokens, prompt and output together.
             attention_backend: auto takes the fastest that can serve the model.

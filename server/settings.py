@@ -107,8 +107,8 @@ class Settings(SpeculationSettings):
     quantization: Quantization | None = setting(
         None,
         _MODEL,
-        "Round the weights while they load: int8 (one scale for each output) or int4 (one for 32 "
-        "inputs). On a CPU only.",
+        "Round the weights while they load: int8 or fp8 (one scale for each output), int4 (one for "
+        "32 inputs) or nf4 (one for 64). Not those of a checkpoint that is quantised already.",
     )
     loras: AdapterList = setting(
         [],

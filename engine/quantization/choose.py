@@ -10,9 +10,12 @@ from engine.config import Quantization
 from engine.errors import ModelLoadError
 from engine.models.linear import DenseForm, DenseMethod, InvariantMethod
 from engine.quantization.method import PackedForm, WeightMethod
+from engine.quantization.rounded import RoundedForm
 from engine.quantization.widened import WidenedPackedForm
 
 logger = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
 
 
 def choose_method(
@@ -50,21 +53,22 @@ def choose_method(
     return WeightMethod(dense, _packed_form(dtype, device, stored))
 
 
-def _packed_form(dtype: torch.dtype, device: torch.device, stored: str | None) -> PackedForm:
+def _packed_form(dtype: torch.dtype, device: torch.device, what: str | None) -> PackedForm:
+    """How codes are held; ``what`` they are, if any are known to come, is told to users."""
     if device.type == "cpu":
         from kernels.cpu.linear import is_available
 
         if is_available():
             from engine.quantization.panels import PanelPackedForm
 
-            if stored is not None:
-                logger.info("linear layers of the checkpoint: native kernels, %s", stored)
+            if what is not None:
+                logger.info("linear layers in codes: native kernels, %s", what)
             return PanelPackedForm(dtype)
-    if stored is not None:
+    if what is not None:
         logger.warning(
             "no kernel for %s on %s: weights take the memory of their codes, but each is widened "
             "for every product, which is slow",
-            stored,
+            what,
             device.type,
         )
     return WidenedPackedForm(dtype)
@@ -81,12 +85,10 @@ def _dense_form(
         form, told = _invariant_form(quantization, dtype, device)
         return form, f"{told}, batch-invariant"
     if device.type != "cpu":
-        if quantization is not None:
-            raise ModelLoadError(
-                f"quantization '{quantization}' is served on a CPU only so far; leave it out on "
-                f"{device.type}, or choose --device cpu"
-            )
-        return DenseMethod(), ""
+        if quantization is None:
+            return DenseMethod(), ""
+        form = RoundedForm(quantization, _packed_form(dtype, device, quantization), DenseMethod())
+        return form, f"rounded to {quantization}, the head as it is"
     return _cpu_form(quantization, dtype)
 
 
@@ -96,7 +98,7 @@ def _invariant_form(
     if device.type == "cpu" and (quantization or dtype == torch.bfloat16):
         from kernels.cpu.linear import is_available
 
-        if quantization != "int4" and is_available():
+        if quantization in (None, "int8") and is_available():
             return _cpu_form(quantization, dtype)
     if quantization is not None:
         raise ModelLoadError(f"quantization '{quantization}' is not batch-invariant here")
@@ -117,14 +119,15 @@ def _cpu_form(quantization: Quantization | None, dtype: torch.dtype) -> tuple[De
     from kernels.cpu.linear import is_available
 
     if is_available():
-        return cpu.panel_method(quantization), f"native kernels, {quantization or 'bfloat16'}"
+        told = f"native kernels, {quantization or 'bfloat16'}"
+        if quantization in (None, "int8", "int4"):
+            return cpu.panel_method(quantization), told
+        # As that of int4, the head of nf4 is int8.
+        head = cpu.panel_method("int8") if quantization == "nf4" else None
+        return RoundedForm(quantization, _packed_form(dtype, _CPU, None), head), told
     if quantization is not None:
-        logger.warning(
-            "without native kernels, %s weights save memory but are slow: each is widened for "
-            "every product",
-            quantization,
-        )
-        return cpu.WidenedMethod(quantization), f"torch, {quantization}"
+        packed = _packed_form(dtype, _CPU, quantization)
+        return RoundedForm(quantization, packed, DenseMethod()), f"torch, {quantization}"
     if torch.backends.mkldnn.is_available():
         return cpu.OneDnnMethod(), "oneDNN, packed once"
     return DenseMethod(), "torch"

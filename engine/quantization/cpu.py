@@ -6,19 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from engine.config import Quantization
 from engine.models.linear import DenseLinear, Head, Linear
-from kernels.cpu.linear import INT4_GROUP, PanelDense, PanelInt4, PanelInt8
-from kernels.reference.quantised import (
-    Int4Weight,
-    Int8Weight,
-    linear_int4,
-    linear_int8,
-    quantise_int4,
-    quantise_int8,
-)
+from kernels.cpu.linear import PanelDense, PanelInt4, PanelInt8
 
 # The number of rows for which oneDNN lays out its weights: in the middle of what decoding asks for.
 _PACKED_FOR_ROWS = 16
@@ -67,44 +58,6 @@ class OneDnnMethod:
     def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """See ``LinearMethod``."""
         return OneDnnLinear(weight, bias)
-
-    def make_head(self, weight: torch.Tensor) -> Head:
-        """See ``LinearMethod``."""
-        return DenseLinear(weight, None)
-
-
-class WidenedLinear:
-    """A rounded weight that is widened to the activations' dtype for each product."""
-
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, quantization: Quantization
-    ) -> None:
-        self._bias = bias
-        self._inputs = weight.shape[1]
-        if quantization == "int8":
-            self._weight: Int8Weight | Int4Weight = quantise_int8(weight)
-        else:
-            padding = -self._inputs % INT4_GROUP
-            self._weight = quantise_int4(functional.pad(weight, (0, padding)), INT4_GROUP)
-        self.num_bytes = sum(part.nbytes for part in self._weight)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``Linear``."""
-        if isinstance(self._weight, Int8Weight):
-            return linear_int8(x, self._weight, self._bias)
-        padding = self._weight.codes.shape[1] - self._inputs
-        return linear_int4(functional.pad(x, (0, padding)), self._weight, self._bias)
-
-
-@dataclass(frozen=True, slots=True)
-class WidenedMethod:
-    """Rounded weights in torch alone; the head stays as it is."""
-
-    quantization: Quantization
-
-    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """See ``LinearMethod``."""
-        return WidenedLinear(weight, bias, self.quantization)
 
     def make_head(self, weight: torch.Tensor) -> Head:
         """See ``LinearMethod``."""

@@ -19,10 +19,9 @@ from kernels.cpu.calls import COUNT, DTYPE_CODES, POINTER, function
 from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
 from kernels.packed import INT4_LEVELS, PackedWeight
+from kernels.reference.quantised import INT4_GROUP
 
 logger = logging.getLogger(__name__)
-
-INT4_GROUP = 32  # inputs that share a scale
 
 PANEL = 32  # outputs of a panel, as in native/tiles.h
 arena = Arena()

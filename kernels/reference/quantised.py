@@ -1,85 +1,108 @@
-"""Weight-only quantisation by rounding to the nearest, and products with such weights, in torch.
+"""Rounding dense weights to the nearest codes, and products with codes, in torch.
 
-The truth that the kernels of ``kernels/cpu`` are held to, and what serves where they cannot run.
+The truth that kernels are held to, and what serves where they cannot run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
+from kernels.packed import INT4_LEVELS, NF4_LEVELS, PackedWeight, pack_nibbles
+
+INT4_GROUP = 32  # inputs that share a scale
+NF4_GROUP = 64
+
+_LARGEST_FLOAT8 = 448.0
 _PIECE_ELEMENTS = 2**20
 
 
-class Int8Weight(NamedTuple):
-    """``weight[n, k] ~ codes[n, k] * scales[n]``."""
+def quantise_int8(weight: torch.Tensor) -> PackedWeight:
+    """[outputs, inputs] of any float dtype to integers, one scale for each output.
 
-    codes: torch.Tensor  # [outputs, inputs] int8, -127 to 127
-    scales: torch.Tensor  # [outputs] float32
-
-
-class Int4Weight(NamedTuple):
-    """``weight[n, k] ~ INT4_LEVELS[codes[n, k]] * scales[n, k // group]``."""
-
-    codes: torch.Tensor  # [outputs, inputs] uint8, 0 to 15
-    scales: torch.Tensor  # [outputs, inputs / group] float16
-
-
-def quantise_int8(weight: torch.Tensor) -> Int8Weight:
-    """[outputs, inputs] of any float dtype, one scale for each output."""
-    codes = torch.empty_like(weight, dtype=torch.int8)
-    scales = torch.empty(weight.shape[0], device=weight.device)
+    The value of largest magnitude becomes 127 or -127.
+    """
+    outputs, inputs = weight.shape
+    codes = torch.empty((outputs, inputs), dtype=torch.int8, device=weight.device)
+    scales = torch.empty((outputs, 1), device=weight.device)
     for rows in _pieces(weight):
         values = weight[rows].float()
-        peak = values.abs().amax(1)
-        scales[rows] = torch.where(peak > 0, peak / 127, 1.0)
-        codes[rows] = (values / scales[rows, None]).round_().to(torch.int8)
-    return Int8Weight(codes, scales)
+        scales[rows] = _steps(values.abs().amax(1, keepdim=True) / 127)
+        codes[rows] = (values / scales[rows]).round_().to(torch.int8)
+    return PackedWeight(codes, scales, inputs, inputs, rounds_inputs=True)
 
 
-def quantise_int4(weight: torch.Tensor, group: int) -> Int4Weight:
-    """[outputs, inputs] of any float dtype, one scale for ``group`` inputs; they must divide.
+def quantise_fp8(weight: torch.Tensor) -> PackedWeight:
+    """[outputs, inputs] of any float dtype to float8_e4m3fn, one scale for each output.
+
+    The value of largest magnitude becomes 448 or -448, the largest there are.
+    """
+    outputs, inputs = weight.shape
+    codes = torch.empty((outputs, inputs), dtype=torch.float8_e4m3fn, device=weight.device)
+    scales = torch.empty((outputs, 1), device=weight.device)
+    for rows in _pieces(weight):
+        values = weight[rows].float()
+        scales[rows] = _steps(values.abs().amax(1, keepdim=True) / _LARGEST_FLOAT8)
+        scaled = (values / scales[rows]).clamp_(-_LARGEST_FLOAT8, _LARGEST_FLOAT8)
+        codes[rows] = scaled.to(torch.float8_e4m3fn)
+    return PackedWeight(codes, scales, inputs, inputs)
+
+
+def quantise_int4(weight: torch.Tensor, group: int = INT4_GROUP) -> PackedWeight:
+    """[outputs, inputs] of any float dtype to sixteen levels, one scale for ``group`` inputs.
 
     The value of largest magnitude becomes level -8, so that all sixteen levels are in use; the
     scale takes its sign from that.
     """
     outputs, inputs = weight.shape
-    codes = torch.empty_like(weight, dtype=torch.uint8)
-    scales = torch.empty((outputs, inputs // group), dtype=torch.float16, device=weight.device)
+    groups = -(-inputs // group)
+    codes = torch.empty((outputs, -(-inputs // 2)), dtype=torch.uint8, device=weight.device)
+    scales = torch.empty((outputs, groups), dtype=torch.float16, device=weight.device)
     for rows in _pieces(weight):
-        groups = weight[rows].float().view(-1, inputs // group, group)
-        least, most = groups.aminmax(dim=2)
-        peak = torch.where(-least >= most, least, most)
-        scales[rows] = (peak / -8).to(torch.float16)
-        steps = torch.where(scales[rows] == 0, 1.0, scales[rows].float())[:, :, None]
-        codes[rows] = (groups / steps + 8).round_().clamp_(0, 15).view(-1, inputs).to(torch.uint8)
-    return Int4Weight(codes, scales)
+        values = _in_groups(weight[rows], group)
+        least, most = values.aminmax(dim=2)
+        scales[rows] = (torch.where(-least >= most, least, most) / -8).to(torch.float16)
+        levels = (values / _steps(scales[rows].float())[:, :, None] + 8).round_().clamp_(0, 15)
+        codes[rows] = pack_nibbles(levels.flatten(1)[:, :inputs])
+    return PackedWeight(codes, scales, inputs, group, INT4_LEVELS)
 
 
-def dequantise_int8(weight: Int8Weight, dtype: torch.dtype) -> torch.Tensor:
-    """[outputs, inputs] in ``dtype``."""
-    return (weight.codes * weight.scales[:, None]).to(dtype)
+def quantise_nf4(weight: torch.Tensor, group: int = NF4_GROUP) -> PackedWeight:
+    """[outputs, inputs] of any float dtype to the levels of NormalFloat (Dettmers et al. 2023),
+    one scale for ``group`` inputs: their largest magnitude.
+    """
+    outputs, inputs = weight.shape
+    groups = -(-inputs // group)
+    codes = torch.empty((outputs, -(-inputs // 2)), dtype=torch.uint8, device=weight.device)
+    scales = torch.empty((outputs, groups), dtype=torch.float16, device=weight.device)
+    levels = torch.tensor(NF4_LEVELS, device=weight.device)
+    middles = (levels[1:] + levels[:-1]) / 2
+    for rows in _pieces(weight):
+        values = _in_groups(weight[rows], group)
+        scales[rows] = values.abs().amax(2).to(torch.float16)
+        nearest = torch.bucketize(values / _steps(scales[rows].float())[:, :, None], middles)
+        codes[rows] = pack_nibbles(nearest.flatten(1)[:, :inputs])
+    return PackedWeight(codes, scales, inputs, group, NF4_LEVELS)
 
 
-def dequantise_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """[outputs, inputs] in ``dtype``."""
-    outputs, inputs = weight.codes.shape
-    levels = weight.codes.float() - 8
-    groups = levels.view(outputs, weight.scales.shape[1], -1) * weight.scales.float()[:, :, None]
-    return groups.view(outputs, inputs).to(dtype)
+def linear_packed(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[n, inputs] -> [n, outputs] in the dtype of x; the weight is widened to it for each call."""
+    return functional.linear(x, weight.dequantise(x.dtype), bias)
 
 
-def linear_int8(x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """[n, inputs] -> [n, outputs]; the weight is widened for each call."""
-    return functional.linear(x, dequantise_int8(weight, x.dtype), bias)
+def _in_groups(values: torch.Tensor, group: int) -> torch.Tensor:
+    """[n, inputs] -> [n, groups, group] float32, zeros behind the last input."""
+    padded = functional.pad(values.float(), (0, -values.shape[1] % group))
+    return padded.unflatten(1, (-1, group))
 
 
-def linear_int4(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """[n, inputs] -> [n, outputs]; the weight is widened for each call."""
-    return functional.linear(x, dequantise_int4(weight, x.dtype), bias)
+def _steps(scales: torch.Tensor) -> torch.Tensor:
+    """What to divide by: 1 where all values are 0."""
+    return torch.where(scales == 0, 1.0, scales)
 
 
 def _pieces(weight: torch.Tensor) -> Iterator[slice]:

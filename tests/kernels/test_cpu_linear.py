@@ -14,12 +14,11 @@ from kernels.cpu import linear
 from kernels.cpu.memory import Arena, own_pages
 from kernels.cpu.native import build
 from kernels.reference.quantised import (
-    dequantise_int4,
-    dequantise_int8,
-    linear_int4,
-    linear_int8,
+    linear_packed,
+    quantise_fp8,
     quantise_int4,
     quantise_int8,
+    quantise_nf4,
 )
 
 native = pytest.mark.skipif(
@@ -69,12 +68,9 @@ def _to_eight_bits(x: torch.Tensor) -> torch.Tensor:
 def test_products_are_those_of_the_weights_that_are_held(rows, shape):
     x, weight, bias = _problem(rows, *shape, seed=rows)
     assert _error(linear.PanelDense(weight, bias)(x), x, weight, bias) < 5e-3
-    rounded = dequantise_int8(quantise_int8(weight), torch.float64)
+    rounded = quantise_int8(weight).dequantise(torch.float64)
     assert _error(linear.PanelInt8(weight, bias)(x), _to_eight_bits(x), rounded, bias) < 5e-3
-    padding = (0, -shape[1] % linear.INT4_GROUP)
-    padded = torch.nn.functional.pad(weight, padding)
-    codes = quantise_int4(padded, linear.INT4_GROUP)
-    rounded = dequantise_int4(codes, torch.float64)[:, : shape[1]]
+    rounded = quantise_int4(weight).dequantise(torch.float64)
     assert _error(linear.PanelInt4(weight, bias)(x), x, rounded, bias) < 6e-3
 
 
@@ -143,11 +139,9 @@ def test_weights_are_rounded_as_the_reference_rounds_them(shape):
     outputs, inputs = shape
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(7)).bfloat16()
     weight[0, :3] = 0.0
-    expected = dequantise_int8(quantise_int8(weight), torch.bfloat16)
+    expected = quantise_int8(weight).dequantise(torch.bfloat16)
     assert torch.equal(linear.PanelInt8(weight, None).rows(torch.arange(outputs)), expected)
-    padded = torch.nn.functional.pad(weight, (0, -inputs % linear.INT4_GROUP))
-    codes = quantise_int4(padded, linear.INT4_GROUP)
-    expected = dequantise_int4(codes, torch.bfloat16)[:, :inputs]
+    expected = quantise_int4(weight).dequantise(torch.bfloat16)
     layer = linear.PanelInt4(weight, None)
     identity = torch.eye(inputs).bfloat16()
     one_by_one = torch.cat([layer(row[None]) for row in identity])
@@ -185,22 +179,35 @@ def test_one_team_of_threads_serves_torch_and_these():
 def test_rounding_moves_a_weight_by_half_a_step_at_most(dtype):
     weight = torch.randn(30, 128, generator=torch.Generator().manual_seed(5)).to(dtype)
     codes = quantise_int8(weight)
-    moved = (dequantise_int8(codes, torch.float64) - weight.double()).abs()
-    assert (moved <= codes.scales.double()[:, None] * 0.501).all()
+    moved = (codes.dequantise(torch.float64) - weight.double()).abs()
+    assert (moved <= codes.scales.double() * 0.501).all()
     grouped = quantise_int4(weight, 32)
-    moved = (dequantise_int4(grouped, torch.float64) - weight.double()).abs().view(30, 4, 32)
+    moved = (grouped.dequantise(torch.float64) - weight.double()).abs().view(30, 4, 32)
     # The level opposite to the largest value is 7, not 8: there the error reaches a whole step.
     assert (moved <= grouped.scales.double().abs()[:, :, None] * 1.01).all()
     assert (moved <= grouped.scales.double().abs()[:, :, None] * 0.51).double().mean() > 0.97
+    floats = quantise_fp8(weight)
+    moved = (floats.dequantise(torch.float64) - weight.double()).abs()
+    assert (moved <= weight.double().abs() * 2**-4 + floats.scales.double() * 2**-10).all()
 
 
-def test_weights_of_zeros_stay_zeros():
+def test_normal_floats_are_the_nearest_levels():
+    weight = torch.randn(5, 100, generator=torch.Generator().manual_seed(6))
+    packed = quantise_nf4(weight, 64)
+    levels = torch.tensor(packed.levels)
+    for n in range(5):
+        for group in (slice(0, 64), slice(64, 100)):
+            scale = float(packed.scales[n, group.start // 64])
+            nearest = (weight[n, group, None] / scale - levels).abs().argmin(1)
+            expected = levels[nearest] * scale
+            torch.testing.assert_close(packed.dequantise(torch.float32)[n, group], expected)
+
+
+@pytest.mark.parametrize("quantise", [quantise_int8, quantise_int4, quantise_nf4, quantise_fp8])
+def test_weights_of_zeros_stay_zeros(quantise):
     zeros = torch.zeros(4, 64)
-    assert not dequantise_int8(quantise_int8(zeros), torch.float32).any()
-    assert not dequantise_int4(quantise_int4(zeros, 32), torch.float32).any()
-    x = torch.randn(2, 64)
-    assert not linear_int8(x, quantise_int8(zeros), None).any()
-    assert not linear_int4(x, quantise_int4(zeros, 32), None).any()
+    assert not quantise(zeros).dequantise(torch.float32).any()
+    assert not linear_packed(torch.randn(2, 64), quantise(zeros), None).any()
 
 
 def test_without_a_compiler_there_is_no_library_and_the_log_says_so(monkeypatch, tmp_path, caplog):

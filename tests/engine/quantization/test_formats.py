@@ -179,7 +179,7 @@ def test_kernels_read_the_codes_as_they_are(written, tmp_path, caplog):
     with caplog.at_level("INFO"):
         logits = paged_logits(directory, dtype="bfloat16").float()
     assert float((logits - expected).norm() / expected.norm()) < 0.08
-    assert "linear layers of the checkpoint: native kernels" in caplog.text
+    assert "linear layers in codes: native kernels" in caplog.text
     assert "widened" not in caplog.text
 
 

@@ -1,0 +1,54 @@
+"""Dense weights that are rounded while they load, and then held as those of a checkpoint are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import Quantization
+from engine.models.linear import DenseForm, Head, Linear
+from engine.quantization.method import PackedForm
+from kernels.packed import PackedWeight
+from kernels.reference.quantised import (
+    quantise_fp8,
+    quantise_int4,
+    quantise_int8,
+    quantise_nf4,
+)
+
+Round = Callable[[torch.Tensor], PackedWeight]
+
+ROUNDINGS: dict[Quantization, Round] = {
+    "int8": quantise_int8,
+    "int4": quantise_int4,
+    "nf4": quantise_nf4,
+    "fp8": quantise_fp8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedForm:
+    """See ``engine.models.linear.DenseForm``.
+
+    Attributes:
+        quantization: what weights are rounded to.
+        packed: how they are held.
+        head: how the head is, which decides between tokens and is the table of embeddings where
+            the two are tied; None: as the others.
+    """
+
+    quantization: Quantization
+    packed: PackedForm
+    head: DenseForm | None = None
+
+    def make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """See ``DenseForm``."""
+        return self.packed.make(ROUNDINGS[self.quantization](weight), bias)
+
+    def make_head(self, weight: torch.Tensor) -> Head:
+        """See ``DenseForm``."""
+        if self.head is not None:
+            return self.head.make_head(weight)
+        return self.packed.make(ROUNDINGS[self.quantization](weight), None)
