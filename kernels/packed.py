@@ -105,6 +105,12 @@ class PackedWeight:
         """The same, of a format that rounds activations too."""
         return replace(self, rounds_inputs=True)
 
+    def contiguous(self) -> PackedWeight:
+        """The same, its parts each in one run of memory."""
+        zeros = None if self.zeros is None else self.zeros.contiguous()
+        codes, scales = self.codes.contiguous(), self.scales.contiguous()
+        return replace(self, codes=codes, scales=scales, zeros=zeros)
+
     def to(self, device: torch.device) -> PackedWeight:
         """The same on a device."""
         zeros = None if self.zeros is None else self.zeros.to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 
 import torch
@@ -64,6 +65,16 @@ def _packed_form(dtype: torch.dtype, device: torch.device, what: str | None) -> 
             if what is not None:
                 logger.info("linear layers in codes: native kernels, %s", what)
             return PanelPackedForm(dtype)
+    elif what is not None and importlib.util.find_spec("triton") is not None:
+        from kernels.triton.launch import refuse_device
+
+        reason = refuse_device(device)
+        if reason is None:
+            from engine.quantization.gpu import TritonPackedForm
+
+            logger.info("linear layers in codes: triton, %s", what)
+            return TritonPackedForm(dtype)
+        logger.info("triton: not used for codes, %s", reason)
     if what is not None:
         logger.warning(
             "no kernel for %s on %s: weights take the memory of their codes, but each is widened "

@@ -9,6 +9,7 @@ import torch
 
 from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
 from kernels.moe import ExpertTensors
+from kernels.packed import INT4_LEVELS, NF4_LEVELS, PackedWeight
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.triton.decode import decode_attention
 from kernels.triton.feedback import feed_back
@@ -19,6 +20,7 @@ from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
+from kernels.triton.quantised import packed_linear
 from kernels.triton.sampling import sample
 
 META = torch.device("meta")
@@ -134,6 +136,24 @@ def matmul(rows: int, inputs: int, outputs: int) -> None:
     invariant_linear(empty(rows, inputs), empty(outputs, inputs), empty(outputs))
 
 
+def packed_matmul(rows: int, inputs: int, outputs: int, group: int, kind: str) -> None:
+    """With zeros and the order of act-order where codes are of GPTQ's kind."""
+    groups, is_plain = inputs // group, kind != "gptq"
+    levels = {"gptq": INT4_LEVELS, "nf4": NF4_LEVELS}.get(kind)
+    dtype = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(kind, torch.uint8)
+    weight = PackedWeight(
+        empty(outputs, inputs if levels is None else inputs // 2, dtype=dtype),
+        empty(outputs, groups, dtype=torch.float16),
+        inputs,
+        group,
+        levels,
+        None if is_plain else empty(outputs, groups, dtype=torch.int8),
+        None if is_plain else empty(inputs, dtype=torch.int64),
+    )
+    table = None if levels is None else empty(16, dtype=torch.float32)
+    packed_linear(empty(rows, inputs), weight, table, empty(outputs))
+
+
 def moe(
     tokens: int, experts: int, top_k: int, hidden: int, inner: int, *, biased: bool = False
 ) -> None:
@@ -169,6 +189,12 @@ CASES: dict[str, Callable[[], object]] = {
     "inputs": inputs,
     "matmul-decode-llama-8b": partial(matmul, 8, 4096, 28672),
     "matmul-prefill-llama-8b": partial(matmul, 8192, 4096, 28672),
+    **{
+        f"{kind}-{rows}-llama-8b": partial(packed_matmul, rows, 4096, 28672, group, kind)
+        for kind, group in (("gptq", 128), ("nf4", 64), ("int8", 4096), ("fp8", 128))
+        for rows in (1, 64, 8192)
+    },
+    "gptq-split-llama-8b": partial(packed_matmul, 1, 14336, 4096, 128, "gptq"),
     "moe-decode-qwen3-30b": partial(moe, 64, 128, 8, 2048, 768),
     "moe-decode-gpt-oss-20b": partial(moe, 64, 32, 4, 2880, 2880, biased=True),
     "moe-prefill-qwen3-30b": partial(moe, 8192, 128, 8, 2048, 768),
