@@ -190,4 +190,6 @@ def _joined(first: RequestTimings | None, last: RequestTimings) -> RequestTiming
         first,
         finished_s=last.finished_s,
         num_preemptions=first.num_preemptions + last.num_preemptions,
+        num_draft_tokens=first.num_draft_tokens + last.num_draft_tokens,
+        num_accepted_tokens=first.num_accepted_tokens + last.num_accepted_tokens,
     )

@@ -26,6 +26,7 @@ from engine.config import (
     Policy,
     Quantization,
     SchedulerConfig,
+    Speculation,
 )
 from engine.core import EngineCore
 from engine.driver import Choice, Driver, TextStream
@@ -41,6 +42,7 @@ from engine.profiler import DEFAULT_PROFILE_STEPS, make_profile_directory
 from engine.progress import LoadingBar, finish
 from engine.requests import fan_out
 from engine.results import LLMStats, RequestResult, make_result
+from engine.speculation.options import speculation_config
 from engine.types import Adapter, EngineInfo, SamplingParams, Trace
 
 
@@ -79,6 +81,9 @@ class LLM(OfflineText):
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = 0.9,
         num_gpu_blocks_override: int | None = None,
+        speculation: Speculation | None = None,
+        draft_model: str | Path | None = None,
+        num_draft_tokens: int = 4,
         profile: str | Path | None = None,
         use_tqdm: bool = True,
     ) -> None:
@@ -111,6 +116,9 @@ class LLM(OfflineText):
             kv_cache_memory_bytes: size of the KV cache; a share of what is free when left out.
             gpu_memory_utilization: share of a GPU's memory to use, weights included.
             num_gpu_blocks_override: KV blocks, whatever the memory.
+            speculation: guess tokens ahead: by a "draft" model, by "ngram" or by "suffix".
+            draft_model: directory of a small model with the same tokenizer.
+            num_draft_tokens: most tokens guessed for a sequence in one step.
             profile: directory for the traces of ``start_profile``; made if it is not there.
             use_tqdm: show progress while the weights load.
 
@@ -148,6 +156,12 @@ class LLM(OfflineText):
                 memory_bytes=kv_cache_memory_bytes,
                 memory_utilization=gpu_memory_utilization,
                 num_blocks=num_gpu_blocks_override,
+            ),
+            speculation=speculation_config(
+                speculation,
+                draft_model,
+                is_embedded=model is None,
+                num_draft_tokens=num_draft_tokens,
             ),
             profile_dir=None if profile is None else make_profile_directory(profile),
         )

@@ -63,6 +63,10 @@ def _remarks(summary: dict[str, Any]) -> list[str]:
     told = []
     if "prefix_hit_rate" in server:
         told.append(f"prefix cache hits {server['prefix_hit_rate']:.1%}")
+    if "acceptance" in server:
+        told.append(
+            f"drafts accepted {server['acceptance']:.1%}, {server['accepted_length']:.2f} a row"
+        )
     if "kv_waste" in server:
         told.append(f"KV slots wasted {server['kv_waste']:.2%}")
     if server.get("preemptions"):

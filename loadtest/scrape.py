@@ -40,8 +40,9 @@ def parse_samples(text: str) -> dict[str, float]:
 def differences(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
     """What the run did inside the server, as far as it tells.
 
-    ``prefix_hit_rate`` and ``kv_waste`` are shares from 0 to 1; the latter is the mean over all
-    steps of the slots in held KV blocks that held no token.
+    ``prefix_hit_rate``, ``acceptance`` (of drafts) and ``kv_waste`` are shares from 0 to 1; the
+    last is the mean over all steps of the slots in held KV blocks that held no token.
+    ``accepted_length`` is the mean number of drafts kept where there were some.
     """
     if not after:
         return {}
@@ -59,6 +60,10 @@ def differences(before: dict[str, float], after: dict[str, float]) -> dict[str, 
             told[key] = round(gained(name))
     if gained("prefix_cache_queries") > 0:
         told["prefix_hit_rate"] = gained("prefix_cache_hits") / gained("prefix_cache_queries")
+    if gained("spec_decode_num_drafts") > 0:
+        drafts, kept = gained("spec_decode_num_drafts"), gained("spec_decode_num_accepted_tokens")
+        told["acceptance"] = kept / gained("spec_decode_num_draft_tokens")
+        told["accepted_length"] = kept / drafts
     if gained("kv_slots_held") > 0:
         told["kv_waste"] = gained("kv_slots_wasted") / gained("kv_slots_held")
     return told

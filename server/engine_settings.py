@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
-from server.speculation_settings import speculation_config
 
 if TYPE_CHECKING:
     from server.settings import Settings
@@ -47,7 +46,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             num_blocks=settings.num_gpu_blocks_override,
         ),
         lora=LoraConfig(max_loaded=settings.max_loras, max_on_host=settings.max_cpu_loras),
-        speculation=speculation_config(settings),
+        speculation=settings.speculation_config(is_embedded=settings.model is None),
         profile_dir=None if settings.profile is None else str(settings.profile.absolute()),
         log_level=settings.log_level,
         log_format=settings.log_format,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from pydantic_settings import BaseSettings
 
 from engine.config import DraftSampling, Speculation, SpeculationConfig
-from engine.paths import embedded_draft_dir
+from engine.speculation.options import speculation_config
 from server.setting import setting
 
 SPECULATION = "Speculation"
@@ -50,35 +48,15 @@ class SpeculationSettings(BaseSettings):
         2, SPECULATION, "Shortest run of tokens that is looked up.", ge=1, le=32
     )
 
-
-class _Read(Protocol):
-    """What of the settings is read here."""
-
-    model: str | None
-    speculation: Speculation | None
-    draft_model: str | None
-    num_draft_tokens: int
-    adaptive_drafts: bool
-    draft_sampling: DraftSampling
-    prompt_lookup_max: int
-    prompt_lookup_min: int
-
-
-def speculation_config(settings: _Read) -> SpeculationConfig | None:
-    """What the engine is told of speculation; None: there is none."""
-    method = settings.speculation or ("draft" if settings.draft_model else None)
-    if method is None:
-        return None
-    draft_model = settings.draft_model
-    if draft_model is None and settings.model is None:
-        embedded = embedded_draft_dir()
-        draft_model = None if embedded is None else str(embedded)
-    return SpeculationConfig(
-        method=method,
-        draft_model=settings.draft_model if method != "draft" else draft_model,
-        num_draft_tokens=settings.num_draft_tokens,
-        max_ngram=settings.prompt_lookup_max,
-        min_ngram=min(settings.prompt_lookup_min, settings.prompt_lookup_max),
-        draft_sampling=settings.draft_sampling,
-        adaptive=settings.adaptive_drafts,
-    )
+    def speculation_config(self, *, is_embedded: bool) -> SpeculationConfig | None:
+        """What the engine is told of speculation; None: there is none."""
+        return speculation_config(
+            self.speculation,
+            self.draft_model,
+            is_embedded=is_embedded,
+            num_draft_tokens=self.num_draft_tokens,
+            max_ngram=self.prompt_lookup_max,
+            min_ngram=min(self.prompt_lookup_min, self.prompt_lookup_max),
+            draft_sampling=self.draft_sampling,
+            adaptive=self.adaptive_drafts,
+        )

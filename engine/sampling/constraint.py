@@ -40,6 +40,7 @@ class Constraint:
         self._output_ids = list(output_ids)
         self._matcher: Matcher | None = None if grammar is None else grammar.matcher()
         self._num_unseen = len(output_ids)  # by the matcher
+        self._ahead: tuple[int, ...] = ()  # drafts that were judged last
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else _bits(allowed, vocab_size)
         eos = () if sampling.ignore_eos and grammar is None else eos_token_ids
@@ -64,9 +65,12 @@ class Constraint:
         )
 
     def advance(self, start: int, token_ids: Sequence[int]) -> None:
-        """Take note of what a row tells: the sequence's tokens from position ``start`` on."""
+        """Take note of what a row tells: the sequence's tokens from position ``start`` on.
+
+        What lies between them and the last ones that were told are drafts that were kept.
+        """
         known = self.num_prompt + len(self._output_ids)
-        fresh = token_ids[max(0, known - start) :]
+        fresh = [*self._ahead[: max(0, start - known)], *token_ids[max(0, known - start) :]]
         self._output_ids += fresh
         self._num_unseen += len(fresh)
 
@@ -107,6 +111,7 @@ class Constraint:
         Raises:
             GrammarFailed: as ``write`` does.
         """
+        self._ahead = tuple(drafts)
         num_taken = 0
         lines[:] = self._in_vocab
         try:

@@ -114,6 +114,7 @@ class Generation:
         self._shown_special_ids = shown_special_ids
         self._beams = beams
         self._cached_tokens = 0
+        self._num_drafted = self._num_accepted = 0  # drafts, of the choices that have ended
         self._charge: Charge | None = None
         self._late = False
         self._timer: asyncio.TimerHandle | None = None
@@ -307,6 +308,9 @@ class Generation:
             if output.finish_reason is None:
                 choice.stream.abort()  # a stop string, which the engine knows nothing of
             self._release(1)
+            if output.timings is not None:
+                self._num_drafted += output.timings.num_draft_tokens
+                self._num_accepted += output.timings.num_accepted_tokens
             metrics.finished(
                 choice.request.id, delta.finish_reason, choice.num_tokens, output.timings
             )
@@ -325,10 +329,18 @@ class Generation:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(
-                reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices)
-            ),
+            completion_tokens_details=self._details,
         )
+
+    @property
+    def _details(self) -> CompletionTokensDetails:
+        details = CompletionTokensDetails(
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices)
+        )
+        if self._num_drafted:
+            details.accepted_prediction_tokens = self._num_accepted
+            details.rejected_prediction_tokens = self._num_drafted - self._num_accepted
+        return details
 
 
 def _failure_reason(error: Exception) -> str:

@@ -21,9 +21,13 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Part of ``usage``."""
+    """Part of ``usage``. Drafts are told of where there were any; the refused ones are not among
+    the completion tokens.
+    """
 
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct):

@@ -112,6 +112,8 @@ def test_what_the_server_tells():
         'quire:prefix_cache_queries_total{engine="0",model_name="a b"} 10.0\n'
         'quire:prefix_cache_queries_total{engine="1",model_name="{}"} 5\n'
         'quire:prefix_cache_hits_total{engine="0"} 3\n'
+        "quire:spec_decode_num_drafts_total 10\nquire:spec_decode_num_draft_tokens_total 40\n"
+        "quire:spec_decode_num_accepted_tokens_total 25\n"
         "quire:kv_slots_held_total 100\nquire:kv_slots_wasted_total 4\n"
         'quire:ttft_bucket{le="1"} 9\nother:metric 1\nprocess_cpu_seconds_total 3\n'
     )
@@ -122,6 +124,8 @@ def test_what_the_server_tells():
     told = differences(before, after)
     assert told["prefix_hit_rate"] == pytest.approx(0.2)
     assert told["kv_waste"] == pytest.approx(0.08)
+    assert told["acceptance"] == pytest.approx(25 / 40)
+    assert told["accepted_length"] == pytest.approx(2.5)
     assert differences({}, {}) == {}
 
 

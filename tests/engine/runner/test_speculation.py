@@ -9,7 +9,9 @@ import pytest
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core import EngineCore
-from engine.types import EngineOutput, Request, SamplingParams
+from engine.errors import ModelLoadError
+from engine.paths import default_model_dir
+from engine.types import EngineOutput, Grammar, Request, SamplingParams
 from tests import tiny_models
 
 NUM_OUTPUT = 24
@@ -147,3 +149,73 @@ def test_coupled_drafts_change_no_text_whatever_is_asked_for(tiny, other, name, 
     stats = core.stats.drafts
     if name == "itself" and asked in ("sampled", "truncated", "biased", "told"):
         assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+
+
+SCHEMA = """{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
+"ages": {"type": "array", "items": {"type": "integer"}, "maxItems": 3}}, "required":
+["name", "ages"], "additionalProperties": false}"""
+HELD = [
+    Grammar(kind="json_schema", text=SCHEMA),
+    Grammar(kind="regex", text="(yes|no|maybe)( and (yes|no))*[.]"),
+    Grammar(kind="choice", text='["a long way to go", "a long way to run", "no"]'),
+]
+
+
+@pytest.mark.parametrize("name", ["ngram", "itself"])
+def test_texts_held_to_a_grammar_are_the_same(name):
+    """Their masks are computed behind drafts, and taken back."""
+    demo = str(default_model_dir())
+    requests = [
+        Request(
+            id=f"{index}/{temperature}",
+            prompt_token_ids=tuple(range(300, 310 + index)),
+            sampling=SamplingParams(
+                grammar=grammar, temperature=temperature, seed=index, max_tokens=40
+            ),
+        )
+        for index, grammar in enumerate(HELD)
+        for temperature in (0.0, 1.0)
+    ]
+    expected, _, _ = generate(config_of(demo, None), requests)
+    config = config_of(demo, speculation_of(name, demo, demo))
+    texts, _, core = generate(config, requests)
+    assert texts == expected
+    assert core.stats.drafts.num_accepted_tokens > 0
+
+
+def test_rejection_keeps_a_models_own_drafts_and_greedy_text(tiny, other):
+    """A draft that is the model itself is kept whatever it drew: q over p is 1."""
+    drawn = speculation_of("itself", tiny, other, draft_sampling="rejection")
+    _, _, core = generate(config_of(tiny, drawn), requests_of(top_p=0.9))
+    stats = core.stats.drafts
+    assert stats.num_accepted_tokens > 0.99 * stats.num_draft_tokens > 0
+    expected, _, _ = generate(config_of(tiny, None), requests_of(**GREEDY))
+    other_drafts = speculation_of("another model", tiny, other, draft_sampling="rejection")
+    assert generate(config_of(tiny, other_drafts), requests_of(**GREEDY))[0] == expected
+
+
+def test_rejection_gives_the_same_text_alone_and_in_a_crowd(tiny, other):
+    """What is drawn depends on seed, position and draft, and on nobody else."""
+    drawn = speculation_of("another model", tiny, other, draft_sampling="rejection")
+    requests = requests_of(top_k=30)
+    crowd, _, _ = generate(config_of(tiny, drawn), requests)
+    alone, _, _ = generate(config_of(tiny, drawn), requests[1:2])
+    assert alone["1"] == crowd["1"]
+
+
+@pytest.mark.parametrize(
+    ("draft", "told"),
+    [(None, "needs draft_model"), ("fewer tokens", "has 64 tokens"), ("missing", "no such model")],
+)
+def test_a_draft_that_does_not_fit_is_refused(tiny, tmp_path, draft, told):
+    directory = None
+    if draft == "missing":
+        directory = str(tmp_path / "nothing")
+    elif draft is not None:
+        model = tiny_models.build("llama")
+        model.resize_token_embeddings(64)
+        model.save_pretrained(tmp_path)
+        directory = str(tmp_path)
+    speculation = SpeculationConfig(method="draft", draft_model=directory)
+    with pytest.raises(ModelLoadError, match=told):
+        EngineCore.load(config_of(tiny, speculation))

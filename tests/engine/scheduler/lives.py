@@ -275,6 +275,11 @@ class Life:
         may_displace = self.has_background or config.policy == "fair"
         displacing = [row for row in newcomers if row.request.background or not may_displace]
         assert not (displacing and plan.num_preempted), "took the place of one just preempted"
+        for row in plan.rows:
+            request = self.told[row.id].request
+            longest = request.sampling.max_tokens if request.pooling is None else 0
+            total = self.limit if longest is None else len(request.prompt_token_ids) + longest
+            assert row.start + len(row.token_ids) <= total, "computed beyond the end"
         self.seen["steps"] += 1
         self.seen["preemptions"] += plan.num_preempted
         self.seen["copies"] += len(plan.copies)

@@ -13,6 +13,8 @@ import pytest
 from engine.kv_cache import prefix
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.pooling import PoolingParams
+from engine.scheduler import drafts, planner, results
+from engine.scheduler.drafts import settle
 from engine.scheduler.planner import Planner
 from engine.scheduler.results import ResultTaker
 from engine.scheduler.scheduler import Scheduler
@@ -297,6 +299,46 @@ def blocks_are_given_back_twice(patch: pytest.MonkeyPatch) -> None:
         release(self, table)
 
     patch.setattr(BlockPool, "release", again)
+
+
+@planted
+def refused_drafts_count_as_computed(patch: pytest.MonkeyPatch) -> None:
+    def keep(seq, new_tokens, state, speculator) -> None:
+        num_drafts = len(seq.draft_ids) - len(new_tokens) + 1
+        settle(seq, new_tokens, state, speculator)
+        if seq.status is Status.RUNNING:
+            seq.num_computed += num_drafts
+            state.num_wasted -= num_drafts
+
+    patch.setattr(results, "settle", keep)
+
+
+@planted
+def a_sequence_goes_on_before_its_drafts_are_judged(patch: pytest.MonkeyPatch) -> None:
+    plan = drafts._with_drafts
+
+    def forget(row, seq, ids, state):
+        row = plan(row, seq, ids, state)
+        seq.num_computed -= len(ids)
+        state.num_wasted += len(ids)
+        seq.draft_ids = ()
+        return row
+
+    patch.setattr(drafts, "_with_drafts", forget)
+
+
+@planted
+def drafts_go_beyond_the_last_token(patch: pytest.MonkeyPatch) -> None:
+    plan = drafts.plan_drafts
+
+    def plan_too_many(step, state, speculator) -> None:
+        for seq in step.seqs:
+            seq.max_num_tokens += 3
+        plan(step, state, speculator)
+        for seq in step.seqs:
+            seq.max_num_tokens -= 3
+
+    patch.setattr(planner, "plan_drafts", plan_too_many)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

@@ -1,0 +1,56 @@
+"""Speculation over HTTP: the same answers, counted, over a crash of the engine too."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from engine.paths import embedded_draft_dir
+from tests.servers import Server, running_server
+
+QUESTIONS = ("What is the capital of France?", "Tell me a short story.", "What is 7 plus 5?")
+SAMPLED = {"temperature": 0.9, "seed": 11, "max_tokens": 40}
+CALLS = ({}, SAMPLED, {**SAMPLED, "n": 2, "stop": ["."]}, {"logprobs": True, "top_logprobs": 2})
+
+
+def answers(server: Server) -> list[list]:
+    """What clients see, less usage and ids."""
+    told = []
+    for question in QUESTIONS:
+        for fields in CALLS:
+            body = server.chat(question, **fields).raise_for_status().json()
+            told.append([(c["message"]["content"], c["finish_reason"]) for c in body["choices"]])
+    return told
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> list[list]:
+    with running_server(tmp_path_factory.mktemp("plain") / "log", "--dtype", "float32") as server:
+        return answers(server)
+
+
+@pytest.mark.parametrize("method", ["draft", "ngram"])
+def test_answers_are_the_same_and_drafts_are_counted(tmp_path, expected, method):
+    if method == "draft" and embedded_draft_dir() is None:
+        pytest.skip("no draft model ships with this checkout")
+    flags = ("--speculation", method, "--no-adaptive-drafts", "--prompt-lookup-min", "1")
+    with running_server(tmp_path / "log", "--dtype", "float32", *flags) as server:
+        assert answers(server) == expected
+        metrics = server.metrics()
+        drafts, kept = (
+            metrics[f"spec_decode_num_{name}_tokens_total"] for name in ("draft", "accepted")
+        )
+        assert drafts > kept > 0
+        per_place = [
+            metrics[f"spec_decode_num_accepted_tokens_per_pos_total{{{at}}}"] for at in range(4)
+        ]
+        assert sum(per_place) == kept
+        assert sorted(per_place, reverse=True) == per_place
+        usage = server.chat(QUESTIONS[0]).json()["usage"]
+        details = usage["completion_tokens_details"]
+        assert 0 <= details["accepted_prediction_tokens"] < usage["completion_tokens"]
+        assert details["rejected_prediction_tokens"] >= 0
+        children = psutil.Process(server.process.pid).children()
+        max(children, key=lambda child: child.memory_info().rss).kill()
+        server.wait_for(lambda m: m["engine_restarts_total"] >= 1, "a restart")
+        assert answers(server) == expected
