@@ -101,7 +101,8 @@ class Constraint:
     def write_ahead(self, lines: Bits, num_output: int, drafts: Sequence[int]) -> None:
         """Write what may be chosen for the output token with this index, and behind each draft.
 
-        Behind a draft that may not be chosen itself everything may be: nobody comes there.
+        Behind a draft that may not be chosen itself everything may be, and behind the end of the
+        text: nobody comes there.
 
         Args:
             lines: [len(drafts) + 1, ceil(vocab / 32)].
@@ -120,6 +121,8 @@ class Constraint:
                 if index == len(drafts) or not line[drafts[index] // 32] & _BIT[drafts[index] % 32]:
                     break
                 if self._matcher is not None:
+                    if self._matcher.is_complete:
+                        break
                     self._matcher.accept(drafts[index : index + 1])
                 self._output_ids.append(drafts[index])
                 num_taken += 1
