@@ -10,6 +10,7 @@ import pytest
 
 from engine.paths import default_model_dir
 from server.cli import main
+from tests.servers import MODEL, ROOT, running_server
 
 SHORT = ("--num-windows", "6", "--num-held-out", "2", "--window", "64")
 
@@ -121,3 +122,39 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
     assert quantize(*argv) == 0
     assert "judging the held-out text" in capsys.readouterr().err  # and no layer again
     assert (out / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "algorithm", "may_lose"),
+    [
+        ("int8", "rtn", 3),
+        ("w8a8", "gptq", 3),
+        ("fp8", "rtn", 3),
+        ("int4", "gptq", 9),
+        ("int4", "awq", 9),
+        ("int4", "awq+gptq", 9),
+    ],
+)
+def test_held_out_questions_are_still_answered(
+    scheme: str, algorithm: str, may_lose: int, tmp_path: Path
+) -> None:
+    """At most one point of a hundred lost in eight bits, three in four; 277 of 300 before."""
+    questions = ROOT / "tests" / "demo" / "heldout.jsonl"
+    done = quantize(
+        *(default_model_dir(), "-o", tmp_path / "out", "--questions", questions),
+        *("--scheme", scheme, "--algorithm", algorithm),
+    )
+    assert done == 0
+    report = json.loads((tmp_path / "out" / "quantization_report.json").read_text())
+    accuracy = report["accuracy"]
+    assert accuracy["right_before"] == 277
+    assert accuracy["right_after"] >= accuracy["right_before"] - may_lose
+
+
+def test_what_was_written_is_served(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert quantize(default_model_dir(), "-o", out, *SHORT, "--num-held-out", "0") == 0
+    with running_server(tmp_path / "log", str(out), "--served-model-name", MODEL) as server:
+        answer = server.chat("What is the capital of France?").json()
+    assert answer["choices"][0]["message"]["content"] == "The capital of France is Paris."
