@@ -136,7 +136,7 @@ class Walk:
         self._first_norm = blocks[0].attention_norm
         self._last = blocks[-1]
         self._shares_norm = spec.shared_norm
-        self._go = self._side_by_side if spec.placement == "parallel" else self._in_turn
+        self._is_parallel = spec.placement == "parallel"
 
     def __call__(
         self,
@@ -156,7 +156,9 @@ class Walk:
         Returns:
             [num_wanted or num_tokens, hidden_size].
         """
-        return self._go(x, _Pass(state, caches, wanted))
+        # Not bound once: a walk that refers to itself would keep its layers until it is collected.
+        go = self._side_by_side if self._is_parallel else self._in_turn
+        return go(x, _Pass(state, caches, wanted))
 
     def _in_turn(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
         """Attention, then the MLP. Norms that a placement does not have change nothing."""

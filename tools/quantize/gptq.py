@@ -58,7 +58,7 @@ def gptq(
     order = torch.arange(weight.shape[1], device=weight.device)
     if options.by_activity:
         order = hessian.diagonal().argsort(descending=True, stable=True)
-    factor = _inverse_factor(hessian[order][:, order], options.damping)
+    factor = _inverse_factor(hessian[order.unsqueeze(1), order], options.damping)
     columns = _Columns(grid, order, fixed, shrink, refits=not options.by_activity)
     left = left[:, order]
     codes = torch.empty_like(left)
@@ -136,20 +136,24 @@ def _round_block(
 
 
 def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
-    """The upper Cholesky factor of the damped inverse; more damping until there is one."""
+    """The upper Cholesky factor of the damped inverse; more damping until there is one.
+
+    ``hessian`` is overwritten.
+    """
     diagonal = hessian.diagonal()
     mean = float(diagonal.mean())
     if not torch.isfinite(diagonal).all():
         raise ValueError("the inputs of a layer are not finite: the model itself overflows")
-    share = damping
+    share, added = damping, 0.0
     while share <= _MOST_DAMPING:
-        damped = hessian.clone()
-        damped.diagonal().add_(share * mean or 1.0)
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        wanted = share * mean or 1.0
+        diagonal.add_(wanted - added)  # in place: these matrices are the largest of a layer
+        added = wanted
+        factor, failed = torch.linalg.cholesky_ex(hessian)
         if not failed:
-            inverse = torch.cholesky_inverse(lower)
-            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            factor = torch.cholesky_inverse(factor)
+            factor, failed = torch.linalg.cholesky_ex(factor, upper=True)
             if not failed:
-                return upper
-        share = max(share, 1e-4) * 10
+                return factor
+        share *= 10
     raise ValueError("no damping makes the second moments of a layer's inputs positive")

@@ -100,7 +100,7 @@ class _Run:
         )
 
     def __call__(self) -> Report:
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference_mode: weights are filled by other threads
             first = self._space.num_done
             if first == 0 or not self._streams.are_there(first):
                 first = self._begin()
