@@ -127,6 +127,19 @@ def test_a_stream_goes_on_from_where_it_was(lengths, before):
         assert torch.equal(first.batch(2, 16).inputs, second.batch(2, 16).inputs)
 
 
+def test_no_row_teaches_nothing():
+    """Of a long question only the piece with its answer is read, whatever the cuts."""
+    long = (np.arange(100), np.arange(100) >= 95)
+    documents = gather([long, (np.arange(8), np.arange(8) >= 4)])
+    packer = Packer(documents, 0)
+    for _ in range(20):
+        batch = packer.batch(1, 16)
+        assert len(batch.targets) > 0
+    assert len(once(documents, 1, 16)) == 1
+    with pytest.raises(DistillError, match="within 16 tokens"):
+        once(gather([long]), 1, 16)
+
+
 def test_rows_hold_each_document_once_where_they_are_to_be_judged():
     batches = once(documents_of([5, 9, 3, 30]), rows=2, row_tokens=10)
     targets = sorted(torch.cat([batch.targets for batch in batches]).tolist())

@@ -157,6 +157,7 @@ def test_another_run_in_the_same_place_is_refused(tmp_path, common, capsys):
         (["--schedule", "absent.json"], "absent.json: No such file"),
         (["--batch-rows", "0"], "--batch-rows must be at least 1"),
         (["--device", "cuda:99"], "--device cuda:99"),
+        (["--student-hidden", "33"], "no llama model of this shape"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(tmp_path, common, capsys, change, problem):
@@ -164,6 +165,12 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path, common, capsys, change, pro
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("quire distill: ")
     assert problem in said
+
+
+def test_a_loss_that_is_lost_is_told(tmp_path, common, capsys):
+    run = [*common, "--learning-rate", "1e18", "--clip", "1e30", "--warm-up", "0", "--steps", "9"]
+    assert cli.main([*run, "-o", str(tmp_path / "out")]) == 1
+    assert "a lower --learning-rate" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_no_data_is_told(tmp_path, teacher, capsys):

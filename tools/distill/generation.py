@@ -44,7 +44,7 @@ def generate(settings: Settings, teacher: Any, tokenizer: Any, documents: Docume
         total=asked.num_documents, initial=min(done, asked.num_documents), unit="document",
         desc="generating", file=sys.stderr,
     )  # fmt: skip
-    with path.open("a", encoding="utf-8") as file:
+    with bar, path.open("a", encoding="utf-8") as file:
         for first in range(done, asked.num_documents, asked.batch_rows):
             batch = [
                 prompts[i % len(prompts)]
@@ -59,7 +59,6 @@ def generate(settings: Settings, teacher: Any, tokenizer: Any, documents: Docume
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             file.flush()
             bar.update(len(batch))
-    bar.close()
     return path
 
 

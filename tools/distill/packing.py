@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from tools.distill.documents import Documents
+from tools.distill.errors import DistillError
 
 # Documents among which one is looked for that fits what is left of a row.
 _WINDOW = 64
@@ -76,12 +77,7 @@ class Packer:
 
     def _row(self, row_tokens: int) -> list[tuple[int, int, int]]:
         """Pieces of one row: the one that has waited longest, then the longest that fits, ..."""
-        self._refill()
-        document, first, end = self._waiting.pop(0)
-        if end - first > row_tokens:
-            # The last token of a row is predicted by none in it: the rest begins with it again.
-            self._waiting.insert(0, (document, first + row_tokens - 1, end))
-            end = first + row_tokens
+        document, first, end = self._oldest(row_tokens)
         row, room = [(document, first, end)], row_tokens - (end - first)
         while True:
             self._refill()
@@ -91,6 +87,18 @@ class Packer:
             length, place = max(fits)
             row.append(self._waiting.pop(-place))
             room -= length
+
+    def _oldest(self, row_tokens: int) -> tuple[int, int, int]:
+        """The piece that has waited longest, cut to a row; what teaches nothing is passed over."""
+        while True:
+            self._refill()
+            document, first, end = self._waiting.pop(0)
+            if end - first > row_tokens:
+                # The last token of a row is predicted by none in it: the rest begins with it again.
+                self._waiting.insert(0, (document, first + row_tokens - 1, end))
+                end = first + row_tokens
+            if self._documents[document][1][first + 1 : end].any():
+                return document, first, end
 
     def _refill(self) -> None:
         while len(self._waiting) < _WINDOW:
@@ -107,16 +115,23 @@ class Packer:
 
 
 def once(documents: Documents, rows: int, row_tokens: int) -> list[Batch]:
-    """Batches that hold each document once, in order, what is beyond row_tokens left out."""
+    """Batches that hold each document once, in order, what is beyond row_tokens left out.
+
+    Raises DistillError where nothing within is to be learned.
+    """
     packed: list[list[tuple[int, int, int]]] = []
     room = 0
     for i in range(len(documents)):
         length = min(row_tokens, int(documents.starts[i + 1] - documents.starts[i]))
+        if not documents[i][1][1:length].any():
+            continue
         if length > room:
             packed.append([])
             room = row_tokens
         packed[-1].append((i, 0, length))
         room -= length
+    if not packed:
+        raise DistillError(f"no validation document teaches anything within {row_tokens} tokens")
     groups = [packed[i : i + rows] for i in range(0, len(packed), rows)]
     return [lay_out(documents, group, row_tokens) for group in groups]
 

@@ -66,8 +66,12 @@ def _check(config: Any) -> None:
         raise DistillError(
             f"{heads} heads cannot share {kv_heads} KV heads: give --student-kv-heads a divisor"
         )
-    if not getattr(config, "head_dim", None) and config.hidden_size % heads:
-        raise DistillError(f"a width of {config.hidden_size} cannot be cut into {heads} heads")
+    if hasattr(config, "validate"):
+        try:
+            config.validate()
+        except Exception as error:  # of a class of huggingface_hub's own; its cause is last
+            reason = (str(error).strip().splitlines() or [repr(error)])[-1].strip()
+            raise DistillError(f"no {config.model_type} model of this shape: {reason}") from None
 
 
 def make_student(config: Any, seed: int, plain: bool) -> Any:

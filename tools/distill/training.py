@@ -13,6 +13,7 @@ from torch import nn
 
 from tools.distill import losses, models
 from tools.distill.checkpoints import Progress, load, save
+from tools.distill.errors import DistillError
 from tools.distill.packing import Batch, Packer
 from tools.distill.settings import Phase, Settings
 from tools.distill.validation import validate
@@ -57,27 +58,38 @@ class Trainer:
 
         settings, progress = self._settings, self.progress
         total = sum(phase.steps for phase in settings.phases)
-        bar = tqdm(total=total, initial=progress.step, unit="step", file=sys.stderr, mininterval=1)
         self._student.train()
-        while progress.phase < len(settings.phases):
-            phase = settings.phases[progress.phase]
-            began = time.monotonic()
-            told = self._step(phase)
-            progress.seconds += time.monotonic() - began
-            progress.step += 1
-            progress.step_in_phase += 1
-            progress.history.append(told | {"step": progress.step, "phase": progress.phase})
-            bar.set_postfix(_short(told, progress), refresh=False)
-            bar.update()
-            last = progress.step_in_phase >= phase.steps
-            if last or progress.step % settings.validate_every == 0:
-                last |= self._validate(phase)
-            if last:
-                progress.next_phase()
-            if last or progress.step % settings.save_every == 0:
-                save(settings, progress, self._learned, self._optimizer, self._packer)
-                on_save(progress)
-        bar.close()
+        with tqdm(
+            total=total, initial=progress.step, unit="step", file=sys.stderr, mininterval=1
+        ) as bar:
+            while progress.phase < len(settings.phases):
+                told, saved = self._advance(settings.phases[progress.phase])
+                bar.set_postfix(_short(told, progress), refresh=False)
+                bar.update()
+                if saved:
+                    on_save(progress)
+
+    def _advance(self, phase: Phase) -> tuple[dict[str, float], bool]:
+        """One step, with the validation and the save that are due after it.
+
+        Returns what the step tells, and whether the state was saved.
+        """
+        settings, progress = self._settings, self.progress
+        began = time.monotonic()
+        told = self._step(phase)
+        progress.seconds += time.monotonic() - began
+        progress.step += 1
+        progress.step_in_phase += 1
+        progress.history.append(told | {"step": progress.step, "phase": progress.phase})
+        last = progress.step_in_phase >= phase.steps
+        if last or progress.step % settings.validate_every == 0:
+            last |= self._validate()
+        if last:
+            progress.next_phase()
+        due = last or progress.step % settings.save_every == 0
+        if due:
+            save(settings, progress, self._learned, self._optimizer, self._packer)
+        return told, due
 
     def use_best(self) -> Any:
         """The student, with the weights that validated best."""
@@ -99,6 +111,11 @@ class Trainer:
             parts = self._losses(phase, batch.to(self._device))
             weighted = [getattr(phase, name) * part for name, part in parts.items()]
             loss = torch.stack(weighted).sum()
+            if not torch.isfinite(loss):
+                raise DistillError(
+                    f"the loss is {loss.item()} at step {progress.step + 1}: a lower "
+                    "--learning-rate, or --dtype float32, may help"
+                )
             (loss / settings.accumulate).backward()
             for name, part in {"loss": loss, **parts}.items():
                 told[name] = told.get(name, 0.0) + part.item() / settings.accumulate
@@ -130,7 +147,7 @@ class Trainer:
             )
         return parts
 
-    def _validate(self, phase: Phase) -> bool:
+    def _validate(self) -> bool:
         """Measure, keep the weights if they are the best; whether the phase should end early."""
         self._student.eval()
         with self._autocast():
