@@ -47,6 +47,9 @@ Latent attention (DeepSeek): a token's latent is cached in place of its keys and
 matrices that would make those of it are absorbed into queries and outputs; these two stay in the
 model's dtype when the other weights are rounded.
 
+Attention within chunks (Llama 4) is attention of shorter rows: each backend serves it. Where every
+layer has a window, blocks behind it are given back as a text grows.
+
 Mixtures of experts: on a GPU one grouped product of Triton for all experts of a layer, on a CPU
 each chosen expert as a linear layer of its own, quantised as the others are. They are not
 batch-invariant: `--batch-invariant` refuses them.

@@ -6,6 +6,7 @@ import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.triton.decode import decode_attention
+from kernels.triton.latent import MAX_RANK, latent_decode, latent_prefill
 from kernels.triton.launch import refuse_device
 from kernels.triton.plan import TILE_ROWS, AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
@@ -35,14 +36,15 @@ class TritonAttention:
         if spec.num_heads // spec.num_kv_heads > TILE_ROWS:
             return f"more than {TILE_ROWS} heads share a KV head"
         if spec.value_dim is not None:
-            return "values that are parts of keys (latent attention) have no kernel"
+            return _refuse_latents(spec, spec.value_dim)
         if spec.head_dim > _MAX_HEAD_DIM:
             return f"a head size of {spec.head_dim} is over {_MAX_HEAD_DIM}"
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"no kernel for {spec.dtype}"
-        is_old = spec.device.type == "cuda" and torch.cuda.get_device_capability() < (8, 9)
-        if spec.cache_dtype == torch.float8_e4m3fn and is_old:
-            return "an fp8 cache needs a GPU of compute capability 8.9"
+        has_fp8 = spec.cache_dtype == torch.float8_e4m3fn
+        if has_fp8 and spec.device.type == "cuda":
+            is_old = torch.cuda.get_device_capability(spec.device) < (8, 9)
+            return "an fp8 cache needs a GPU of compute capability 8.9" if is_old else None
         return None
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> AttentionPlan:
@@ -69,7 +71,15 @@ class TritonAttention:
 
         The output of a row of length 0, which pads a captured batch, is 0.
         """
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        shape = (*query.shape[:-1], cache.values.shape[-1])
+        output = torch.empty(shape, dtype=query.dtype, device=query.device)
+        if cache.shares_values:
+            query = query.contiguous()
+            if state.splits:
+                latent_decode(state, layer, query, cache, output)
+            if state.tiles is not None:
+                latent_prefill(state, layer, query, cache, output)
+            return output
         if state.splits:
             decode_attention(state, layer, query, cache, output)
         if state.tiles is not None:
@@ -78,6 +88,16 @@ class TritonAttention:
 
     def _bounds(self, geometry: BatchGeometry, spec: AttentionSpec) -> WorkBounds:
         return WorkBounds.of(geometry, _group(spec), tiles_only=self._invariant)
+
+
+def _refuse_latents(spec: AttentionSpec, rank: int) -> str | None:
+    if spec.num_kv_heads != 1 or spec.has_sinks or spec.softcap or spec.windows != (None,):
+        return "latent attention has no kernel for several KV heads, sinks, caps or windows"
+    if rank > MAX_RANK or not 0 < spec.head_dim - rank <= MAX_RANK // 4:
+        return f"latents of {rank} in keys of {spec.head_dim} have no kernel"
+    if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"no kernel for {spec.dtype}"
+    return None
 
 
 def _group(spec: AttentionSpec) -> int:

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import launch, persistent_programs, power_of_2
-from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, first_split_of
+from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split_of
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh
 
 _TILE = 64
@@ -91,20 +91,34 @@ def decode_attention(
         num_stages=5 if dim <= 128 else 4,  # half of them for the numbers of the blocks
     )
     if plan.merges:
-        launch(
-            _merge_kernel,
-            (num_rows, num_heads),
-            output,
-            partial,
-            partial_lse,
-            query_start,
-            splits.starts,
-            layer.sinks,
-            HEAD_DIM=head_dim,
-            DIM=dim,
-            TILE=_MERGE_TILE,
-            num_warps=4,
-        )
+        merge_splits(plan, splits, layer, partial, partial_lse, output)
+
+
+def merge_splits(
+    plan: AttentionPlan,
+    splits: WorkList,
+    layer: LayerAttention,
+    partial: torch.Tensor,
+    partial_lse: torch.Tensor,
+    output: torch.Tensor,
+) -> None:
+    """Put the rows together that have several splits, [num_tokens, num_heads, head_dim]: from means
+    [capacity, num_heads, head_dim] and the logarithms of their weights, both float32."""
+    num_heads, head_dim = output.shape[1:]
+    launch(
+        _merge_kernel,
+        (plan.geometry.seq_lens.shape[0], num_heads),
+        output,
+        partial,
+        partial_lse,
+        plan.geometry.query_start,
+        splits.starts,
+        layer.sinks,
+        HEAD_DIM=head_dim,
+        DIM=power_of_2(head_dim),
+        TILE=_MERGE_TILE,
+        num_warps=4,
+    )
 
 
 @triton.jit(

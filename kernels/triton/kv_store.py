@@ -70,13 +70,14 @@ def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor)
         sources, targets: [m] int64; a block is never both.
     """
     tensors = [as_bytes(stored) for stored in cache.tensors()]
-    for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
-        size = keys[0].numel()
+    for first in range(0, len(tensors), 2):
+        pair = tensors[first : first + 2]  # latents have no values of their own
+        size = pair[0][0].numel()
         launch(
             _copy_blocks_kernel,
-            (sources.shape[0], 2, -(-size // _COPY_TILE)),
-            keys,
-            values,
+            (sources.shape[0], len(pair), -(-size // _COPY_TILE)),
+            pair[0],
+            pair[-1],
             sources,
             targets,
             size,

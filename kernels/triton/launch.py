@@ -37,11 +37,13 @@ def refuse_device(device: torch.device) -> str | None:
     return None
 
 
-def persistent_programs(device: torch.device) -> int:
+def persistent_programs(
+    device: torch.device, programs_a_processor: int = _PROGRAMS_A_PROCESSOR
+) -> int:
     """Size of a grid whose programs take work until none is left."""
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
-    return _PROGRAMS_A_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+    return programs_a_processor * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def power_of_2(number: int) -> int:

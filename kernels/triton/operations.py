@@ -1,10 +1,10 @@
 """The triton kernels as one set (``kernels.operations.Operations``)."""
 
-from kernels.reference.fused import latent_rope_store
 from kernels.reference.layers import rope_tables
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
+from kernels.triton.latent import latent_rope_store
 from kernels.triton.layers import add_rms_norm, clamped_swiglu, gelu_mul, rms_norm, silu_mul
 from kernels.triton.lora import add_adapters
 from kernels.triton.moe import fused_moe

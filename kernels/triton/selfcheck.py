@@ -117,6 +117,9 @@ def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Gener
 
 def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
     """With norms of queries and keys and without; a padding token; a copy of a block."""
+    if spec.value_dim is not None:
+        yield from _latent_writes(kernels, spec, spec.value_dim, random)
+        return
     heads = spec.num_heads + 2 * spec.num_kv_heads
     fused = _noise(random, spec.dtype, 5, heads, spec.head_dim)
     weight = _noise(random, spec.dtype, heads - spec.num_kv_heads, spec.head_dim)
@@ -127,6 +130,26 @@ def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator
     for norm in (weight, None):
         yield _both(kernels, spec, "norm_rope_store", fused, norm, 1e-6, rotation, cache, slots)
     yield _both(kernels, spec, "copy_blocks", cache, torch.tensor([0, 2]), torch.tensor([3, 1]))
+
+
+def _latent_writes(
+    kernels: Kernels, spec: AttentionSpec, rank: int, random: torch.Generator
+) -> _Pairs:
+    """A latent normed, queries and key rotated; a padding token."""
+    query = _noise(random, spec.dtype, 5, spec.num_heads, spec.head_dim)
+    latent, weight = _noise(random, spec.dtype, 5, spec.head_dim), _noise(random, spec.dtype, rank)
+    frequencies = torch.logspace(0, -4, (spec.head_dim - rank) // 2)
+    rotation = reference.rope_tables(torch.arange(5) * 100, frequencies, 1.0)
+    slots, whole = torch.tensor([3, 0, -1, 2 * spec.block_size, 1]), _cache(spec, 4, random)
+    yield _both(kernels, spec, "copy_blocks", whole, torch.tensor([0, 2]), torch.tensor([3, 1]))
+    keys = whole.keys
+    sides = []
+    for operations, device in ((kernels.operations, spec.device), (reference, _CPU)):
+        q, kept, *rest = _moved((query, keys, latent, weight, rotation, slots), device)
+        cache = LayerCache(kept, kept[..., :rank])
+        operations.latent_rope_store(q, rest[0], rest[1], 1e-6, rest[2], cache, rest[3])
+        sides.append((q, kept))
+    yield sides[0], sides[1]
 
 
 def _inputs(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
@@ -233,6 +256,8 @@ def _moved(value: Any, device: torch.device) -> Any:
 def _cache(spec: AttentionSpec, num_blocks: int, random: torch.Generator) -> LayerCache:
     shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
     keys, values = (_noise(random, spec.dtype, *shape) for _ in range(2))
+    if spec.value_dim is not None:
+        return LayerCache(keys, keys[..., : spec.value_dim])
     if spec.cache_dtype is None:
         return LayerCache(keys, values)
     coded = (encode(keys, spec.cache_dtype), encode(values, spec.cache_dtype))

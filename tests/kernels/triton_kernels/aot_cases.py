@@ -15,6 +15,7 @@ from kernels.triton.decode import decode_attention
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
+from kernels.triton.latent import latent_decode, latent_prefill, latent_rope_store
 from kernels.triton.layers import add_rms_norm, clamped_swiglu, gelu_mul, rms_norm, silu_mul
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
@@ -132,6 +133,22 @@ def inputs() -> None:
     feed_back(newest, ints(64), empty(64, dtype=torch.int64), ints(256), counts)
 
 
+def latents(heads: int, rank: int, rope_dim: int) -> None:
+    """As DeepSeek has them."""
+    shape = (20000, 1, 64, rank + rope_dim)
+    keys = empty(*shape)
+    cache = LayerCache(keys, keys[..., :rank])
+    query, output = empty(256, heads, rank + rope_dim), empty(256, heads, rank)
+    layer = LayerAttention(0.1)
+    single = attention_plan(WorkBounds(256, 1024, 0, tiles_only=False), None, heads)
+    latent_decode(single, layer, query, cache, output)
+    chunks = attention_plan(WorkBounds(4, 0, 256, tiles_only=False), None, heads)
+    latent_prefill(chunks, layer, query, cache, output)
+    rotation = tuple(empty(256, 1, rope_dim // 2, dtype=torch.float32) for _ in range(2))
+    slots = empty(256, dtype=torch.int64)
+    latent_rope_store(query, empty(256, rank + rope_dim), empty(rank), 1e-6, rotation, cache, slots)
+
+
 def matmul(rows: int, inputs: int, outputs: int) -> None:
     invariant_linear(empty(rows, inputs), empty(outputs, inputs), empty(outputs))
 
@@ -186,6 +203,8 @@ CASES: dict[str, Callable[[], object]] = {
     "layer-llama-8b": partial(layer_parts, 4096, 14336, 32, 8, 128),
     "layer-qwen2-0.5b": partial(layer_parts, 896, 4864, 14, 2, 64),
     "sampling-128k": partial(sampling, 128256),
+    "latents-deepseek-v3": partial(latents, 128, 512, 64),
+    "latents-deepseek-v2-lite": partial(latents, 16, 512, 64),
     "inputs": inputs,
     "matmul-decode-llama-8b": partial(matmul, 8, 4096, 28672),
     "matmul-prefill-llama-8b": partial(matmul, 8192, 4096, 28672),

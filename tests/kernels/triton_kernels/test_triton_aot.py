@@ -15,7 +15,10 @@ pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[3]
 
-_PIPELINED = ("_prefill_kernel", "_split_kernel", "_grouped_matmul_kernel", "_matmul_kernel")
+_PIPELINED = (
+    *("_prefill_kernel", "_split_kernel", "_grouped_matmul_kernel", "_matmul_kernel"),
+    *("_latent_prefill_kernel", "_latent_split_kernel"),
+)
 
 
 def compile_cases(folder: Path, *names: str) -> list[dict[str, Any]]:
@@ -39,6 +42,13 @@ def check(reports: list[dict[str, Any]]) -> None:
         assert report["stack_bytes"] == 0, report
         if report["kernel"] == "_prefill_kernel":
             assert report["wgmma"] > 0, report
+        if report["kernel"] == "_latent_prefill_kernel":
+            assert report["wgmma"] > 0, report
+        if report["kernel"] == "_latent_split_kernel":
+            assert report["mma"] > 0, report
+            # Two share a multiprocessor (latent.py).
+            assert 2 * 32 * report["num_warps"] * report["registers"] <= 65536, report
+            assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"] == "_split_kernel":
             assert report["mma"] > 0, report
             # Three programs share a multiprocessor (launch.py), or a persistent grid waits.

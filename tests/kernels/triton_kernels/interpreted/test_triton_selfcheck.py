@@ -20,6 +20,9 @@ from kernels.triton.selfcheck import self_check
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
 
 
+LATENT = replace(SPEC, num_kv_heads=1, head_dim=24, value_dim=16)
+
+
 def with_operations(**changed: Any) -> Kernels:
     kept = {name: getattr(operations, name) for name in operations.__all__}
     return Kernels(TritonAttention(), SimpleNamespace(**{**kept, **changed}))  # type: ignore[arg-type]
@@ -31,6 +34,7 @@ def with_operations(**changed: Any) -> Kernels:
         (SPEC, True),
         (AttentionSpec(6, 2, 32, 64, torch.float16, SPEC.device, (None, 100), 30.0, True), False),
         (AttentionSpec(2, 2, 16, 8, torch.bfloat16, SPEC.device, (50,)), False),
+        (LATENT, False),
         (replace(SPEC, cache_dtype=torch.int8), False),
         (replace(SPEC, cache_dtype=torch.float8_e4m3fn, dtype=torch.float16), False),
     ],
@@ -39,7 +43,7 @@ def test_right_kernels_pass(spec: AttentionSpec, invariant: bool) -> None:
     assert self_check(Kernels(TritonAttention(invariant=invariant), operations), spec) is None
 
 
-_RETURN_NOTHING = ("copy_blocks", "feed_back")
+_RETURN_NOTHING = ("copy_blocks", "feed_back", "latent_rope_store")
 _TORCHS_OWN = "rope_tables"
 
 
@@ -53,7 +57,8 @@ def test_a_wrong_operation_is_refused(name: str) -> None:
             return result + 1
         return result._replace(**{result._fields[0]: result[0] + 1})
 
-    assert "wrong on this device" in (self_check(with_operations(**{name: wrong}), SPEC) or "")
+    spec = LATENT if name == "latent_rope_store" else SPEC
+    assert "wrong on this device" in (self_check(with_operations(**{name: wrong}), spec) or "")
 
 
 @pytest.mark.parametrize(

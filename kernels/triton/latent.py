@@ -1,0 +1,423 @@
+"""Attention over a paged cache of latents, for all heads at once (DeepSeek-V2, DeepSeek-AI 2024).
+
+    key of a slot:  [ latent (RANK) | rotated (ROPE) ]        its value: the latent
+
+One KV head serves all query heads, so a tile of slots is read once for as many (query, head) pairs
+as a product has rows, and the part of it that is the value is not read again. Work is cut as for
+other heads (``plan.py``): single queries into splits of their slots, each for 16 heads at a time;
+chunks into tiles of up to 128 pairs, of which a program takes 64, whose sums are all that fit the
+registers. The softmax is that of ``decode.py`` and ``prefill.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention import LayerAttention, LayerCache
+from kernels.triton.decode import merge_splits
+from kernels.triton.launch import launch, persistent_programs, power_of_2
+from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan
+from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets
+
+MAX_RANK = 512
+_HEADS = 16  # of a single query in one program: the fewest rows of a product
+_PAIRS = 64  # of a chunk
+_TILE = 32
+_MIN_DOT = 16
+_PROGRAMS = 2  # of single queries, whose sums fit a multiprocessor together
+
+
+def latent_decode(
+    plan: AttentionPlan,
+    layer: LayerAttention,
+    query: torch.Tensor,
+    cache: LayerCache,
+    output: torch.Tensor,
+) -> None:
+    """Attend for the rows with a single query, and write them into ``output``.
+
+    Args:
+        plan: with splits for no window.
+        layer: its scale counts.
+        query: [num_tokens, num_heads, rank + rope_dim] contiguous.
+        cache: the layer's blocks, of one KV head.
+        output: [num_tokens, num_heads, rank] contiguous; a row of length 0 is 0, and rows with
+            several queries stay as they are.
+    """
+    num_heads, width = query.shape[1:]
+    rank, block_size = cache.values.shape[-1], cache.keys.shape[2]
+    splits, (query_start, seq_lens, lines, tables) = plan.splits[None], plan.geometry
+    num_rows, capacity = seq_lens.shape[0], splits.capacity
+    partial = torch.empty((capacity, num_heads, rank), dtype=torch.float32, device=query.device)
+    partial_lse = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
+    head_tiles = -(-num_heads // _HEADS)
+    launch(
+        _latent_split_kernel,
+        (min(capacity * head_tiles, persistent_programs(query.device, _PROGRAMS)),),
+        output,
+        partial,
+        partial_lse,
+        query,
+        cache.keys,
+        query_start,
+        seq_lens,
+        lines,
+        tables,
+        splits.starts,
+        splits.rows,
+        num_rows,
+        tables.stride(0),
+        layer.scale * LOG2_E.value,
+        NUM_HEADS=num_heads,
+        HEAD_TILES=head_tiles,
+        HEADS=_HEADS,
+        RANK_DIM=rank,
+        ROPE_DIM=width - rank,
+        RANK=max(_MIN_DOT, power_of_2(rank)),
+        ROPE=max(_MIN_DOT, power_of_2(width - rank)),
+        BLOCK_SIZE=block_size,
+        SPLIT_SIZE=SPLIT_SIZE,
+        TILE=_TILE,
+        num_warps=4,
+        num_stages=4,  # half of them for the numbers of the blocks
+    )
+    if plan.merges:
+        merge_splits(plan, splits, layer, partial, partial_lse, output)
+
+
+def latent_prefill(
+    plan: AttentionPlan,
+    layer: LayerAttention,
+    query: torch.Tensor,
+    cache: LayerCache,
+    output: torch.Tensor,
+) -> None:
+    """Attend for the rows that the plan has cut into tiles; the arguments are as above."""
+    assert plan.tiles is not None
+    num_heads, width = query.shape[1:]
+    rank, block_size = cache.values.shape[-1], cache.keys.shape[2]
+    tiles, (query_start, seq_lens, lines, tables) = plan.tiles, plan.geometry
+    launch(
+        _latent_prefill_kernel,
+        (tiles.capacity, TILE_ROWS // _PAIRS),
+        output,
+        query,
+        cache.keys,
+        query_start,
+        seq_lens,
+        lines,
+        tables,
+        tiles.starts,
+        tiles.rows,
+        seq_lens.shape[0],
+        tables.stride(0),
+        layer.scale * LOG2_E.value,
+        NUM_HEADS=num_heads,
+        QUERIES=TILE_ROWS // num_heads,
+        PAIRS=_PAIRS,
+        RANK_DIM=rank,
+        ROPE_DIM=width - rank,
+        RANK=max(_MIN_DOT, power_of_2(rank)),
+        ROPE=max(_MIN_DOT, power_of_2(width - rank)),
+        BLOCK_SIZE=block_size,
+        TILE=_TILE,
+        num_warps=8,
+        num_stages=2,
+    )
+
+
+# What changes from step to step is not specialised on: see decode.py.
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride"],
+    do_not_specialize_on_alignment=[
+        "query_start",
+        "seq_lens",
+        "lines",
+        "split_starts",
+        "split_rows",
+    ],
+)
+def _latent_split_kernel(
+    output,
+    partial,  # [capacity, heads, rank] float32, softmax-weighted means of a split
+    partial_lse,  # [capacity, heads] float32, log2 of the split's sum of 2^score
+    query,
+    keys,
+    query_start,
+    seq_lens,
+    lines,  # of the tables
+    tables,
+    split_starts,
+    split_rows,
+    num_rows,
+    table_stride,
+    scale,  # times log2 e
+    NUM_HEADS: tl.constexpr,
+    HEAD_TILES: tl.constexpr,
+    HEADS: tl.constexpr,
+    RANK_DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Takes work items until none is left: a split, for some heads."""
+    num_items = tl.load(split_starts + num_rows) * HEAD_TILES
+    ranks = tl.arange(0, RANK)
+    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        split = item // HEAD_TILES
+        heads = (item - split * HEAD_TILES) * HEADS + tl.arange(0, HEADS)
+        is_head = heads < NUM_HEADS
+        row = tl.load(split_rows + split)
+        seq_len = tl.load(seq_lens + row)
+        first_split = tl.load(split_starts + row)
+        num_splits = tl.load(split_starts + row + 1) - first_split
+        begin = (split - first_split) * SPLIT_SIZE
+        token = tl.load(query_start + row).to(tl.int64)
+        pairs = token * NUM_HEADS + heads
+        mean, lse = _attend_latents(
+            query,
+            keys,
+            tables + tl.load(lines + row).to(tl.int64) * table_stride,
+            pairs,
+            is_head,
+            heads * 0 + seq_len - 1,
+            begin,
+            tl.minimum(begin + SPLIT_SIZE, seq_len),
+            scale,
+            RANK_DIM,
+            ROPE_DIM,
+            RANK,
+            ROPE,
+            HEADS,
+            BLOCK_SIZE,
+            TILE,
+        )
+        in_tile = is_head[:, None] & (ranks < RANK_DIM)[None, :]
+        if num_splits == 1:
+            place = output + pairs[:, None] * RANK_DIM + ranks[None, :]
+            tl.store(place, mean.to(output.dtype.element_ty), mask=in_tile)
+        else:
+            at = split.to(tl.int64) * NUM_HEADS + heads
+            tl.store(partial + at[:, None] * RANK_DIM + ranks[None, :], mean, mask=in_tile)
+            tl.store(partial_lse + at, lse, mask=is_head)
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride"],
+    do_not_specialize_on_alignment=[
+        "query_start",
+        "seq_lens",
+        "lines",
+        "tile_starts",
+        "tile_rows",
+    ],
+)
+def _latent_prefill_kernel(
+    output,
+    query,
+    keys,
+    query_start,
+    seq_lens,
+    lines,  # of the tables
+    tables,
+    tile_starts,
+    tile_rows,
+    num_rows,
+    table_stride,
+    scale,  # times log2 e
+    NUM_HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    RANK_DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Some pairs of a query tile."""
+    tile = tl.program_id(0)
+    # The grid is as large as a bound.
+    if tile >= tl.load(tile_starts + num_rows):
+        return
+    row = tl.load(tile_rows + tile)
+    begin, seq_len = tl.load(query_start + row), tl.load(seq_lens + row)
+    num_queries = tl.load(query_start + row + 1) - begin
+    # A row's last tile has most keys: it is the first to start, or it would end alone.
+    first_query = (tl.load(tile_starts + row + 1) - 1 - tile) * QUERIES
+    place = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
+    local = first_query + place // NUM_HEADS
+    is_pair = (place < QUERIES * NUM_HEADS) & (local < num_queries)
+    pairs = (begin + local).to(tl.int64) * NUM_HEADS + place % NUM_HEADS
+    # Rows that are no pair look where the last one does: their softmax stays finite.
+    last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
+    positions = seq_len - num_queries + tl.minimum(local, last_query)
+    mean, _ = _attend_latents(
+        query,
+        keys,
+        tables + tl.load(lines + row).to(tl.int64) * table_stride,
+        pairs,
+        is_pair,
+        positions,
+        0,
+        seq_len - num_queries + last_query + 1,
+        scale,
+        RANK_DIM,
+        ROPE_DIM,
+        RANK,
+        ROPE,
+        PAIRS,
+        BLOCK_SIZE,
+        TILE,
+    )
+    ranks = tl.arange(0, RANK)
+    target = output + pairs[:, None] * RANK_DIM + ranks[None, :]
+    in_tile = is_pair[:, None] & (ranks < RANK_DIM)[None, :]
+    tl.store(target, mean.to(output.dtype.element_ty), mask=in_tile)
+
+
+@triton.jit
+def _attend_latents(
+    query,
+    keys,
+    table,
+    pairs,  # [ROWS] rows of the queries seen as [tokens * heads, width]
+    is_pair,
+    positions,  # [ROWS]
+    begin,  # a multiple of TILE
+    end,
+    scale,
+    RANK_DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Mean of the latents of slots [begin, end) that each pair sees, and log2 of its weight."""
+    WIDTH: tl.constexpr = RANK_DIM + ROPE_DIM
+    ranks, ropes = tl.arange(0, RANK), tl.arange(0, ROPE)
+    in_rank, in_rope = (ranks < RANK_DIM)[None, :], (ropes < ROPE_DIM)[None, :]
+    place = query + pairs[:, None] * WIDTH
+    q = tl.load(place + ranks[None, :], mask=is_pair[:, None] & in_rank, other=0.0)
+    turned = place + RANK_DIM + ropes[None, :]
+    q_rope = tl.load(turned, mask=is_pair[:, None] & in_rope, other=0.0)
+    top = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, RANK], tl.float32)
+    for tile in range(begin, end, TILE):
+        slots = tile + tl.arange(0, TILE)
+        # What lies past the end belongs to nobody and may be anything: it is not read.
+        is_used = slots < end
+        rows = row_offsets(table, slots, is_used, 0, 1, BLOCK_SIZE, TILE)
+        base = keys + rows[:, None] * WIDTH
+        k = tl.load(base + ranks[None, :], mask=is_used[:, None] & in_rank, other=0.0)
+        k_turned = base + RANK_DIM + ropes[None, :]
+        k_rope = tl.load(k_turned, mask=is_used[:, None] & in_rope, other=0.0)
+        scores = dot_add(q_rope, tl.trans(k_rope), dot(q, tl.trans(k))) * scale
+        is_seen = is_used[None, :] & (slots[None, :] <= positions[:, None])
+        scores = tl.where(is_seen, scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = dot_add(weights.to(k.dtype), k, acc * shrink[:, None])
+        top = new_top
+    # A row of length 0 is padding: its mean is 0.
+    total = tl.where(total > 0.0, total, 1.0)
+    return acc / total[:, None], top + tl.log2(total)
+
+
+def latent_rope_store(
+    query: torch.Tensor,
+    latent: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor],
+    cache: LayerCache,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """One launch; see ``kernels.reference.fused``. Queries are contiguous, a latent's numbers lie
+    side by side."""
+    num_tokens, num_heads, width = query.shape
+    rank = norm_weight.shape[0]
+    half = (width - rank) // 2
+    launch(
+        _latent_rope_store_kernel,
+        (num_tokens,),
+        query,
+        latent,
+        norm_weight,
+        *rotation,
+        cache.keys,
+        slot_mapping,
+        eps,
+        latent.stride(0),
+        NUM_HEADS=num_heads,
+        HEADS=power_of_2(num_heads),
+        RANK_DIM=rank,
+        RANK=power_of_2(rank),
+        HALF_DIM=half,
+        HALF=power_of_2(half),
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _latent_rope_store_kernel(
+    query,
+    latent,
+    norm_weight,
+    cos,
+    sin,
+    keys,
+    slot_mapping,
+    eps,
+    latent_stride,
+    NUM_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    RANK_DIM: tl.constexpr,
+    RANK: tl.constexpr,
+    HALF_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """One token: the rotated part of its queries and of its key, as two halves, and its latent."""
+    token = tl.program_id(0).to(tl.int64)
+    width: tl.constexpr = RANK_DIM + 2 * HALF_DIM
+    dims, ranks, heads = tl.arange(0, HALF), tl.arange(0, RANK), tl.arange(0, HEADS)
+    in_half, in_rank = dims < HALF_DIM, ranks < RANK_DIM
+    c = tl.load(cos + token * HALF_DIM + dims, mask=in_half, other=0.0)
+    s = tl.load(sin + token * HALF_DIM + dims, mask=in_half, other=0.0)
+
+    place = query + (token * NUM_HEADS + heads[:, None]) * width + RANK_DIM + dims[None, :]
+    is_query = (heads < NUM_HEADS)[:, None] & in_half[None, :]
+    first = tl.load(place, mask=is_query, other=0.0).to(tl.float32)
+    second = tl.load(place + HALF_DIM, mask=is_query, other=0.0).to(tl.float32)
+    turned = first * c[None, :] - second * s[None, :]
+    other = second * c[None, :] + first * s[None, :]
+    tl.store(place, turned.to(query.dtype.element_ty), mask=is_query)
+    tl.store(place + HALF_DIM, other.to(query.dtype.element_ty), mask=is_query)
+
+    slot = tl.load(slot_mapping + token)
+    own = latent + token * latent_stride
+    x = tl.load(own + ranks, mask=in_rank, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / RANK_DIM + eps)
+    by = tl.load(norm_weight + ranks, mask=in_rank, other=0.0).to(tl.float32)
+    key = keys + slot * width
+    is_stored = slot >= 0
+    tl.store(key + ranks, (x * scale * by).to(keys.dtype.element_ty), mask=in_rank & is_stored)
+    key_first = tl.load(own + RANK_DIM + dims, mask=in_half, other=0.0).to(tl.float32)
+    key_second = tl.load(own + RANK_DIM + HALF_DIM + dims, mask=in_half, other=0.0)
+    key_second = key_second.to(tl.float32)
+    key += RANK_DIM
+    is_turned = in_half & is_stored
+    key_turned = (key_first * c - key_second * s).to(keys.dtype.element_ty)
+    tl.store(key + dims, key_turned, mask=is_turned)
+    key_other = (key_second * c + key_first * s).to(keys.dtype.element_ty)
+    tl.store(key + HALF_DIM + dims, key_other, mask=is_turned)
