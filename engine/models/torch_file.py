@@ -58,7 +58,7 @@ def _entry(path: Path, name: object, value: object, file_bytes: int) -> TensorEn
     num_bytes = value.numel() * value.element_size()
     if begin is None or not value.is_contiguous():
         raise ModelLoadError(f"{path}: tensor '{name[:80]}' does not lie in one piece")
-    begin += value.storage_offset() * value.element_size()
+    begin += int(value.storage_offset()) * value.element_size()
     if not 0 <= begin <= begin + num_bytes <= file_bytes:
         raise ModelLoadError(f"{path}: tensor '{name[:80]}' lies outside the file")
     return TensorEntry(name, value.dtype, tuple(value.shape), begin, num_bytes)

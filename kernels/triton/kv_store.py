@@ -154,7 +154,9 @@ def _norm_rope_store_kernel(
     rows = (block * NUM_KV_HEADS + kv_heads) * BLOCK_SIZE + offset
     offsets = rows[:, None] * head_dim + dims[None, :]
     if key_scales is not None:
-        first, second, scales = _encode(first, second, PEAK)
+        first, second, scales = _encode(  # pyright: ignore[reportGeneralTypeIssues]
+            first, second, PEAK
+        )
         is_scaled = (heads < rotated_heads + NUM_KV_HEADS) & (slot >= 0)
         is_key_head = is_scaled & (heads >= NUM_HEADS) & is_rotated
         tl.store(key_scales + rows, scales, mask=is_key_head)
