@@ -1,26 +1,42 @@
-"""From what a person calls a model to the directory or file that holds it."""
+"""From what a person calls a model to the directory or file that holds it.
+
+    ./directory              in Hugging Face format, or with one GGUF model in it
+    ./model.gguf             a GGUF file
+    org/name                 on the Hugging Face Hub, its newest revision
+    org/name@revision        a branch, tag or commit
+    org/name:Q4_K_M          the GGUF file there that has this in its name
+
+The Hub's own variables hold here too: ``HF_TOKEN`` for models that are not open to all,
+``HF_HUB_OFFLINE=1`` to ask nobody and take what was fetched before, ``HF_HOME`` for where that is
+kept, ``HF_ENDPOINT`` for a mirror.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
+from engine.config import LoadFormat
 from engine.errors import ModelLoadError
-from engine.gguf.file import is_gguf
+from engine.gguf.file import find_gguf, is_gguf
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_PART = r"[A-Za-z0-9][\w.-]*"
+_HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w./-]+))?(?::([\w.-]+))?")
+_WANTED = ("*.json", "*.jinja", "*.model", "*.txt")
+# What models of other libraries are that lie beside those wanted.
+_UNWANTED = ("original/*", "onnx/*", "openvino/*", "*consolidated*", "flax_*", "tf_*")
 
 
-def resolve_model(name: str) -> str:
+def resolve_model(name: str, load_format: LoadFormat = "auto") -> str:
     """Where ``name`` lies: itself where there is such a thing, else fetched from the Hub.
 
     Args:
-        name: a directory in Hugging Face format, a GGUF file, or ``org/name`` on the Hugging Face
-            Hub.
+        name: see above.
+        load_format: "bin" fetches PyTorch's own files in place of safetensors.
 
     Raises:
-        ModelLoadError: there is no such directory, or the Hub does not give it; one line.
+        ModelLoadError: there is no such thing, or the Hub does not give it; one line.
     """
     if os.path.isdir(name) or is_gguf(name):
         return name
@@ -28,14 +44,51 @@ def resolve_model(name: str) -> str:
         raise ModelLoadError(
             f"{name} is not a GGUF file; other models are directories in Hugging Face format"
         )
-    if not _HUB_NAME.fullmatch(name):
+    named = _HUB_NAME.fullmatch(name)
+    if named is None:
         raise ModelLoadError(f"there is no model directory {name}")
-    from huggingface_hub import snapshot_download  # slow to import; only needed here
+    repository, revision, quantised = named.groups()
+    if quantised is None:
+        weights = "*.bin" if load_format == "bin" else "*.safetensors"
+        return _fetch(name, repository, revision, [*_WANTED, weights])
+    wanted = {f"*{form}*.gguf" for form in (quantised, quantised.lower(), quantised.upper())}
+    return str(_only_gguf(name, Path(_fetch(name, repository, revision, sorted(wanted)))))
+
+
+def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) -> str:
+    from huggingface_hub import errors, snapshot_download  # slow to import; only needed here
 
     try:
-        return snapshot_download(name, allow_patterns=_WANTED_FILES)
-    except Exception as error:  # its tree of errors spans several libraries and versions
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelLoadError(
-            f"there is no directory {name}, and the Hub did not give it: {reason[0][:200]}"
-        ) from error
+        return snapshot_download(
+            repository, revision=revision, allow_patterns=wanted, ignore_patterns=[*_UNWANTED]
+        )
+    except errors.GatedRepoError:
+        reason = "its owner asks for consent on its page, and for HF_TOKEN of who has given it"
+    except errors.RevisionNotFoundError:
+        reason = f"it has no revision {revision}"
+    except errors.RepositoryNotFoundError:
+        reason = "the Hub has no such model, or HF_TOKEN is needed to see it"
+    except errors.LocalEntryNotFoundError:
+        reason = "the Hub cannot be reached, and it was not fetched before"
+        if os.environ.get("HF_HUB_OFFLINE"):
+            reason = "HF_HUB_OFFLINE is set, and it was not fetched before"
+    except Exception as error:  # the rest of its tree spans several libraries and versions
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = f"the Hub did not give it: {lines[0][:200]}"
+    raise ModelLoadError(f"there is no directory {name}, and no model of the Hub: {reason}")
+
+
+def _only_gguf(name: str, snapshot: Path) -> Path:
+    """The file that has been fetched; the first of those that one model is split into."""
+    quantised = name.rpartition(":")[2].lower()
+    found = {
+        path
+        for file in snapshot.rglob("*.gguf")
+        if quantised in file.name.lower() and (path := find_gguf(file)) is not None
+    }
+    if len(found) == 1:
+        return found.pop()
+    if not found:
+        raise ModelLoadError(f"{name}: the model has no GGUF file with that in its name")
+    names = ", ".join(sorted(path.name for path in found)[:4])
+    raise ModelLoadError(f"{name}: several files have that in their names: {names}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -69,8 +70,8 @@ class Settings(SpeculationSettings):
     model: str | None = setting(
         None,
         _MODEL,
-        "Directory in Hugging Face format, GGUF file, or a name on the Hub (org/name). The model "
-        "that ships with Quire when left out.",
+        "Directory in Hugging Face format, GGUF file, or a name on the Hub (org/name[@REVISION], "
+        "org/name:Q4_K_M for a GGUF file there). The model that ships with Quire when left out.",
     )
     config: Path | None = setting(
         None, _MODEL, "YAML file with any of these settings, such as one from configs/."
@@ -422,7 +423,7 @@ class Settings(SpeculationSettings):
             return list(self.served_model_names)
         if self.model is None:
             return [DEMO_MODEL_NAME]
-        return [os.path.basename(os.path.normpath(self.model)).removesuffix(".gguf")]
+        return [re.sub(r"(\.gguf|@.*)$", "", os.path.basename(os.path.normpath(self.model)))]
 
     @property
     def adapters(self) -> dict[str, str]:

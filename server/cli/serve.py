@@ -209,7 +209,7 @@ def with_model_directory(settings: Settings) -> Settings:
     """``settings`` with the model's directory in place of its name, its public name kept."""
     if settings.model is None:
         return settings
-    directory = resolve_model(settings.model)
+    directory = resolve_model(settings.model, settings.load_format)
     return settings.model_copy(
         update={"model": directory, "served_model_names": settings.model_names}
     )

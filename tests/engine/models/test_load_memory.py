@@ -1,0 +1,25 @@
+"""What loading takes at its height: little more than the weights, as they are held."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tools.bench.loading import peak_of_load, write_checkpoint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells the peak")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """300 MiB in three shards."""
+    return write_checkpoint(tmp_path_factory.mktemp("large"), 300 * 2**20)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_peak_is_that_of_the_weights(checkpoint, quantization):
+    """A second copy of them, or the dense ones beside the rounded, would be twice as much."""
+    measured = peak_of_load(checkpoint, "bfloat16", quantization)
+    assert measured["weights_bytes"] > (120 if quantization else 250) * 2**20
+    assert measured["peak_bytes"] < 1.1 * measured["weights_bytes"]
