@@ -83,7 +83,7 @@ def decode_attention(
         DIM=dim,
         BLOCK_SIZE=block_size,
         SPLIT_SIZE=SPLIT_SIZE,
-        # Widened, the widest heads' tile would not leave the registers for three programs.
+        # Widened, the widest heads' tile would not fit the registers.
         TILE=_TILE // 2 if cache.key_scales is not None and dim > 128 else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
