@@ -72,6 +72,8 @@ def read_header(path: Path) -> Header:
         ModelLoadError: the file cannot be opened, is cut short, or describes tensors that do not
             lie in it one after the other; one line that names the file.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise _damaged(path, "is not a file")
     try:
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 
 import pytest
@@ -260,6 +261,13 @@ def test_hostile_headers_are_refused(tmp_path, name):
         read_header(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_is_not_waited_for(copy):
+    (copy / "model.safetensors").unlink()
+    os.mkfifo(copy / "model-1.safetensors")
+    with pytest.raises(ModelLoadError, match=r"model-1.safetensors: is not a file"):
+        load(copy)
 
 
 @settings(max_examples=200, deadline=None)
