@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.models.encoder.families import ENCODERS
 from engine.models.families import FAMILIES
 from engine.models.families.rope import SCALINGS
+from engine.quantization.formats import FORMATS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 
@@ -54,9 +55,13 @@ Mixtures of experts: on a GPU one grouped product of Triton for all experts of a
 each chosen expert as a linear layer of its own, quantised as the others are. They are not
 batch-invariant: `--batch-invariant` refuses them.
 
-Numbers: float32, bfloat16 and float16; `--quantization int8|int4` rounds the weights of any
-family while they load, on a CPU. What the checkpoint was saved in does not matter. Quantised
-checkpoints are refused so far, by name.
+Numbers: float32, bfloat16 and float16; what the checkpoint was saved in does not matter.
+`--quantization int8|int4|nf4|fp8` rounds the weights of any family while they load, and checkpoints
+that are quantised load as they are ([quantisation.md](quantisation.md)):
+
+| `quant_method` | What of it |
+|---|---|
+{formats}
 """
 
 
@@ -69,8 +74,9 @@ def models_page() -> str:
     encoders = "\n".join(
         f"| `{name}` | {family.models} |" for name, family in sorted(ENCODERS.items())
     )
+    formats = "\n".join(f"| `{name}` | {found.served} |" for name, found in FORMATS.items())
     kinds = ", ".join(f"`{kind}`" for kind in ("default", *SCALINGS))
-    return _PAGE.format(families=families, encoders=encoders, ropes=kinds)
+    return _PAGE.format(families=families, encoders=encoders, ropes=kinds, formats=formats)
 
 
 def main() -> int:

@@ -99,7 +99,10 @@ def _load_decoder_runner(
         weights: Weights = GgufWeights(model.gguf, spec, dtype, device, on_progress, packed=types)
     else:
         weights = _load(config, spec, headers, dtype, device, on_progress, stored_as)
-    modules = make_modules(spec, weights, method, stacked=kernels.name == "triton")
+    is_stacked = kernels.name == "triton"
+    if is_stacked and spec.moe is not None and (config.quantization or stored_as or gguf_codes):
+        logger.warning("experts stay in %s: grouped products have no kernel for codes", dtype)
+    modules = make_modules(spec, weights, method, stacked=is_stacked)
     draft_modules = None if draft is None else draft.modules(config, method)
     memory = plan_memory(
         spec,
@@ -180,7 +183,10 @@ def _load(
 
 def _stored_format(config: EngineConfig, model: ModelConfig) -> Format | None:
     """How the checkpoint's matrices are quantised; None: they are not, or random."""
-    if model.quantization_config is None or config.load_format == "dummy":
+    if model.quantization_config is None:
+        return None
+    if config.load_format == "dummy":
+        logger.warning("random weights are dense, though the checkpoint's would be quantised")
         return None
     where = f"{model.directory / 'config.json'}, 'quantization_config'"
     return read_format(model.quantization_config, where)

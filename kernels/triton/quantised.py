@@ -80,6 +80,7 @@ def packed_linear(
         GROUP=weight.group,
         GROUPS=weight.num_groups,
         KIND="nibbles" if weight.bits == 4 else "floats" if is_float else "integers",
+        PER_BYTE=8 // weight.bits,
         HAS_TABLE=weight.levels not in (None, INT4_LEVELS),
         TILES_A_SPLIT=triton.cdiv(triton.cdiv(inputs, depth), splits),
         ROWS=rows,
@@ -146,6 +147,7 @@ def _packed_kernel(
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
     KIND: tl.constexpr,
+    PER_BYTE: tl.constexpr,
     HAS_TABLE: tl.constexpr,
     TILES_A_SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -153,7 +155,6 @@ def _packed_kernel(
     DEPTH: tl.constexpr,
 ):
     """One tile of the output, over one split of the inputs."""
-    PER_BYTE: tl.constexpr = 2 if KIND == "nibbles" else 1
     BYTES: tl.constexpr = (INPUTS + PER_BYTE - 1) // PER_BYTE
     WIDTH: tl.constexpr = DEPTH // PER_BYTE
     row_tiles = tl.cdiv(num_rows, ROWS)
