@@ -24,9 +24,9 @@ def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator
     """Lay drafts behind those rows of a planned step that decode."""
     speculator.begin_step(len(step.rows))
     for index, (row, seq) in enumerate(zip(step.rows, step.seqs, strict=True)):
-        if not row.samples or len(row.token_ids) != 1 or row.start < seq.num_prompt:
+        newest, *others = row.token_ids
+        if not row.samples or others or row.start < seq.num_prompt:
             continue
-        (newest,) = row.token_ids
         if seq.draft is None:
             seq.draft = speculator.begin(seq.request)
         if newest == PENDING_TOKEN:
