@@ -22,7 +22,10 @@ from engine.types import PENDING_TOKEN, ScheduledRow
 
 def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator) -> None:
     """Lay drafts behind those rows of a planned step that decode."""
-    speculator.begin_step(len(step.rows))
+    if not speculator.begin_step(len(step.rows)):
+        for seq in step.seqs:
+            seq.awaits_token = False
+        return
     for index, (row, seq) in enumerate(zip(step.rows, step.seqs, strict=True)):
         newest, *others = row.token_ids
         if not row.samples or others or row.start < seq.num_prompt:

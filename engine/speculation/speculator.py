@@ -48,9 +48,10 @@ class Speculator:
         """What has come of it so far."""
         return DraftStats(self._num_drafts, self._num_draft_tokens, tuple(self._accepted))
 
-    def begin_step(self, num_rows: int) -> None:
-        """So many rows of the step may have drafts."""
+    def begin_step(self, num_rows: int) -> bool:
+        """So many rows of the step may have drafts; False where not even sure ones would pay."""
         self._pace.begin(num_rows)
+        return self._pace.num_drafts(1.0) > 0
 
     def begin(self, request: Request) -> Draft:
         """Guess for a request from now on."""
