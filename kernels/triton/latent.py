@@ -179,7 +179,7 @@ def _latent_split_kernel(
         begin = (split - first_split) * SPLIT_SIZE
         token = tl.load(query_start + row).to(tl.int64)
         pairs = token * NUM_HEADS + heads
-        mean, lse = _attend_latents(
+        mean, lse = _attend_latents(  # pyright: ignore[reportGeneralTypeIssues]
             query,
             keys,
             tables + tl.load(lines + row).to(tl.int64) * table_stride,
@@ -257,7 +257,7 @@ def _latent_prefill_kernel(
     # Rows that are no pair look where the last one does: their softmax stays finite.
     last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
     positions = seq_len - num_queries + tl.minimum(local, last_query)
-    mean, _ = _attend_latents(
+    mean, _ = _attend_latents(  # pyright: ignore[reportGeneralTypeIssues]
         query,
         keys,
         tables + tl.load(lines + row).to(tl.int64) * table_stride,
