@@ -142,7 +142,9 @@ def _load_decoder_runner(
             graphs = DecodePrograms(decoder, cache, kernels, attention, rows)
     draft_model: DraftModel | None = None
     if draft is not None and draft_modules is not None:
-        draft_model = draft.model(draft_modules, memory, rows, spec.vocab_size)
+        draft_model = draft.model(
+            draft_modules, memory, rows, spec.vocab_size, enforce_eager=config.enforce_eager
+        )
     speculation = config.speculation
     logger.info(memory.describe())
     return ModelRunner(

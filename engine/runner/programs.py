@@ -37,6 +37,7 @@ class DecodePrograms:
 
     Args:
         model, cache, kernels, spec, rows: the runner's, on a CPU.
+        feeds_back: what is sampled is the rows' newest token.
     """
 
     def __init__(
@@ -46,12 +47,15 @@ class DecodePrograms:
         kernels: Kernels,
         spec: AttentionSpec,
         rows: RowTable,
+        *,
+        feeds_back: bool = True,
     ) -> None:
         self._model = model
         self._cache = cache
         self._kernels = kernels
         self._spec = spec
         self._rows = rows
+        self._feeds_back = feeds_back
         self._workspace = Workspace()
         self._programs: dict[int, DecodeGraph] = {}
         self._is_recordable = True
@@ -109,5 +113,6 @@ class DecodePrograms:
     ) -> Sampled:
         do, parameters = self._kernels.operations, self._rows.sampling.table
         chosen = do.sample(logits, slots, positions, parameters)
-        do.feed_back(self._rows.newest, slots, chosen.token_ids, parameters.count_line)
+        if self._feeds_back:
+            do.feed_back(self._rows.newest, slots, chosen.token_ids, parameters.count_line)
         return chosen

@@ -22,6 +22,7 @@ import torch
 from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
 from engine.runner.inputs import HostBatch, build, geometry, send
+from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from engine.types import ScheduledRow, StepPlan
@@ -50,6 +51,8 @@ class _Place:
 
 # Tokens of a text that are put off while nobody guesses: read together they cost what one does.
 _MAX_UNREAD = 32
+# Tokens a row, in the mean, up to which a recorded step of single tokens costs less than a chunk.
+_MOST_SINGLE = 2
 
 
 class _Guess(NamedTuple):
@@ -70,6 +73,7 @@ class DraftModel:
         rows: the runner's.
         vocab_size: of the large model; tokens that only one of the two has are never guessed.
         rejects: draw from noise of its own, and keep what was drawn from.
+        programs: of its steps, which do not feed back; None where they are not recorded.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class DraftModel:
         *,
         vocab_size: int,
         rejects: bool,
+        programs: DecodePrograms | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -90,6 +95,8 @@ class DraftModel:
         self._rows = rows
         self._vocab_size = vocab_size
         self._rejects = rejects
+        # A program does not keep tokens of the large model from a table that lacks them.
+        self._programs = programs if model.spec.vocab_size >= vocab_size else None
         self._uploads = Uploads(attention_spec.device)
         self._places: dict[str, _Place] = {}
 
@@ -154,6 +161,10 @@ class DraftModel:
     ) -> list[_Guess]:
         """Compute all that is unread of these rows, and the first guess of who wants one."""
         lengths = [len(place.unread) for place in reads]
+        if not plan.copies and sum(lengths) <= _MOST_SINGLE * len(reads):
+            guesses = self._read_singly(row_ids, reads, lengths, wanting)
+            if guesses is not None:
+                return guesses
         query_start = np.zeros(len(reads) + 1, np.int32)
         np.cumsum(lengths, out=query_start[1:])
         batch = HostBatch(
@@ -174,22 +185,47 @@ class DraftModel:
             return []
         slots = sent.rows.slots.index_select(0, sent.sampling_rows)
         positions = seq_lens.index_select(0, sent.sampling_rows).long()
-        return [self._choose(hidden, batch.slots[wanting], slots, positions)]
+        logits = self._model.logits(hidden)
+        return [self._choose(logits, batch.slots[wanting], slots, positions)]
+
+    def _read_singly(
+        self, row_ids: list[str], reads: list[_Place], lengths: list[int], wanting: list[int]
+    ) -> list[_Guess] | None:
+        """The same as a recorded step, each token a row of its own; None: there is none."""
+        batch = _decode_batch(
+            np.repeat(np.array(self._rows.slots(row_ids), np.int32), lengths),
+            np.array([place.num_read + i for place in reads for i in range(len(place.unread))]),
+            np.array([token for place in reads for token in place.unread]),
+        )
+        graph = self._programs.find(batch) if self._programs is not None else None
+        if graph is None or self._programs is None:
+            return None
+        self._programs.load(graph, batch, self._uploads)
+        graph.forward()
+        if not wanting:
+            return []
+        last = np.cumsum(lengths)[wanting] - 1
+        at = torch.from_numpy(last)
+        logits, slots, positions = graph.logits[at], graph.slots[at], graph.positions[at]
+        return [self._choose(logits, batch.slots[last], slots, positions)]
 
     def _go_on(self, slots: np.ndarray, starts: np.ndarray, token_ids: torch.Tensor) -> _Guess:
         """One guess further: the last ones are read, and followed by others."""
-        batch = HostBatch(
-            slots=slots,
-            query_start=np.arange(slots.size + 1, dtype=np.int32),
-            starts=starts,
-            token_ids=np.zeros(slots.size, np.int32),  # the device knows
-            sampling_rows=np.arange(slots.size, dtype=np.int32),
-        )
+        batch = _decode_batch(slots, starts, np.zeros(slots.size))  # the device knows the tokens
+        graph = self._programs.find(batch) if self._programs is not None else None
+        if graph is not None and self._programs is not None:
+            self._programs.load(graph, batch, self._uploads)
+            graph.packed[2 * slots.size :].copy_(token_ids)
+            graph.forward()
+            if self._rejects or self._rows.sampling.bias(slots) is not None:
+                return self._choose(graph.logits, slots, graph.slots, graph.positions)
+            graph.sample()
+            return _Guess(graph.sampled.token_ids.clone(), None)
         places = (batch.slots, batch.query_start, batch.starts)
         on_device = self._uploads.send(places)
         rows = StepRows(on_device[0], on_device[1], on_device[2], token_ids.to(torch.int32))
         hidden, seq_lens = self._forward(batch, rows, None)
-        return self._choose(hidden, slots, rows.slots, seq_lens.long())
+        return self._choose(self._model.logits(hidden), slots, rows.slots, seq_lens.long())
 
     def _forward(
         self, batch: HostBatch, rows: StepRows, wanted: torch.Tensor | None
@@ -209,13 +245,12 @@ class DraftModel:
 
     def _choose(
         self,
-        hidden: torch.Tensor,
+        logits: torch.Tensor,
         host_slots: np.ndarray,
         slots: torch.Tensor,
         positions: torch.Tensor,
     ) -> _Guess:
-        """As the request samples, but for penalties and masks."""
-        logits = self._model.logits(hidden)
+        """As the request samples, but for penalties and masks. Overwrites the logits."""
         if logits.shape[1] != self._vocab_size:
             missing = self._vocab_size - logits.shape[1]
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
@@ -253,3 +288,14 @@ class DraftModel:
             return tuple(rows), None
         proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
         return tuple(rows), proposed[torch.tensor(order, device=proposed.device)]
+
+
+def _decode_batch(slots: np.ndarray, starts: np.ndarray, token_ids: np.ndarray) -> HostBatch:
+    """A token a row, each of which is followed by another."""
+    return HostBatch(
+        slots=slots,
+        query_start=np.arange(slots.size + 1, dtype=np.int32),
+        starts=starts.astype(np.int32),
+        token_ids=token_ids.astype(np.int32),
+        sampling_rows=np.arange(slots.size, dtype=np.int32),
+    )

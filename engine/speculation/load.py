@@ -19,6 +19,7 @@ from engine.models.modules import Modules, make_modules
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
 from engine.runner.kernels import choose_kernels
+from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
 from engine.speculation.draft_model import DraftModel
 from engine.types import MemoryPlan
@@ -58,7 +59,13 @@ class DraftPlan:
         return make_modules(self.spec, weights, method, stacked=self.kernels.name == "triton")
 
     def model(
-        self, modules: Modules, memory: MemoryPlan, rows: RowTable, vocab_size: int
+        self,
+        modules: Modules,
+        memory: MemoryPlan,
+        rows: RowTable,
+        vocab_size: int,
+        *,
+        enforce_eager: bool,
     ) -> DraftModel:
         """Put together with a cache of as many blocks as the large model's.
 
@@ -72,14 +79,22 @@ class DraftPlan:
             )
         attention = self.attention
         size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
+        decoder = Decoder(self.spec, modules, self.kernels, memory.max_model_len)
+        cache = KVCache(self.spec, *size, attention.cache_dtype)
+        programs = None
+        if attention.device.type == "cpu" and self.kernels.attention.is_capturable:
+            programs = DecodePrograms(
+                decoder, cache, self.kernels, attention, rows, feeds_back=False
+            )
         return DraftModel(
-            Decoder(self.spec, modules, self.kernels, memory.max_model_len),
-            KVCache(self.spec, *size, attention.cache_dtype),
+            decoder,
+            cache,
             self.kernels,
             attention,
             rows,
             vocab_size=vocab_size,
             rejects=self.rejects,
+            programs=None if enforce_eager else programs,
         )
 
 

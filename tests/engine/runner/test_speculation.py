@@ -10,8 +10,11 @@ import pytest
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.errors import ModelLoadError
-from engine.paths import default_model_dir
+from engine.paths import default_model_dir, embedded_draft_dir
+from engine.runner.programs import DecodePrograms
+from engine.text.tokenizer import Tokenizer
 from engine.types import EngineOutput, Grammar, Request, SamplingParams
+from kernels.cpu.linear import is_available
 from tests import tiny_models
 
 NUM_OUTPUT = 24
@@ -219,3 +222,54 @@ def test_a_draft_that_does_not_fit_is_refused(tiny, tmp_path, draft, told):
     speculation = SpeculationConfig(method="draft", draft_model=directory)
     with pytest.raises(ModelLoadError, match=told):
         EngineCore.load(config_of(tiny, speculation))
+
+
+@pytest.mark.skipif(not is_available(), reason="no native linear layers here")
+@pytest.mark.parametrize("how", [{}, {"logit_bias": {7: 2.0}}], ids=["plain", "biased"])
+def test_a_recorded_draft_model_guesses_as_well(monkeypatch, how):
+    """The embedded model and its draft in bfloat16, whose steps are recorded: drafts of the same
+    worth as from ordinary steps, and the text that there is without drafts."""
+    used = []
+    find = DecodePrograms.find
+
+    def counted(self, batch):
+        found = find(self, batch)
+        used.append((self._feeds_back, found is not None))
+        return found
+
+    monkeypatch.setattr(DecodePrograms, "find", counted)
+    tokenizer = Tokenizer.from_dir(default_model_dir())
+    prompts = ["The capital of France is", "One, two, three", "Question: what is 3 + 4?\nAnswer:"]
+    requests = [
+        Request(
+            id=str(index),
+            prompt_token_ids=tuple(tokenizer.encode(text)),
+            sampling=SamplingParams(
+                max_tokens=40, ignore_eos=True, seed=5, temperature=0.7 * (index % 2), **how
+            ),
+        )
+        for index, text in enumerate(prompts * 2)
+    ]
+    speculation = SpeculationConfig(
+        method="draft", draft_model=str(embedded_draft_dir()), adaptive=False
+    )
+    texts, kept = [], []
+    for options in ({"speculation": None}, {}, {"enforce_eager": True}):
+        config = EngineConfig(
+            **{
+                "model": str(default_model_dir()),
+                "dtype": "bfloat16",
+                "num_threads": 1,
+                "speculation": speculation,
+                "cache": CacheConfig(num_blocks=256, block_size=16),
+                **options,
+            }
+        )
+        told, _, core = generate(config, requests)
+        texts.append(told)
+        kept.append(core.stats.drafts.num_accepted_tokens)
+    assert texts[0] == texts[1] == texts[2]
+    assert (False, True) in used  # a step of the draft model was recorded
+    assert (False, False) not in used
+    assert kept[0] == 0
+    assert kept[1] == pytest.approx(kept[2], rel=0.1)
