@@ -70,6 +70,10 @@ def _packed_form(dtype: torch.dtype, device: torch.device, what: str | None) -> 
 
         reason = refuse_device(device)
         if reason is None:
+            from kernels.triton.selfcheck import check_packed
+
+            reason = check_packed(dtype, device)
+        if reason is None:
             from engine.quantization.gpu import TritonPackedForm
 
             logger.info("linear layers in codes: triton, %s", what)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,16 @@ from kernels.operations import Kernels
 from kernels.reference import operations as reference
 from kernels.reference.attention import ReferenceAttention
 from kernels.reference.cache_codes import contents, encode
+from kernels.reference.quantised import (
+    linear_packed,
+    quantise_fp8,
+    quantise_int4,
+    quantise_int8,
+    quantise_nf4,
+)
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.triton.plan import queries_a_tile
+from kernels.triton.quantised import packed_linear
 
 # Of the norm of a result. A twin rounds to the dtype in other places, but not at random.
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -38,20 +47,48 @@ _VOCAB = 4500
 def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
     """Why the kernels are not to be trusted on ``spec.device``, or None when they are right."""
     random = torch.Generator().manual_seed(next(_SEEDS))
+    tolerance = _TOLERANCES[spec.dtype] if spec.cache_dtype is None else _OF_CODES
     for what, check in _CHECKS.items():
-        try:
-            with torch.inference_mode():
-                worst = max(_error(*pair) for pair in check(kernels, spec, random))
-        # Whatever the compiler or the driver raises: the reference kernels can still serve.
-        except Exception as error:
-            told = (str(error).strip() or type(error).__name__).splitlines()[0]
-            return f"its {what} cannot run on this device: {told}"
-        if not worst <= (_TOLERANCES[spec.dtype] if spec.cache_dtype is None else _OF_CODES):
-            return f"its {what} is wrong on this device (relative error {worst:.1e})"
+        reason = _doubt(what, partial(check, kernels, spec, random), tolerance)
+        if reason is not None:
+            return reason
     return None
 
 
+def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products with weights in codes are not to be trusted on ``device``, or None."""
+    random = torch.Generator().manual_seed(next(_SEEDS))
+    pairs = partial(_packed_products, dtype, device, random)
+    return _doubt("products of codes", pairs, _TOLERANCES[dtype])
+
+
 _Pairs = Iterator[tuple[Any, Any]]  # actual and expected: tensors, or tuples of such
+
+
+def _doubt(what: str, pairs: Callable[[], _Pairs], tolerance: float) -> str | None:
+    """Why a kind of kernels is not to be trusted, or None."""
+    try:
+        with torch.inference_mode():
+            worst = max(_error(*pair) for pair in pairs())
+    # Whatever the compiler or the driver raises: the reference kernels can still serve.
+    except Exception as error:
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"its {what} cannot run on this device: {told}"
+    if not worst <= tolerance:
+        return f"its {what} is wrong on this device (relative error {worst:.1e})"
+    return None
+
+
+def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
+    """Codes of each width, by one row, by some and by many, in each of the kernel's tiles."""
+    for round_to in (quantise_int4, quantise_int8, quantise_fp8, quantise_nf4):
+        weight = round_to(_noise(random, torch.float32, 200, 256) / 16)
+        there = weight.to(device)
+        levels = None if weight.levels is None else torch.tensor(weight.levels, device=device)
+        for num_rows in (1, 40, 130):
+            x = _noise(random, dtype, num_rows, 256)
+            made = packed_linear(x.to(device), there, levels)
+            yield made, linear_packed(x.float(), weight)
 
 
 def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:

@@ -15,7 +15,8 @@ from kernels.operations import Kernels
 from kernels.select import select_kernels
 from kernels.triton import backend, decode, operations, prefill, selfcheck
 from kernels.triton.backend import TritonAttention
-from kernels.triton.selfcheck import self_check
+from kernels.triton.quantised import packed_linear
+from kernels.triton.selfcheck import check_packed, self_check
 
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
 
@@ -41,6 +42,14 @@ def with_operations(**changed: Any) -> Kernels:
 )
 def test_right_kernels_pass(spec: AttentionSpec, invariant: bool) -> None:
     assert self_check(Kernels(TritonAttention(invariant=invariant), operations), spec) is None
+
+
+def test_products_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_packed(torch.float16, SPEC.device) is None
+    monkeypatch.setattr(
+        selfcheck, "packed_linear", lambda x, *weight: 2 * packed_linear(x, *weight)
+    )
+    assert "products of codes is wrong" in (check_packed(torch.float16, SPEC.device) or "")
 
 
 _RETURN_NOTHING = ("copy_blocks", "feed_back", "latent_rope_store")
