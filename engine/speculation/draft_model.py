@@ -3,16 +3,16 @@
     plan ─► read what is new ─► guess 1 ─► guess 2 ─► ... ─► rows with their guesses ─► the step
 
 It runs at the beginning of the step that verifies its guesses, on the same slots and block tables:
-its keys and values lie in blocks of the same numbers as the model's, in storage of its own.
-Whatever the model computes it computes too, prompts and all, so a cached prefix, a fork or a copy
-holds for both, and who comes back after preemption is read again by both. While nobody guesses it
-puts newest tokens off and reads them together.
+its keys and values lie in blocks of the same numbers as the model's, in storage of its own, and a
+fork or a copy holds for both. It reads a text when it is to guess for it, and not before: where
+drafts do not pay, nothing is spent on them. So it keeps books of what its blocks hold
+(``ReadBlocks``): of a cached prefix that nobody has guessed in, it reads what is missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +25,7 @@ from engine.runner.inputs import HostBatch, build, geometry, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
+from engine.speculation.read_blocks import ReadBlocks
 from engine.types import ScheduledRow, StepPlan
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
@@ -39,18 +40,20 @@ class _Place:
     """How far the draft model has read one text."""
 
     num_read: int
-    unread: list[int] = field(default_factory=list)  # tokens from there on that are known
+    unread: list[int]  # tokens from there on that are known
+    num_noted: int = 0  # of what was read, entered into the books
 
     def go_to(self, start: int) -> None:
         """The text goes on at ``start``: what was guessed behind it is void."""
         if start < self.num_read or start > self.num_read + len(self.unread):
             self.num_read, self.unread = start, []
+            self.num_noted = min(self.num_noted, start)
         else:
             del self.unread[start - self.num_read :]
 
 
-# Tokens of a text that are put off while nobody guesses: read together they cost what one does.
-_MAX_UNREAD = 32
+# Tokens that are read at once, of a text that has been put off for long.
+_MOST_READ = 1024
 # Tokens a row, in the mean, up to which a recorded step of single tokens costs less than a chunk.
 _MOST_SINGLE = 2
 
@@ -99,16 +102,12 @@ class DraftModel:
         self._programs = programs if model.spec.vocab_size >= vocab_size else None
         self._uploads = Uploads(attention_spec.device)
         self._places: dict[str, _Place] = {}
+        self._blocks = ReadBlocks(cache.layers[0].keys.shape[0], attention_spec.block_size)
 
     def forget(self, row_ids: Iterable[str]) -> None:
-        """These rows are about to go; unknown ids are skipped.
-
-        What was put off of them is read now: their blocks may be found again.
-        """
-        gone = {row_id: self._places.pop(row_id) for row_id in row_ids if row_id in self._places}
-        unread = {row_id: place for row_id, place in gone.items() if place.unread}
-        if unread:
-            self._read(StepPlan(), list(unread), list(unread.values()), [])
+        """These rows are about to go; unknown ids are skipped."""
+        for row_id in row_ids:
+            self._places.pop(row_id, None)
 
     def guess(self, plan: StepPlan) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
         """The plan's rows with guesses where they have ``DRAFT_TOKEN``.
@@ -119,50 +118,83 @@ class DraftModel:
             The rows, and what their drafts were drawn from, [drafts, vocab] float32 in the order of
             the rows; None where they are judged without it.
         """
-        reads = self._reads(plan)
-        if self._can_wait(plan, reads):
+        places = self._follow(plan)
+        counts = [row.num_drafts for row in plan.rows]
+        # Tokens that only the device knows are read while it does.
+        reading = [i for i, n in enumerate(counts) if n or places[i].unread[-1] < 0]
+        if not reading:
             return plan.rows, None
         # Those that want the most come first: the passes run on ever fewer of them.
-        counts = [row.num_drafts for row in plan.rows]
-        wanting = sorted((i for i, n in enumerate(counts) if n), key=lambda i: -counts[i])
-        guesses = self._read(plan, [row.id for row in plan.rows], reads, wanting)
-        ends = np.array([reads[i].num_read + len(reads[i].unread) for i in wanting], np.int32)
-        for place in reads:
-            place.num_read += len(place.unread)
-            place.unread = []
-        slots = np.array(self._rows.slots([plan.rows[i].id for i in wanting]), np.int32)
+        reading.sort(key=lambda i: -counts[i])
+        reads = [places[i] for i in reading]
+        row_ids = [plan.rows[i].id for i in reading]
+        wanting = [i for i in reading if counts[i]]
+        for row_id, place in zip(row_ids, reads, strict=True):
+            self._catch_up(row_id, place)
+        guesses = self._read(row_ids, reads, len(wanting))
+        slots = np.array(self._rows.slots(row_ids), np.int32)
+        ends = np.array([place.num_read + len(place.unread) for place in reads], np.int32)
+        for slot, place, end in zip(slots.tolist(), reads, ends.tolist(), strict=True):
+            self._note(slot, place, end)
         for depth in range(1, counts[wanting[0]] if wanting else 0):
             width = sum(counts[i] > depth for i in wanting)
             starts = ends[:width] + (depth - 1)
             guesses.append(self._go_on(slots[:width], starts, guesses[-1].token_ids[:width]))
-        return self._filled(plan, reads, wanting, guesses)
+        return self._filled(plan, places, wanting, guesses)
 
-    def _reads(self, plan: StepPlan) -> list[_Place]:
-        """What each row of the plan has that was not read: one place a row."""
-        reads: list[_Place] = []
+    def _follow(self, plan: StepPlan) -> list[_Place]:
+        """What the plan says of blocks and texts: one place a row, with all that it has unread."""
+        blocks, table = self._blocks, self._rows
+        added = {new.request.id: new for new in plan.added}
+        begun = []
+        places: list[_Place] = []
         for row in plan.rows:
             place = self._places.get(row.id)
-            if place is None:  # what lies before its first row is cached
-                place = self._places[row.id] = _Place(row.start)
+            if place is None:
+                place = self._places[row.id] = _Place(row.start, [])
+                begun.append((row, place))
+                first_new = -(-row.start // self._spec.block_size)
+                blocks.renew(row.new_block_ids[first_new:])
+            else:
+                blocks.renew(row.new_block_ids)
+            places.append(place)
+        if plan.copies:
+            blocks.copy(plan.copies)
+            pairs = torch.tensor(plan.copies, device=self._spec.device).view(-1, 2)
+            sources, targets = pairs.T.contiguous().unbind()
+            for layer in self._cache.layers:
+                self._kernels.operations.copy_blocks(layer, sources, targets)
+        for row, place in begun:
+            new = added.get(row.id)
+            if new is not None:
+                (slot,) = table.slots([row.id])
+                place.num_read = blocks.num_read(table.host_tables[slot], row.start)
+                known = (*new.request.prompt_token_ids, *new.output_ids)
+                place.unread = list(known[place.num_read : row.start])
+            place.num_noted = place.num_read
+        for row, place in zip(plan.rows, places, strict=True):
             place.go_to(row.start)
             place.unread += row.token_ids[: len(row.token_ids) - row.num_drafts]
-            reads.append(place)
-        return reads
+        return places
 
-    def _can_wait(self, plan: StepPlan, reads: list[_Place]) -> bool:
-        """Whether what is unread may stay so: nobody guesses, and it is little and known."""
-        if plan.added or any(len(row.token_ids) > 1 for row in plan.rows):
-            return False
-        newest = (place.unread[-1] for place in reads)
-        return all(len(place.unread) <= _MAX_UNREAD for place in reads) and min(newest) >= 0
+    def _catch_up(self, row_id: str, place: _Place) -> None:
+        """Read the most part of what has been put off for long."""
+        while len(place.unread) > _MOST_READ:
+            self._read([row_id], [_Place(place.num_read, place.unread[:_MOST_READ])], 0)
+            place.num_read += _MOST_READ
+            del place.unread[:_MOST_READ]
 
-    def _read(
-        self, plan: StepPlan, row_ids: list[str], reads: list[_Place], wanting: list[int]
-    ) -> list[_Guess]:
-        """Compute all that is unread of these rows, and the first guess of who wants one."""
+    def _note(self, slot: int, place: _Place, end: int) -> None:
+        """All before ``end`` has been read."""
+        self._blocks.note(self._rows.host_tables[slot], place.num_noted, end)
+        place.num_read, place.unread, place.num_noted = end, [], end
+
+    def _read(self, row_ids: list[str], reads: list[_Place], num_wanting: int) -> list[_Guess]:
+        """Compute all that is unread of these rows, and the first guess of those that want one:
+        they come first."""
         lengths = [len(place.unread) for place in reads]
-        if not plan.copies and sum(lengths) <= _MOST_SINGLE * len(reads):
-            guesses = self._read_singly(row_ids, reads, lengths, wanting)
+        if sum(lengths) <= _MOST_SINGLE * len(reads):
+            guesses = self._read_singly(row_ids, reads, lengths, num_wanting)
             if guesses is not None:
                 return guesses
         query_start = np.zeros(len(reads) + 1, np.int32)
@@ -172,24 +204,20 @@ class DraftModel:
             query_start=query_start,
             starts=np.array([place.num_read for place in reads], np.int32),
             token_ids=np.array([t for place in reads for t in place.unread], np.int32),
-            sampling_rows=np.array(wanting or [0], np.int32),
+            sampling_rows=np.arange(max(1, num_wanting), dtype=np.int32),
         )
-        sent = send(batch, plan, self._rows, self._uploads)
-        if plan.copies:
-            sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
-            for layer in self._cache.layers:
-                self._kernels.operations.copy_blocks(layer, sources, targets)
+        sent = send(batch, StepPlan(), self._rows, self._uploads)
         wanted = sent.rows.query_start[1:].index_select(0, sent.sampling_rows) - 1
         hidden, seq_lens = self._forward(batch, sent.rows, wanted)
-        if not wanting:
+        if not num_wanting:
             return []
         slots = sent.rows.slots.index_select(0, sent.sampling_rows)
         positions = seq_lens.index_select(0, sent.sampling_rows).long()
         logits = self._model.logits(hidden)
-        return [self._choose(logits, batch.slots[wanting], slots, positions)]
+        return [self._choose(logits, batch.slots[:num_wanting], slots, positions)]
 
     def _read_singly(
-        self, row_ids: list[str], reads: list[_Place], lengths: list[int], wanting: list[int]
+        self, row_ids: list[str], reads: list[_Place], lengths: list[int], num_wanting: int
     ) -> list[_Guess] | None:
         """The same as a recorded step, each token a row of its own; None: there is none."""
         batch = _decode_batch(
@@ -202,9 +230,9 @@ class DraftModel:
             return None
         self._programs.load(graph, batch, self._uploads)
         graph.forward()
-        if not wanting:
+        if not num_wanting:
             return []
-        last = np.cumsum(lengths)[wanting] - 1
+        last = np.cumsum(lengths)[:num_wanting] - 1
         at = torch.from_numpy(last)
         logits, slots, positions = graph.logits[at], graph.slots[at], graph.positions[at]
         return [self._choose(logits, batch.slots[last], slots, positions)]
@@ -264,7 +292,7 @@ class DraftModel:
         return _Guess(sample_gumbel(proposed.log(), keys), proposed)
 
     def _filled(
-        self, plan: StepPlan, reads: list[_Place], wanting: list[int], guesses: list[_Guess]
+        self, plan: StepPlan, places: list[_Place], wanting: list[int], guesses: list[_Guess]
     ) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
         """The rows with their guesses, which are read but for the last."""
         if not guesses:
@@ -280,8 +308,8 @@ class DraftModel:
             own = [int(firsts[depth]) + nth[index] for depth in range(row.num_drafts)]
             drafts = tuple(told[at] for at in own)
             order += own
-            reads[index].num_read += len(drafts) - 1
-            reads[index].unread = [drafts[-1]]
+            places[index].num_read += len(drafts) - 1
+            places[index].unread = [drafts[-1]]
             known = row.token_ids[: len(row.token_ids) - row.num_drafts]
             rows[index] = msgspec.structs.replace(row, token_ids=known + drafts)
         if not self._rejects:

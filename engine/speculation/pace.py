@@ -20,6 +20,7 @@ _MAX_SAMPLE = 3.0  # one above this many times the estimate is a hiccup of the m
 _COLD = 8  # steps without drafts, after which those that draft first do more than their share
 _DOUBT = 0.2  # weight of what was learnt before such a pause
 _PROBES = 3  # steps that draft to learn what it costs by now
+_PROBED_ROWS = 8  # of a step that drafts to learn: the others lose nothing by it
 _FRESH = 64  # steps after which the cost that is not seen is looked at again
 _MAX_FRESH = 1024
 _LEAST_S = 1e-7  # of a step, whatever the clock says
@@ -171,6 +172,7 @@ class Pace:
         self._now = _Costs()
         self._num_rows = 1
         self._forced: int | None = None
+        self._num_unprobed = 0  # rows of this step that may still be made to draft
 
     def begin(self, num_rows: int) -> None:
         """A step of so many rows, each with one token to compute, is about to be planned."""
@@ -182,7 +184,7 @@ class Pace:
         if costs.must_measure_plain:
             self._forced = 0
         elif costs.must_measure_drafts():
-            self._forced = 1
+            self._forced, self._num_unprobed = 1, _PROBED_ROWS
         else:
             self._forced = None
 
@@ -191,7 +193,7 @@ class Pace:
         if not self._adaptive:
             return self._most
         if self._forced is not None:
-            return self._forced
+            return min(self._forced, self._num_unprobed)
         share_s, draft_s = self._now.plain_s / self._num_rows, self._now.draft_s
         best, best_rate, tokens, kept = 0, _GAIN / share_s, 1.0, 1.0
         for count in range(1, self._most + 1):
@@ -201,6 +203,13 @@ class Pace:
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
+
+    def claim(self, acceptance: float) -> int:
+        """The same for a row that is about to draft them."""
+        count = self.num_drafts(acceptance)
+        if count and self._forced is not None:
+            self._num_unprobed -= 1
+        return count
 
     def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
         """A step of rows with one known token each took so long, with so many drafts in all."""

@@ -70,7 +70,7 @@ class Speculator:
 
     def propose(self, draft: Draft, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """Drafts behind ``token_ids``: as many as pay for themselves, and at most ``most``."""
-        wanted = min(most, self._pace.num_drafts(draft.acceptance.rate))
+        wanted = min(most, self._pace.claim(draft.acceptance.rate))
         if wanted <= 0:
             draft.acceptance.fade()
             self._of_all.fade()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.errors import ModelLoadError
 from engine.paths import default_model_dir, embedded_draft_dir
+from engine.requests import fan_out
 from engine.runner.programs import DecodePrograms
+from engine.speculation.pace import Pace
 from engine.text.tokenizer import Tokenizer
 from engine.types import EngineOutput, Grammar, Request, SamplingParams
 from kernels.cpu.linear import is_available
@@ -273,3 +276,37 @@ def test_a_recorded_draft_model_guesses_as_well(monkeypatch, how):
     assert (False, False) not in used
     assert kept[0] == 0
     assert kept[1] == pytest.approx(kept[2], rel=0.1)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_draft_model_that_is_seldom_asked_has_read_all(tiny, other, schedule, monkeypatch):
+    """The model as its own draft is always right, so each guess tells whether it has read what
+    it should: prompts, cached prefixes that it never guessed in, forks, what was preempted."""
+    rng = random.Random(3)
+    monkeypatch.setattr(Pace, "claim", lambda pace, acceptance: rng.choice((0, 0, 0, 1, 3)))
+    requests = requests_of(**GREEDY)
+    forks = SamplingParams(n=3, temperature=0.0, max_tokens=9, ignore_eos=True)
+    requests += fan_out("forked", PROMPTS[1], forks)
+    again = [
+        msgspec.structs.replace(
+            request,
+            id=f"again-{request.id}",
+            prompt_token_ids=(*request.prompt_token_ids, 9),
+            fork_of=request.fork_of and f"again-{request.fork_of}",
+        )
+        for request in requests
+    ]
+    expected, _, _ = generate(config_of(tiny, None), [*requests, *again])
+    config = config_of(tiny, speculation_of("itself", tiny, other), **SCHEDULES[schedule])
+    core = EngineCore.load(config)
+    texts: dict[str, list[int]] = {}
+    for wave in (requests, again):  # the second finds the prefixes of the first
+        for request in wave:
+            core.add(request)
+        while core.has_work:
+            output = core.step()
+            for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+                texts.setdefault(row_id, []).extend(tokens)
+    assert texts == expected
+    drafts = core.stats.drafts
+    assert drafts.num_accepted_tokens == drafts.num_draft_tokens > 10

@@ -27,7 +27,7 @@ def live(num_rows: int, plain_s: float, draft_s: float, kept: list[float], **cha
     num_tokens, lengths = 0, Counter[int]()
     for _ in range(num_steps):
         pace.begin(num_rows)
-        counts = [pace.num_drafts(acceptance.rate) for acceptance in acceptances]
+        counts = [pace.claim(acceptance.rate) for acceptance in acceptances]
         disturbed = 1 + noise * rng.random()
         step_s = (plain_s + draft_s * sum(counts)) * disturbed
         pace.observe(num_rows, sum(counts), step_s)
