@@ -220,7 +220,6 @@ MUTANTS = {
     ),
     "heads not normed": ("llama4", _spec_with(unit_qk_norm=False)),
     "experts weighed behind": ("llama4", _moe_with(weighs_input=False)),
-    "one norm for two": ("falcon_groups", _spec_with(shared_norm=True)),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }

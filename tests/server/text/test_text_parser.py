@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from server.text import dialects, reasoning
@@ -392,6 +392,9 @@ def test_any_text_in_any_pieces(
 def test_any_call_comes_back(
     name: str, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
 ) -> None:
+    # As tags, what a schema has as text is text: null would come back as its letters.
+    texts = [arguments.get(key, "") for _, arguments in calls for key in CITY["properties"]]
+    assume(dialects.BY_NAME[name].arguments != "xml" or all(isinstance(x, str) for x in texts))
     text = written(dialects.BY_NAME[name], calls)
     ends = [0, *sorted(min(at, len(text)) for at in cuts), len(text)]
     parts = read(parser(name), [text[a:b] for a, b in itertools.pairwise(ends)])

@@ -71,7 +71,9 @@ struct Query {
 inline void load_scales(const float* scales, const TilePlaces& places, float* out) {
   for (int64_t base = 0; base < TILE; base += LANES) {
     const int64_t* at = places.at + base;
-    if (base + LANES <= places.count && at[LANES - 1] - at[0] == LANES - 1) {
+    bool is_run = base + LANES <= places.count;
+    for (int64_t i = 1; i < LANES; ++i) is_run &= at[i] - at[0] == i;
+    if (is_run) {
       store(out + base, load(scales + at[0]));
       continue;
     }
