@@ -182,9 +182,10 @@ class Pace:
         self._now = costs = self._costs.setdefault(_bucket(num_rows), _Costs())
         # A cost that was never seen, or not for long, is measured.
         if costs.must_measure_plain:
-            self._forced = 0
+            self._forced, self._num_unprobed = 0, 0
         elif costs.must_measure_drafts():
-            self._forced, self._num_unprobed = 1, _PROBED_ROWS
+            # The most: of one alone the draft model's pass would seem to cost more than it does.
+            self._forced, self._num_unprobed = self._most, _PROBED_ROWS
         else:
             self._forced = None
 
@@ -193,7 +194,7 @@ class Pace:
         if not self._adaptive:
             return self._most
         if self._forced is not None:
-            return min(self._forced, self._num_unprobed)
+            return self._forced if self._num_unprobed else 0
         share_s, draft_s = self._now.plain_s / self._num_rows, self._now.draft_s
         best, best_rate, tokens, kept = 0, _GAIN / share_s, 1.0, 1.0
         for count in range(1, self._most + 1):

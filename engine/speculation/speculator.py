@@ -11,18 +11,27 @@ from engine.types import DraftStats, Request, StepPlan
 
 _KEPT = 0.9  # how much a request's acceptance remembers, a draft
 _PATIENCE = 4  # tokens between two tries, where a try costs the overlap of steps
+_COLD = 16  # tokens without drafts, after which a draft model reads up on a text first
 _PRIOR_WEIGHT = 2.0  # drafts that outweigh what other requests have shown
 
 
 class Draft:
     """Who guesses for one sequence, and how well. Written by the Speculator alone."""
 
-    __slots__ = ("acceptance", "drafter", "num_accepted", "num_drafted", "num_unguessed")
+    __slots__ = (
+        "acceptance",
+        "drafter",
+        "num_accepted",
+        "num_drafted",
+        "num_seen",
+        "num_unguessed",
+    )
 
     def __init__(self, drafter: Drafter, acceptance: Acceptance) -> None:
         self.drafter = drafter
         self.acceptance = acceptance
         self.num_drafted = 0
+        self.num_seen = 0  # tokens that there were when it last drafted
         self.num_unguessed = 0  # tokens planned before the one before them was known
         self.num_accepted = 0
 
@@ -39,6 +48,7 @@ class Speculator:
         self._proposer = make_proposer(config) if proposer is None else proposer
         self._pace = Pace(config.num_draft_tokens, adaptive=config.adaptive)
         self._of_all = prior_acceptance()
+        self._is_cold = False  # drafts of the newest step cost more than those of later ones will
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._accepted = [0] * config.num_draft_tokens
@@ -75,7 +85,11 @@ class Speculator:
             draft.acceptance.fade()
             self._of_all.fade()
             return ()
-        return draft.drafter.propose(token_ids, wanted)
+        drafts = draft.drafter.propose(token_ids, wanted)
+        if drafts:
+            self._is_cold |= len(token_ids) - draft.num_seen > _COLD
+            draft.num_seen = len(token_ids)
+        return drafts
 
     def settle(self, draft: Draft, num_drafts: int, num_accepted: int) -> None:
         """Of a row's drafts the first ``num_accepted`` were kept."""
@@ -94,7 +108,8 @@ class Speculator:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long. Those that compute prompts too say nothing of what drafts cost."""
-        if plan.added or not plan.rows:
+        is_cold, self._is_cold = self._is_cold, False
+        if plan.added or not plan.rows or is_cold:
             return
         if all(row.samples and len(row.token_ids) == row.num_drafts + 1 for row in plan.rows):
             num_drafts = sum(row.num_drafts for row in plan.rows)
