@@ -110,7 +110,9 @@ async def test_a_client_that_goes_takes_only_its_own_along(tmp_path: Path) -> No
         readers = [asyncio.create_task(collect(s)) for s in staying.submit(requests)]
         gone = leaving.submit(own_requests(0, 4, 190, ignore_eos=True))
         await gone[0].next()
-        assert staying.stats.num_running == 8 or leaving.stats.num_running == 8
+        # Whose requests come first is chance, and nothing announces that all run.
+        while max(staying.stats.num_running, leaving.stats.num_running) < 8:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
         await leaving.close()
         with pytest.raises(EngineDead):
             await gone[0].next()
