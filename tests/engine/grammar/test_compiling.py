@@ -137,6 +137,7 @@ def test_the_cache_is_bounded_by_bytes_and_keeps_what_was_used_last(slow: SlowBa
     compiler.close()
 
 
+@pytest.mark.slow
 def test_five_thousand_schemas_leave_a_bounded_cache(backend: LlguidanceBackend):
     compiler = GrammarCompiler(lambda: backend)
     mask = np.zeros(-(-backend.vocab_size // 32), np.int32)

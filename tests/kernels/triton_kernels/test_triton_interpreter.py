@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="runs them itself")
-def test_kernels_equal_the_reference_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x"]
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_kernels_equal_the_reference_in_the_interpreter(which: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which]
     done = subprocess.run(
         [*command, "tests/kernels/triton_kernels/interpreted"],
         cwd=ROOT,

@@ -56,6 +56,7 @@ _RETURN_NOTHING = ("copy_blocks", "feed_back", "latent_rope_store")
 _TORCHS_OWN = "rope_tables"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(operations.__all__) - {"rope_tables"}))  # torch's own
 def test_a_wrong_operation_is_refused(name: str) -> None:
     def wrong(*arguments: Any) -> Any:
