@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -62,9 +63,9 @@ class Weights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._wanted)
 
+    @abstractmethod
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         """Write a parameter's values; returns what progress is told of."""
-        raise NotImplementedError
 
     def _tell(self, num_elements: int, told: str) -> None:
         self._done += num_elements
