@@ -61,8 +61,11 @@ clients: $(CLIENTS)/.installed ## Install the client libraries that tests/client
 serve: $(SERVER) ## Serve the model that ships with Quire (ARGS="MODEL --port 9000 ...")
 	@exec $(BIN)/quire serve $(ARGS)
 
-test: install ## Run the tests (ARGS="tests/engine -k name")
-	$(BIN)/python -m pytest $(ARGS)
+# Files of tests are shared out among processes. Each has one thread for tensors: teams of threads
+# that wait for each other by spinning cost far more than they gain.
+test: install ## Run the tests (ARGS="tests/engine -k name"; "-n 0" keeps to one process)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive \
+		$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-slow: install ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)

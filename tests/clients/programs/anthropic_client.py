@@ -25,7 +25,8 @@ def main(base_url: str, model: str) -> None:
     assert "Paris" in answer.content[0].text, answer
     assert answer.stop_reason == "end_turn", answer
     counted = client.messages.count_tokens(model=model, system="Be brief.", messages=QUESTION)
-    assert counted.input_tokens == answer.usage.input_tokens, counted
+    used = answer.usage
+    assert counted.input_tokens == used.input_tokens + used.cache_read_input_tokens, (counted, used)
 
     with client.messages.stream(**asked, system="Be brief.", messages=QUESTION) as stream:
         text = "".join(stream.text_stream)
