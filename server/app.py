@@ -23,13 +23,15 @@ from server.access.body import BodyGuard
 from server.access.keys import KeyGuard
 from server.access.ledger import Ledger
 from server.access.scopes import permit
+from server.anthropic import batch_routes as message_batches
 from server.anthropic import routes as messages
 from server.batches.service import make_runner
 from server.errors import ApiError, bad_field, cut
 from server.http.context import RequestContext
 from server.http.cors import Cors
 from server.metrics import Metrics
-from server.openai import batches, chat, completions, files, models, schema, tokens
+from server.openai import batches, chat, completions, files, models, schema, stored_chats, tokens
+from server.openai.responses import conversation_routes as conversations
 from server.openai.responses import routes as responses
 from server.openai.responses.background import BackgroundResponses
 from server.pooling import embeddings, scoring
@@ -85,8 +87,9 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
     app.state.server = state
     app.state.responses = BackgroundResponses(state)
     rooms = (
-        *(chat, completions, embeddings, scoring, responses, messages, files, batches),
-        *(models, tokens, system, profile, lora, usage_route),
+        *(chat, stored_chats, completions, responses, conversations, messages),
+        *(message_batches, embeddings, scoring, files, batches, models, tokens),
+        *(system, profile, lora, usage_route),
     )
     for room in rooms:
         app.include_router(room.router, dependencies=[Depends(permit)])

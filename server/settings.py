@@ -203,7 +203,7 @@ class Settings(SpeculationSettings):
     data_dir: Path | None = setting(
         None,
         _SERVER,
-        "Directory of what is kept over restarts: stored responses, files, batches. "
+        "Directory of what is kept over restarts: stored answers, files, batches. "
         "$XDG_DATA_HOME/quire (~/.local/share/quire) when left out.",
     )
     reasoning_fields: ReasoningFields = setting(
@@ -212,7 +212,7 @@ class Settings(SpeculationSettings):
         "Names under which chat answers carry reasoning; clients know one or the other.",
     )
     store_days: int = setting(
-        30, _SERVER, "Days that responses are stored; 0 keeps them until they are deleted.", ge=0
+        30, _SERVER, "Days that responses and chats are stored; 0: until they are deleted.", ge=0
     )
     heartbeat_s: float = setting(
         15.0, _SERVER, "Seconds between comment lines on a stream whose request waits.", gt=0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,8 +18,9 @@ from server.openai.best_of import Whole, answered
 from server.openai.chat_parts import ChatParts
 from server.openai.conversation import Conversation
 from server.openai.endpoint import respond
-from server.openai.generation import Choice, Step
+from server.openai.generation import Choice, Generation, Step
 from server.openai.inputs import ChatRequest
+from server.openai.kept_chats import ChatKeeper
 from server.openai.logprobs import chat_logprobs, prompt_logprobs
 from server.openai.outputs import (
     ChatChoice,
@@ -49,11 +51,25 @@ async def create_chat_completion(request: Request) -> Response:
     return await respond(request, ChatRequest, ChatCall.prepare)
 
 
+class Gathered:
+    """All that the choices of an answer have said so far."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.wholes = [Whole(choice) for choice in generation.choices]
+        self.parts: list[list[Part]] = [[] for _ in self.wholes]  # by choice
+
+    def add(self, choice: Choice, parts: Sequence[Part], delta: TextDelta) -> None:
+        """Take the next piece of a choice."""
+        self.wholes[choice.index].add(delta)
+        self.parts[choice.index] += parts
+
+
 class ChatCall:
     """One request, ready to be submitted, in the shapes of this endpoint."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, keeper: ChatKeeper | None = None) -> None:
         self._conversation = conversation
+        self._keeper = keeper
         self._body = conversation.body
         self._with_logprobs = bool(conversation.body.logprobs)
         # Whether each chunk tells more than its text, so that none can be made ahead.
@@ -74,20 +90,27 @@ class ChatCall:
     @classmethod
     async def prepare(cls, state: ServerState, caller: Caller, body: ChatRequest) -> ChatCall:
         """Judge the request against the model and encode its messages."""
-        return cls(await Conversation.prepare(state, caller, body))
+        conversation = await Conversation.prepare(state, caller, body)
+        if not body.store:
+            return cls(conversation)
+        database, sampling = state.database, conversation.sampling
+        return cls(conversation, ChatKeeper(database, caller.tenant, body, sampling))
 
     async def complete(self) -> ChatCompletion:
         """The whole answer."""
         conversation = self._conversation
         with conversation.generation() as generation:
-            wholes = [Whole(choice) for choice in generation.choices]
-            parts: list[list[Part]] = [[] for _ in wholes]
+            gathered = Gathered(generation)
             async for turns in conversation.turns(generation):
                 for choice, gained, delta in turns:
-                    wholes[choice.index].add(delta)
-                    parts[choice.index] += gained
-        first = generation.choices[0]
-        wants_prompt = conversation.sampling.prompt_logprobs is not None
+                    gathered.add(choice, gained, delta)
+        answer = self._answer(generation, gathered)
+        if self._keeper is not None and not await self._keeper.keep(answer):
+            answer.store = False
+        return answer
+
+    def _answer(self, generation: Generation, gathered: Gathered) -> ChatCompletion:
+        parts = gathered.parts
         return ChatCompletion(
             **self._head,
             choices=[
@@ -100,16 +123,12 @@ class ChatCall:
                     finish_reason=self._finish_reason(whole.choice),
                     stop_reason=whole.choice.stop_reason,
                     token_ids=whole.token_ids if self._body.return_token_ids else UNSET,
+                    **self._timings(whole.choice),
                 )
-                for whole in answered(wholes, self._body.n or 1)
+                for whole in answered(gathered.wholes, self._body.n or 1)
             ],
             usage=generation.usage,
-            prompt_logprobs=prompt_logprobs(
-                conversation.prompt, first.prompt_logprobs, conversation.model.tokenizer
-            )
-            if wants_prompt
-            else UNSET,
-            prompt_token_ids=conversation.prompt if self._body.return_token_ids else UNSET,
+            **self._about_prompt(generation.choices[0]),
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -118,13 +137,18 @@ class ChatCall:
         started: set[int] = set()
         with conversation.generation() as generation:
             readers = [conversation.reader(choice) for choice in generation.choices]
+            gathered = None if self._keeper is None else Gathered(generation)
             async for step in generation.steps():
                 usage = generation.usage if self._body.continuous_usage else None
-                event = self._step_events(step, started, readers, usage)
+                event = self._step_events(step, started, readers, usage, gathered)
                 if event:
                     yield event
-            if self._body.include_usage:
-                yield to_event(ChatChunk(**self._head, choices=[], usage=generation.usage))
+        if self._keeper is not None and gathered is not None:  # before its client can look it up
+            is_kept = await self._keeper.keep(self._answer(generation, gathered))
+            if not is_kept:
+                yield to_event(ChatChunk(**self._head, choices=[], store=False))
+        if self._body.include_usage:
+            yield to_event(ChatChunk(**self._head, choices=[], usage=generation.usage))
 
     def _step_events(
         self,
@@ -132,18 +156,24 @@ class ChatCall:
         started: set[int],
         readers: Sequence[AnswerReader],
         usage: Usage | None,
+        gathered: Gathered | None,
     ) -> bytes:
         chunks: list[bytes] = []
         for choice, delta in step:
             if choice.index not in started:
+                if not (delta.token_ids or delta.finished):
+                    continue  # a part of the prompt's logprobs; they come as a whole
                 started.add(choice.index)
                 chunks.append(to_event(self._opening(choice, usage)))
                 if self._body.echoed:
                     content = Delta(content=self._body.echoed)
                     chunks.append(to_event(self._chunk(choice, content, usage)))
             reader = readers[choice.index]
-            if not reader.is_plain:
-                chunks += self._part_events(choice, delta, reader.read(delta), usage)
+            is_plain, parts = reader.is_plain, reader.read(delta)
+            if gathered is not None:
+                gathered.add(choice, parts, delta)
+            if not is_plain:
+                chunks += self._part_events(choice, delta, parts, usage)
             elif delta.text or self._has_details(delta):
                 chunks.append(self._content(choice, delta, usage))
             if delta.finished:
@@ -151,10 +181,21 @@ class ChatCall:
         return b"".join(chunks)
 
     def _opening(self, choice: Choice, usage: Usage | None) -> ChatChunk:
-        chunk = self._chunk(choice, Delta(role="assistant", content=""), usage)
+        about = self._about_prompt(choice)
+        return self._chunk(choice, Delta(role="assistant", content=""), usage, about=about)
+
+    def _about_prompt(self, choice: Choice) -> dict[str, Any]:
+        """What is told of the prompt, where it is asked for; its logprobs with the first choice."""
+        conversation, told = self._conversation, {}
+        if conversation.sampling.prompt_logprobs is not None and choice.index == 0:
+            tokenizer, logprobs = conversation.model.tokenizer, choice.prompt_logprobs
+            told["prompt_logprobs"] = prompt_logprobs(conversation.prompt, logprobs, tokenizer)
         if self._body.return_token_ids:
-            chunk.prompt_token_ids = self._conversation.prompt
-        return chunk
+            told["prompt_token_ids"] = conversation.prompt
+        return told
+
+    def _timings(self, choice: Choice) -> dict[str, Any]:
+        return {"timings": choice.timings} if self._body.return_timings else {}
 
     def _content(self, choice: Choice, delta: TextDelta, usage: Usage | None) -> bytes:
         if self._is_detailed:
@@ -207,14 +248,15 @@ class ChatCall:
         usage: Usage | None = None,
         *,
         ends: bool = False,
+        about: Mapping[str, Any] = MappingProxyType({}),
         **more: Any,
     ) -> ChatChunk:
         if ends:
             more.update(finish_reason=self._finish_reason(choice), stop_reason=choice.stop_reason)
+            more.update(self._timings(choice))
         part = ChatChunkChoice(index=choice.index, delta=delta, **more)
-        return ChatChunk(
-            **self._head, choices=[part], usage=usage if self._body.include_usage else UNSET
-        )
+        told = usage if self._body.include_usage else UNSET
+        return ChatChunk(**self._head, choices=[part], usage=told, **about)
 
     def _finish_reason(self, choice: Choice) -> FinishReason | None:
         if choice.finish_reason == "tool_calls" and self._body.functions:

@@ -62,7 +62,10 @@ class CompletionCall:
         self._texts: dict[int, TextEvents] = {}  # by choice
         # Whether each chunk tells more than its text, so that none can be made ahead.
         self._is_detailed = bool(
-            body.logprobs is not None or body.return_token_ids or body.continuous_usage
+            body.logprobs is not None
+            or body.prompt_logprobs is not None
+            or body.return_token_ids
+            or body.continuous_usage
         )
         self._head: dict[str, Any] = {
             "id": new_id("cmpl"),
@@ -118,18 +121,14 @@ class CompletionCall:
     def _whole_choice(self, index: int, whole: Whole) -> CompletionChoice:
         choice = whole.choice
         prompt_text, prompt_tokens = self._echo(choice)
-        told: Any = UNSET
-        if self._body.prompt_logprobs is not None:
-            ids = choice.request.prompt_token_ids
-            told = prompt_logprobs(ids, choice.prompt_logprobs, self._model.tokenizer)
         return CompletionChoice(
             index=index,
             text=prompt_text + whole.text,
             logprobs=self._logprobs(prompt_tokens, whole.entries, len(prompt_text)),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
-            prompt_logprobs=told,
-            **self._ids(choice, whole.token_ids, begins=True),
+            **self._timings(choice),
+            **self._about(choice, whole.token_ids, begins=True),
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -155,10 +154,10 @@ class CompletionCall:
             offset = offsets.setdefault(choice.index, len(text))
             text += delta.text
             if delta.finished or self._is_detailed:
-                ids = self._ids(choice, delta.token_ids, begins=begins)
-                if text or tokens or ids or delta.logprobs or delta.finished:
+                about = self._about(choice, delta.token_ids, begins=begins)
+                if text or tokens or about or delta.logprobs or delta.finished:
                     logprobs = self._logprobs(tokens, list(delta.logprobs), offset)
-                    chunk = self._chunk(choice, text, logprobs, ends=delta.finished, **ids)
+                    chunk = self._chunk(choice, text, logprobs, ends=delta.finished, **about)
                     if usage is not None:
                         chunk.usage = usage
                     chunks.append(to_event(chunk))
@@ -173,16 +172,23 @@ class CompletionCall:
             events = self._texts[choice.index] = TextEvents(sample)
         return events.event(text)
 
-    def _ids(
-        self, choice: Choice, token_ids: Sequence[int], *, begins: bool
-    ) -> dict[str, list[int]]:
-        """The token ids of a choice, or of a chunk of it, where they are asked for."""
-        if not self._body.return_token_ids:
-            return {}
-        told = {"token_ids": list(token_ids)}
-        if begins:
-            told["prompt_token_ids"] = list(choice.request.prompt_token_ids)
-        return told if begins or token_ids else {}
+    def _about(self, choice: Choice, token_ids: Sequence[int], *, begins: bool) -> dict[str, Any]:
+        """What a choice, or a chunk of it, tells of its prompt and of its tokens' ids, where that
+        is asked for.
+        """
+        told: dict[str, Any] = {}
+        prompt = choice.request.prompt_token_ids
+        if begins and self._body.prompt_logprobs is not None:
+            tokenizer = self._model.tokenizer
+            told["prompt_logprobs"] = prompt_logprobs(prompt, choice.prompt_logprobs, tokenizer)
+        if self._body.return_token_ids and (begins or token_ids):
+            told["token_ids"] = list(token_ids)
+        if self._body.return_token_ids and begins:
+            told["prompt_token_ids"] = list(prompt)
+        return told
+
+    def _timings(self, choice: Choice) -> dict[str, Any]:
+        return {"timings": choice.timings} if self._body.return_timings else {}
 
     def _chunk(
         self,
@@ -191,15 +197,17 @@ class CompletionCall:
         logprobs: CompletionLogprobs | None,
         *,
         ends: bool,
-        **ids: Any,
+        **more: Any,
     ) -> Completion:
+        if ends:
+            more |= self._timings(choice)
         part = CompletionChoice(
             index=choice.index,
             text=text,
             logprobs=logprobs,
             finish_reason=choice.finish_reason if ends else None,
             stop_reason=choice.stop_reason if ends else UNSET,
-            **ids,
+            **more,
         )
         usage = None if self._body.include_usage else UNSET
         return Completion(**self._head, choices=[part], usage=usage)

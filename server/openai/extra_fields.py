@@ -77,6 +77,7 @@ class ExtraFields(BaseModel):
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_timings: bool | None = None
 
     use_beam_search: bool | None = None
     beam_width: Annotated[int, Field(ge=1, le=MAX_BEAM_WIDTH)] | None = None

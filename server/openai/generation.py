@@ -29,6 +29,7 @@ from server.openai.outputs import (
     PromptTokensDetails,
     Usage,
 )
+from server.openai.timings import Timings, timings_of
 from server.state import Model, ServerState
 
 # The engine itself ends what is late. When it says nothing for so long, it hangs or is being
@@ -44,6 +45,7 @@ class Choice:
     __slots__ = (
         "decoder",
         "finish_reason",
+        "first_token_s",
         "index",
         "num_reasoning_tokens",
         "num_tokens",
@@ -52,6 +54,7 @@ class Choice:
         "request",
         "stop_reason",
         "stream",
+        "timings",
     )
 
     def __init__(
@@ -67,6 +70,8 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of positions 1 and on
+        self.first_token_s = 0.0  # when it came; time.monotonic()
+        self.timings: Timings | None = None  # once it has ended
 
 
 Step = list[tuple[Choice, TextDelta]]
@@ -296,6 +301,8 @@ class Generation:
             self._cached_tokens += output.num_cached_tokens
             metrics.cached(output.num_cached_tokens)
         delta = choice.decoder.push(output)
+        if not choice.num_tokens and delta.token_ids:
+            choice.first_token_s = time.monotonic()
         choice.num_tokens += len(delta.token_ids)
         metrics.generated(len(delta.token_ids))
         if delta.finished:
@@ -305,6 +312,9 @@ class Generation:
             if delta.finish_reason not in ("stop", "length"):
                 raise EngineDead("the engine ended the sequence")
             choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+            choice.timings = timings_of(
+                choice.request.arrival_s, choice.first_token_s, time.monotonic(), output.timings
+            )
             if output.finish_reason is None:
                 choice.stream.abort()  # a stop string, which the engine knows nothing of
             self._release(1)

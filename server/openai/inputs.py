@@ -22,6 +22,7 @@ from pydantic import (
 
 from server.errors import ApiError, bad_field, cut
 from server.openai.extra_fields import ExtraFields
+from server.openai.metadata import Metadata
 from server.openai.structured import StructuredFields
 from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
 from server.openai.unsupported import ignored_params, refuse_unsupported
@@ -234,7 +235,7 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     cache_salt: Salt | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
 
@@ -242,8 +243,6 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
     def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: is only allowed when 'stream' is true")
-        if self.stream and self.prompt_logprobs is not None:
-            raise ValueError("prompt_logprobs: is not available on a stream")
         return self
 
     def ignored(self) -> list[str]:
@@ -274,6 +273,7 @@ class ChatRequest(GenerationRequest, ToolFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    store: bool | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from server.openai.timings import Timings
+
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
@@ -120,6 +122,7 @@ class ChatChoice(Struct):
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -134,6 +137,7 @@ class ChatCompletion(Struct, kw_only=True):
     system_fingerprint: str
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    store: Literal[False] | UnsetType = UNSET
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -147,6 +151,7 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
@@ -197,6 +202,7 @@ class ChatChunkChoice(Struct):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -209,7 +215,9 @@ class ChatChunk(Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    store: Literal[False] | UnsetType = UNSET
 
 
 class ModelCard(Struct, kw_only=True):

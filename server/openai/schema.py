@@ -55,7 +55,7 @@ class Description(dict[str, Any]):
 
 def describe(
     body: type[BaseModel] | None,
-    answer: type[msgspec.Struct] | str,
+    answer: type[msgspec.Struct] | UnionType | str,
     *,
     chunk: type | UnionType | None = None,
     body_required: bool = True,
@@ -66,23 +66,23 @@ def describe(
 
     Args:
         body: the shape of the JSON body; None where there is none, or FastAPI reads it.
-        answer: the shape of the JSON answer, or the media type of one that is not JSON.
+        answer: the shape of the JSON answer, or several, or the media type of one that is not
+            JSON.
         chunk: the shape of a stream's events, or several, where the route can stream.
         body_required: whether the body may not be left out.
         errors: statuses besides those that any route may answer, such as 404 and 409. A route
             that names a model has 404 by itself, and so has one with a parameter in its path.
         error: the shape of an error's body; OpenAI's when left out.
     """
-    events = get_args(chunk) or (chunk,)
-    shapes = [shape for shape in (body, answer, error, *events) if isinstance(shape, type)]
+    told = [*_members(answer), *_members(chunk)]
+    shapes = [shape for shape in (body, error, *told) if isinstance(shape, type)]
     content: dict[str, Any] = {}
     if isinstance(answer, str):
         content[answer] = {"schema": {"type": "string"}}
     else:
-        content["application/json"] = {"schema": _ref(answer)}
+        content["application/json"] = {"schema": _any_ref(answer)}
     if chunk is not None:
-        refs = [_ref(event) for event in events if isinstance(event, type)]
-        content["text/event-stream"] = {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}
+        content["text/event-stream"] = {"schema": _any_ref(chunk)}
     headers = _REQUEST_ID | _IGNORED if body is not None else _REQUEST_ID
     answers: dict[str, Any] = {
         "200": {"description": "The answer", "content": content, "headers": headers}
@@ -175,6 +175,16 @@ def _error(status: int, schema: dict[str, str]) -> dict[str, Any]:
     headers = _REQUEST_ID | _RETRY_AFTER if status in (429, 503) else _REQUEST_ID
     content = {"application/json": {"schema": schema}}
     return {"description": meaning_of(status), "content": content, "headers": headers}
+
+
+def _members(shapes: Any) -> tuple[Any, ...]:
+    """Those of a union; one alone is its own."""
+    return get_args(shapes) or (shapes,)
+
+
+def _any_ref(shapes: Any) -> dict[str, Any]:
+    refs = [_ref(shape) for shape in _members(shapes)]
+    return refs[0] if len(refs) == 1 else {"anyOf": refs}
 
 
 def _ref(shape: type) -> dict[str, str]:

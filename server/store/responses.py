@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from server.store.conversations import Page, StoredItem, add_turn
 from server.store.database import Database, Schema
 
 MAX_CHAIN = 1000  # responses that follow each other
@@ -53,13 +54,6 @@ _SCHEMA = Schema(
 _LIVE = "status IN ('queued', 'in_progress')"
 
 
-class StoredItem(NamedTuple):
-    """An item and its id."""
-
-    id: str
-    body: bytes
-
-
 class StoredEvent(NamedTuple):
     """An event of a background response and its number."""
 
@@ -79,14 +73,8 @@ class StoredResponse:
     previous_id: str | None
     body: bytes  # without its output, and with the status it had when it was written
     output: Sequence[StoredItem] = ()
+    conversation_id: str | None = None  # that it adds to when it has been made; told on the way in
     lost: bool = field(default=False, compare=False)  # not ended, and its process is gone
-
-
-class Page(NamedTuple):
-    """A part of a list."""
-
-    items: list[StoredItem]
-    has_more: bool
 
 
 class ResponseStore:
@@ -110,8 +98,13 @@ class ResponseStore:
             )
             _add_items(db, r.id, given, is_output=False)
             _add_items(db, r.id, r.output, is_output=True)
+            _add_turn(db, r, given)
 
         await self._tables.write(work)
+
+    async def add_turn(self, response: StoredResponse, given: Sequence[StoredItem]) -> None:
+        """Tell its conversation alone of a response that is not kept itself."""
+        await self._tables.write(lambda db: _add_turn(db, response, given))
 
     async def find(self, id: str, tenant: str) -> StoredResponse | None:
         """A response of the tenant's."""
@@ -257,6 +250,7 @@ class ResponseStore:
             if changed:
                 _add_items(db, response.id, response.output, is_output=True)
                 _add_events(db, response.id, events)
+                _add_turn(db, response, _items(db, response.id, is_output=False))
             return bool(changed)
 
         return await self._tables.write(work)
@@ -279,6 +273,14 @@ def _add_items(
         "INSERT INTO response_items VALUES (?, ?, ?, ?, ?)",
         [(id, is_output, place, item.id, item.body) for place, item in enumerate(items)],
     )
+
+
+def _add_turn(
+    db: sqlite3.Connection, response: StoredResponse, given: Sequence[StoredItem]
+) -> None:
+    """Tell the response's conversation what was said, where it came to an answer."""
+    if response.conversation_id is not None and response.status in ("completed", "incomplete"):
+        add_turn(db, response.conversation_id, [*given, *response.output])
 
 
 def _add_events(db: sqlite3.Connection, id: str, events: Sequence[StoredEvent]) -> None:

@@ -1,4 +1,4 @@
-"""Stored responses are forgotten after a while, in the background."""
+"""Stored responses and chat completions are forgotten after a while, in the background."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 
 from server.state import ServerState
+from server.store.chats import ChatStore
 from server.store.database import StoreError
 from server.store.responses import ResponseStore
 
@@ -33,6 +34,8 @@ async def purge(state: ServerState) -> None:
     days = state.settings.store_days
     if days == 0 or not state.database.exists:  # nothing is opened for the sake of it
         return
-    removed = await ResponseStore(state.database).purge(int(time.time()) - days * _DAY_S)
+    before = int(time.time()) - days * _DAY_S
+    removed = await ResponseStore(state.database).purge(before)
+    removed += await ChatStore(state.database).purge(before)
     if removed:
-        _log.info("forgot %d stored responses older than %d days", removed, days)
+        _log.info("forgot %d stored answers older than %d days", removed, days)

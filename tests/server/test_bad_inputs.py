@@ -146,7 +146,7 @@ def not_found(name: str, model: str) -> Row:
 
 ROWS = [
     Row("1 unknown path", get("/v1/nothing"), 404, code="not_found"),
-    Row("2 GET on POST route", get(CHAT), 405, code="method_not_allowed"),
+    Row("2 GET on POST route", get("/v1/completions"), 405, code="method_not_allowed"),
     invalid_json("3 empty body", b""),
     invalid_json("4 truncated", b'{"model": "m", "mess'),
     invalid_json("5 invalid UTF-8", b'{"model": "\xff"}'),
@@ -335,7 +335,6 @@ ROWS = [
     *(chat(f"deadline {ms}", "deadline_ms", deadline_ms=ms) for ms in (0, -1, 10**12, "5")),
     chat("min_tokens > max_tokens", "min_tokens", min_tokens=10),
     chat("stop id beyond", "stop_token_ids", stop_token_ids=[10**6]),
-    completion("prompt_logprobs on a stream", "prompt_logprobs", prompt_logprobs=1, stream=True),
     Row("82 long id", with_headers("X-Request-Id: " + "a" * 10_000), 200),
     Row("82 CR in id", with_headers("X-Request-Id: a\rb"), closes=True),
 ]

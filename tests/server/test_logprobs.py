@@ -136,6 +136,27 @@ def test_prompt_logprobs(server: Server) -> None:
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
 
 
+def test_prompt_logprobs_come_first_on_a_stream(server: Server) -> None:
+    fields: dict[str, Any] = {"prompt_logprobs": 1, "max_tokens": 3, "temperature": 0, "n": 2}
+    prompt = {"model": MODEL, "prompt": list(TEXTS[:2]), **fields}
+    whole = server.post("/v1/completions", prompt).json()["choices"]
+    told: dict[int, Any] = {}
+    begun: set[int] = set()
+    for event in events_of(server.stream("/v1/completions", prompt)):
+        (choice,) = event["choices"]
+        assert ("prompt_logprobs" in choice) == (choice["index"] not in begun)
+        begun.add(choice["index"])
+        told.setdefault(choice["index"], choice.get("prompt_logprobs"))
+    assert told == {choice["index"]: choice["prompt_logprobs"] for choice in whole}
+    messages = [{"role": "user", "content": TEXTS[1]}]
+    chat = {"model": MODEL, "messages": messages, **fields}
+    events = events_of(server.stream("/v1/chat/completions", chat))
+    (first,) = [event for event in events if "prompt_logprobs" in event]
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    answer = server.post("/v1/chat/completions", chat).json()
+    assert first["prompt_logprobs"] == answer["prompt_logprobs"]
+
+
 def test_sampling_parameters_have_their_effect(server: Server) -> None:
     """logit_bias, penalties and truncation act; a seed fixes the text."""
     (plain,) = server.complete(logprobs=0, max_tokens=6).json()["choices"]

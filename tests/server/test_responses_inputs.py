@@ -66,7 +66,7 @@ LONG = "word " * 5000
         ({"stream_options": {}}, "stream_options", None),
         ({"metadata": {"a": "x" * 513}}, "metadata", None),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata", None),
-        ({"conversation": "conv_1"}, "conversation", None),
+        ({"conversation": 1}, "conversation", None),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", None),
         ({"messages": [{"role": "user", "content": "x"}]}, "messages", None),
         ({"max_tokens": 5}, "max_tokens", None),

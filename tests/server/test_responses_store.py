@@ -15,9 +15,10 @@ import yaml
 
 from server.settings import Settings
 from server.state import ServerState
+from server.store.conversations import StoredItem
 from server.store.database import Database
 from server.store.presence import Presence
-from server.store.responses import ResponseStore, StoredEvent, StoredItem, StoredResponse
+from server.store.responses import ResponseStore, StoredEvent, StoredResponse
 from server.store.retention import purge
 from tests.servers import MODEL, Server, running_server
 

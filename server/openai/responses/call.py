@@ -22,11 +22,18 @@ from server.openai.responses.context import fitting, history, resolve
 from server.openai.responses.events import ErrorEvent, Event, Numbering, to_sse
 from server.openai.responses.inputs import ENCRYPTED, ResponseInput, ResponsesRequest
 from server.openai.responses.items import Item, read_item
-from server.openai.responses.outputs import FunctionTool, ReasoningConfig, Response, ResponseStatus
+from server.openai.responses.outputs import (
+    FunctionTool,
+    InConversation,
+    ReasoningConfig,
+    Response,
+    ResponseStatus,
+)
 from server.openai.responses.translate import chat_body, naming_fields, tools_of
 from server.state import ServerState
+from server.store.conversations import StoredItem
 from server.store.database import StoreError
-from server.store.responses import ResponseStore, StoredItem, StoredResponse
+from server.store.responses import ResponseStore, StoredResponse
 
 _log = logging.getLogger(__name__)
 _decode = msgspec.json.Decoder(Response).decode
@@ -161,14 +168,17 @@ class ResponseCall:
     async def keep(self) -> Response:
         """Store the response as it is, where that was asked for.
 
-        An answer is not lost because it cannot be kept: it says then that it is not stored.
+        An answer is not lost because it cannot be kept: it says then that it is not stored, and
+        in no conversation.
         """
         response = self.response
-        if response.store:
-            try:
+        try:
+            if response.store:
                 await self._store.add(self.stored(), given_of(self._given))
-            except StoreError:
-                response.store = False
+            elif response.conversation is not None:
+                await self._store.add_turn(self.stored(), given_of(self._given))
+        except StoreError:
+            response.store, response.conversation = False, None
         return response
 
     async def keep_queued(self) -> None:
@@ -190,9 +200,13 @@ async def converse(
     most = state.settings.max_messages
     if len(request.input) > most:
         raise bad_field("input", f"holds {len(request.input)} items; at most {most} are taken")
-    store = ResponseStore(state.database)
-    earlier = await history(store, caller, request)
-    given = await resolve(store, caller, request.input)
+    earlier = await history(state.database, caller, request)
+    given = await resolve(state.database, caller, request.input, "input")
+    if request.conversation is not None:
+        said = {item.id for item in earlier}
+        for index, item in enumerate(given):
+            if item.id in said:
+                raise bad_field(f"input.{index}.id", "is in the conversation already")
 
     async def prepare(items: Sequence[Item]) -> Conversation:
         with naming_fields():
@@ -225,6 +239,7 @@ def to_stored(response: Response, tenant: str) -> StoredResponse:
         previous_id=response.previous_response_id,
         body=to_json(body),
         output=given_of(response.output),
+        conversation_id=None if response.conversation is None else response.conversation.id,
     )
 
 
@@ -244,6 +259,7 @@ def _blank(request: ResponsesRequest, conversation: Conversation) -> Response:
         id=conversation.id,
         created_at=int(time.time()),
         status="in_progress",
+        conversation=None if request.conversation is None else InConversation(request.conversation),
         background=bool(request.background),
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,

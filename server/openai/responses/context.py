@@ -19,6 +19,8 @@ from server.openai.responses.items import (
     read_item,
 )
 from server.openai.responses.outputs import ENDED
+from server.store.conversations import ConversationStore
+from server.store.database import Database
 from server.store.responses import MAX_CHAIN, ResponseStore
 
 _MAX_HISTORY_BYTES = 32 * 2**20  # more than any context holds; read before it is counted
@@ -26,32 +28,40 @@ _TOO_LONG = "context_length_exceeded"
 _T = TypeVar("_T")
 
 
-async def resolve(store: ResponseStore, caller: Caller, items: Sequence[NewItem]) -> list[Item]:
-    """The items, references looked up.
+async def resolve(
+    database: Database, caller: Caller, items: Sequence[NewItem], field: str
+) -> list[Item]:
+    """The items of a request's ``field``, references looked up.
 
     Raises ApiError (400) that names a reference to nothing.
     """
     resolved: list[Item] = []
     for index, item in enumerate(items):
         if isinstance(item, Reference):
-            found = await store.find_item(item.id, caller.tenant)
+            found = await ResponseStore(database).find_item(item.id, caller.tenant)
+            if found is None:
+                found = await ConversationStore(database).find_item(item.id, caller.tenant)
             if found is None:
                 problem = f"refers to {cut(item.id, 80)!r}, which is not stored here"
-                raise bad_field(f"input.{index}.id", problem)
+                raise bad_field(f"{field}.{index}.id", problem)
             resolved.append(read_item(found))
         else:
             resolved.append(item)
     return resolved
 
 
-async def history(store: ResponseStore, caller: Caller, request: ResponseInput) -> list[Item]:
-    """The items of the response that ``request`` goes on from, and of all before it.
+async def history(database: Database, caller: Caller, request: ResponseInput) -> list[Item]:
+    """The items of what ``request`` goes on from: a conversation, or a response and all before it.
 
-    Raises ApiError (400) when one of them is not there or has not ended, or they are too many.
+    Raises ApiError (400, 404) when it is not there, one of the responses is not or has not ended,
+    or the items are too many.
     """
+    if request.conversation is not None:
+        return await _said(ConversationStore(database), caller, request.conversation)
     previous = request.previous_response_id
     if previous is None:
         return []
+    store = ResponseStore(database)
     chain = await store.chain(previous, caller.tenant)
     if chain is None:
         raise ApiError(
@@ -65,13 +75,25 @@ async def history(store: ResponseStore, caller: Caller, request: ResponseInput) 
     if chain[-1].status not in ENDED:
         raise bad_field("previous_response_id", "names a response that has not ended yet")
     bodies = await store.items([link.id for link in chain], most_bytes=_MAX_HISTORY_BYTES)
+    return _read(bodies, "previous_response_id", "What the previous responses hold")
+
+
+def no_conversation(id: str, param: str = "conversation_id") -> ApiError:
+    """A 404 for a conversation that is not there, or another's."""
+    return ApiError(404, f"There is no conversation '{cut(id, 80)}'.", param=param)
+
+
+async def _said(store: ConversationStore, caller: Caller, id: str) -> list[Item]:
+    if await store.find(id, caller.tenant) is None:
+        raise no_conversation(id, "conversation")
+    bodies = await store.items(id, most_bytes=_MAX_HISTORY_BYTES)
+    return _read(bodies, "conversation", "What the conversation holds")
+
+
+def _read(bodies: Sequence[bytes] | None, param: str, what: str) -> list[Item]:
     if bodies is None:
-        raise ApiError(
-            400,
-            f"What the previous responses hold is more than {_MAX_HISTORY_BYTES >> 20} MiB.",
-            param="previous_response_id",
-            code=_TOO_LONG,
-        )
+        message = f"{what} is more than {_MAX_HISTORY_BYTES >> 20} MiB."
+        raise ApiError(400, message, param=param, code=_TOO_LONG)
     return [read_item(body) for body in bodies]
 
 

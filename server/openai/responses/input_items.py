@@ -132,7 +132,12 @@ def read_input(value: Any) -> list[NewItem]:
         raise ValueError("must be a string or a list of items")
     if len(value) > _MAX_ITEMS:
         raise ValueError(f"holds {len(value)} items; at most {_MAX_ITEMS} are taken")
-    return [_read_item(item, f"input.{index}") for index, item in enumerate(value)]
+    return read_items(value, "input")
+
+
+def read_items(value: list[Any], field: str) -> list[NewItem]:
+    """The items of a field. Raises ApiError (400) that names the one at fault."""
+    return [_read_item(item, f"{field}.{index}") for index, item in enumerate(value)]
 
 
 def new_item_id(prefix: str) -> str:

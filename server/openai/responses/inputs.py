@@ -14,15 +14,14 @@ from pydantic import Field, PlainValidator, model_validator
 from server.errors import bad_field, cut
 from server.openai.deadline import MAX_DEADLINE_MS
 from server.openai.inputs import Shape
+from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.structured import StructuredFields
 from server.openai.unsupported import ignored_params
 
 _MAX_MODEL_NAME = 256
-_MAX_METADATA = 16
-_MAX_METADATA_KEY = 64
-_MAX_METADATA_VALUE = 512
 _MAX_LABEL = 512
+_MAX_ID = 256
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -50,7 +49,6 @@ _ELSEWHERE = {
     "logprobs": "'include' with 'message.output_text.logprobs'",
 }
 _UNSUPPORTED = {
-    "conversation": "is not supported; 'previous_response_id' continues a response",
     "prompt": "is not supported; there are no stored prompts here",
     "context_management": "is not supported; 'truncation' may be 'auto'",
     "moderation": "is not supported",
@@ -123,6 +121,14 @@ def _names_function(tool: Any) -> bool:
     )
 
 
+def _read_conversation(value: Any) -> str | None:
+    """A conversation by its id, or as an object with one."""
+    found = value.get("id") if isinstance(value, dict) else value
+    if value is None or (isinstance(found, str) and 0 < len(found) <= _MAX_ID):
+        return found
+    raise ValueError("must be a conversation's id, or an object with its 'id'")
+
+
 class ResponseTool(Shape):
     """A function that the model may call."""
 
@@ -186,6 +192,12 @@ class ReasoningOptions(Shape):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its older name
 
 
+class NamedConversation(Shape):
+    """A conversation, by its id."""
+
+    id: Annotated[str, Field(min_length=1, max_length=_MAX_ID)]
+
+
 class ResponseStreamOptions(Shape):
     """Padding against those who watch a network; there is none here."""
 
@@ -207,6 +219,10 @@ ToolChoice = Annotated[
     ),
 ]
 Label = Annotated[str, Field(max_length=_MAX_LABEL)]
+ConversationId = Annotated[
+    str | None,
+    PlainValidator(_read_conversation, json_schema_input_type=str | NamedConversation | None),
+]
 
 
 class ResponseInput(Shape):
@@ -216,6 +232,7 @@ class ResponseInput(Shape):
     input: Input
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: ConversationId = None
     tools: Tools = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
@@ -233,7 +250,9 @@ class ResponseInput(Shape):
 
     @model_validator(mode="after")
     def _has_input(self) -> Self:
-        if not self.input and self.previous_response_id is None:
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise ValueError("conversation: excludes 'previous_response_id'")
+        if not self.input and self.previous_response_id is None and self.conversation is None:
             raise ValueError("input: must not be empty")
         return self
 
@@ -269,7 +288,7 @@ class ResponsesRequest(ResponseInput):
     stream_options: ResponseStreamOptions | None = None
     background: bool | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
@@ -284,7 +303,6 @@ class ResponsesRequest(ResponseInput):
         unknown = set(self.include or ()) - _INCLUDES - _FOREIGN_INCLUDES
         if unknown:
             raise ValueError(f"include: cannot hold {cut(min(unknown), 80)!r}")
-        _check_metadata(self.metadata or {})
         return self
 
     @property
@@ -331,14 +349,3 @@ def _refuse(body: Mapping[str, Any]) -> None:
             raise bad_field(field, f"is not a field of this endpoint; send {name}")
     if body.get("n") not in (None, 1):
         raise bad_field("n", _ONE_ANSWER)
-
-
-def _check_metadata(metadata: dict[str, str]) -> None:
-    if len(metadata) > _MAX_METADATA:
-        raise ValueError(f"metadata: must have at most {_MAX_METADATA} entries")
-    for key, value in metadata.items():
-        if len(key) > _MAX_METADATA_KEY or len(value) > _MAX_METADATA_VALUE:
-            raise ValueError(
-                f"metadata: keys have at most {_MAX_METADATA_KEY} characters, "
-                f"values {_MAX_METADATA_VALUE}"
-            )

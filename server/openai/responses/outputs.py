@@ -78,6 +78,12 @@ class FunctionTool(Struct, tag_field="type", tag="function"):
     description: str | None = None
 
 
+class InConversation(Struct):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class Response(Struct, kw_only=True):
     """A response: what was asked for, and what came of it so far."""
 
@@ -87,6 +93,7 @@ class Response(Struct, kw_only=True):
     status: ResponseStatus
     background: bool
     completed_at: int | None = None
+    conversation: InConversation | None = None
     error: ResponseFault | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
@@ -119,7 +126,7 @@ class Response(Struct, kw_only=True):
 
 
 class ItemList(Struct, kw_only=True):
-    """A page of a response's input items."""
+    """A page of items: a response's input, or a conversation's."""
 
     object: Literal["list"] = "list"
     data: list[Item]

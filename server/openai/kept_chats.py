@@ -1,0 +1,134 @@
+"""What is kept of a chat completion with ``store``: the answer, what it answers, and how."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
+from engine.types import SamplingParams
+from server.openai.inputs import ChatRequest, Message
+from server.openai.outputs import ChatCompletion, to_json
+from server.openai.tool_fields import Function, ToolChoice
+from server.store.chats import ChatStore, StoredChat
+from server.store.database import Database, StoreError
+
+
+class StoredChatCompletion(ChatCompletion, kw_only=True):
+    """A chat completion as it was answered, with what was asked for."""
+
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    response_format: dict[str, Any] | None
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    input_user: str | None
+    service_tier: Literal["default"] = "default"
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+class StoredMessage(Struct, kw_only=True):
+    """A message that a stored chat completion answers."""
+
+    id: str = ""  # made of the completion's and of the message's place
+    role: str
+    content: str | None
+    name: str | None = None
+    content_parts: None = None  # parts of text are joined by newlines when they come in
+    refusal: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None
+    reasoning_content: str | None = None
+
+
+_decode = msgspec.json.Decoder(StoredChatCompletion).decode
+_decode_message = msgspec.json.Decoder(StoredMessage).decode
+
+
+class ChatKeeper:
+    """Keeps the answer to one request, for the tenant who sent it."""
+
+    def __init__(
+        self, database: Database, tenant: str, body: ChatRequest, sampling: SamplingParams
+    ) -> None:
+        self._store = ChatStore(database)
+        self._tenant = tenant
+        self._body = body
+        self._sampling = sampling
+
+    async def keep(self, answer: ChatCompletion) -> bool:
+        """Whether the answer is kept. It is given all the same where the storage fails."""
+        chat = StoredChat(
+            id=answer.id,
+            tenant=self._tenant,
+            created_at=answer.created,
+            model=answer.model,
+            body=to_json(self._with_request(answer)),
+            metadata=self._body.metadata or {},
+        )
+        try:
+            await self._store.add(chat, [to_json(_kept(each)) for each in self._body.messages])
+        except StoreError:  # it has been logged
+            return False
+        return True
+
+    def _with_request(self, answer: ChatCompletion) -> StoredChatCompletion:
+        body, sampling = self._body, self._sampling
+        form = body.response_format
+        same = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+        return StoredChatCompletion(
+            **asdict(answer),
+            **{name: getattr(sampling, name) for name in same},
+            seed=body.seed,
+            response_format=form and form.model_dump(by_alias=True, exclude_none=True),
+            tools=[_tool(function) for function in body.offered] or None,
+            tool_choice=_choice(body.choice) if body.offered else None,
+            input_user=body.user,
+        )
+
+
+def read_chat(stored: StoredChat) -> StoredChatCompletion:
+    """A completion as it was kept, with the labels that it has now."""
+    chat = _decode(stored.body)
+    chat.metadata = dict(stored.metadata)
+    return chat
+
+
+def read_message(chat_id: str, position: int, body: bytes) -> StoredMessage:
+    """A message as it was kept."""
+    message = _decode_message(body)
+    message.id = f"{chat_id}-{position}"
+    return message
+
+
+def _kept(message: Message) -> StoredMessage:
+    calls, call = message.tool_calls, message.function_call
+    return StoredMessage(
+        role=message.role,
+        content=message.content,
+        name=message.name,
+        refusal=message.refusal,
+        tool_calls=[each.model_dump() for each in calls] if calls else None,
+        tool_call_id=message.tool_call_id,
+        function_call=None if call is None else call.model_dump(),
+        reasoning_content=message.reasoning_content or message.reasoning,
+    )
+
+
+def _tool(function: Function) -> dict[str, Any]:
+    return {"type": "function", "function": {**function.shown, "strict": function.strict}}
+
+
+def _choice(choice: ToolChoice) -> str | dict[str, Any]:
+    if choice.names is None:
+        return choice.mode
+    tools = [{"type": "function", "function": {"name": name}} for name in choice.names]
+    if choice.is_named:
+        return tools[0]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}

@@ -1,0 +1,268 @@
+"""/v1/conversations: lists of items that are kept until they are deleted."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NoReturn
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Struct
+from pydantic import Field, PlainValidator
+from starlette.responses import Response
+
+from server.access.caller import caller_of
+from server.errors import ApiError, bad_field, cut
+from server.openai.endpoint import json_response, read_request, state_of
+from server.openai.inputs import Shape
+from server.openai.metadata import Metadata
+from server.openai.outputs import to_json
+from server.openai.responses.context import no_conversation, resolve
+from server.openai.responses.input_items import InputItem, NewItem, read_items
+from server.openai.responses.items import Item, read_item
+from server.openai.responses.outputs import ItemList
+from server.openai.responses.routes import After, Limit, Order
+from server.openai.schema import describe
+from server.store.conversations import (
+    ConversationStore,
+    ItemTaken,
+    StoredConversation,
+    StoredItem,
+)
+
+router = APIRouter()
+
+_PATH = "/v1/conversations"
+_MAX_ITEMS = 20  # that are added at once
+
+
+def _read_new(value: Any) -> list[NewItem]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ValueError("must be a list of items")
+    if len(value) > _MAX_ITEMS:
+        raise ValueError(f"holds {len(value)} items; at most {_MAX_ITEMS} are added at once")
+    return read_items(value, "items")
+
+
+NewItems = Annotated[
+    list[NewItem],
+    PlainValidator(_read_new, json_schema_input_type=list[InputItem] | None),
+]
+
+
+class NewConversation(Shape):
+    """What a conversation begins with."""
+
+    items: NewItems = Field(default_factory=list)
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Shape):
+    """The labels that a conversation is to have, in the place of all others."""
+
+    metadata: Metadata | None
+
+
+class ItemsToAdd(Shape):
+    """What comes to the end of a conversation."""
+
+    items: NewItems
+
+
+class Conversation(Struct, kw_only=True):
+    """A conversation, without its items."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int  # Unix time, s
+    metadata: dict[str, str]
+
+
+class ConversationDeleted(Struct, kw_only=True):
+    """The answer of a deletion."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: bool = True
+
+
+@router.post(
+    _PATH,
+    summary="Begin a conversation",
+    openapi_extra=describe(NewConversation, Conversation, body_required=False),
+)
+async def create_conversation(request: Request) -> Response:
+    """Make a conversation, with some items or none."""
+    body, headers = await read_request(request, NewConversation, optional=True)
+    conversation = StoredConversation(
+        id=f"conv_{uuid.uuid4().hex}",
+        tenant=caller_of(request).tenant,
+        created_at=int(time.time()),
+        metadata=to_json(body.metadata or {}),
+    )
+    items = await _resolved(request, body.items)
+    try:
+        await _store(request).create(conversation, _stored(items))
+    except ItemTaken as error:
+        raise _taken(items, error) from None
+    return json_response(_told(conversation), headers)
+
+
+@router.get(
+    _PATH + "/{conversation_id}",
+    summary="Describe a conversation",
+    openapi_extra=describe(None, Conversation),
+)
+async def retrieve_conversation(conversation_id: str, request: Request) -> Response:
+    """One of the caller's conversations."""
+    return json_response(_told(await _find(request, conversation_id)))
+
+
+@router.post(
+    _PATH + "/{conversation_id}",
+    summary="Label a conversation",
+    openapi_extra=describe(ConversationUpdate, Conversation),
+)
+async def update_conversation(conversation_id: str, request: Request) -> Response:
+    """Give a conversation other labels, in the place of all that it has."""
+    body, headers = await read_request(request, ConversationUpdate)
+    tenant, metadata = caller_of(request).tenant, to_json(body.metadata or {})
+    conversation = await _store(request).relabel(conversation_id, tenant, metadata)
+    if conversation is None:
+        raise no_conversation(conversation_id)
+    return json_response(_told(conversation), headers)
+
+
+@router.delete(
+    _PATH + "/{conversation_id}",
+    summary="Forget a conversation",
+    openapi_extra=describe(None, ConversationDeleted),
+)
+async def delete_conversation(conversation_id: str, request: Request) -> Response:
+    """Forget a conversation with its items; responses that were made in it stay."""
+    if not await _store(request).delete(conversation_id, caller_of(request).tenant):
+        raise no_conversation(conversation_id)
+    return json_response(ConversationDeleted(id=conversation_id))
+
+
+@router.get(
+    _PATH + "/{conversation_id}/items",
+    summary="What was said in a conversation",
+    openapi_extra=describe(None, ItemList),
+)
+async def list_conversation_items(
+    conversation_id: str,
+    request: Request,
+    limit: Limit = 20,
+    order: Order = "desc",
+    after: After = None,
+) -> Response:
+    """The items of a conversation, page by page; the newest first unless asked otherwise."""
+    await _find(request, conversation_id)
+    page = await _store(request).page(
+        conversation_id, after=after, limit=limit, ascending=order == "asc"
+    )
+    if page is None:
+        raise bad_field("after", "is not the id of an item of this conversation")
+    items = [read_item(item.body) for item in page.items]
+    return json_response(_list(items, has_more=page.has_more))
+
+
+@router.post(
+    _PATH + "/{conversation_id}/items",
+    summary="Add to a conversation",
+    openapi_extra=describe(ItemsToAdd, ItemList),
+)
+async def create_conversation_items(conversation_id: str, request: Request) -> Response:
+    """Add items to the end of a conversation, as they are; the model is not asked."""
+    body, headers = await read_request(request, ItemsToAdd)
+    items = await _resolved(request, body.items)
+    tenant = caller_of(request).tenant
+    try:
+        found = await _store(request).append(conversation_id, tenant, _stored(items))
+    except ItemTaken as error:
+        raise _taken(items, error) from None
+    if not found:
+        raise no_conversation(conversation_id)
+    return json_response(_list(items), headers)
+
+
+@router.get(
+    _PATH + "/{conversation_id}/items/{item_id}",
+    summary="An item of a conversation",
+    openapi_extra=describe(None, Item),
+)
+async def retrieve_conversation_item(
+    conversation_id: str, item_id: str, request: Request
+) -> Response:
+    """One item."""
+    await _find(request, conversation_id)
+    tenant = caller_of(request).tenant
+    found = await _store(request).find_item(item_id, tenant, conversation_id)
+    return json_response(read_item(found) if found is not None else _no_item(item_id))
+
+
+@router.delete(
+    _PATH + "/{conversation_id}/items/{item_id}",
+    summary="Forget an item of a conversation",
+    openapi_extra=describe(None, Conversation),
+)
+async def delete_conversation_item(
+    conversation_id: str, item_id: str, request: Request
+) -> Response:
+    """Forget an item; what is left is the conversation."""
+    conversation = await _find(request, conversation_id)
+    if not await _store(request).delete_item(conversation_id, item_id):
+        _no_item(item_id)
+    return json_response(_told(conversation))
+
+
+def _store(request: Request) -> ConversationStore:
+    return ConversationStore(state_of(request).database)
+
+
+async def _find(request: Request, id: str) -> StoredConversation:
+    conversation = await _store(request).find(id, caller_of(request).tenant)
+    if conversation is None:
+        raise no_conversation(id)
+    return conversation
+
+
+async def _resolved(request: Request, items: Sequence[NewItem]) -> list[Item]:
+    return await resolve(state_of(request).database, caller_of(request), items, "items")
+
+
+def _stored(items: Sequence[Item]) -> list[StoredItem]:
+    return [StoredItem(item.id, to_json(item)) for item in items]
+
+
+def _told(conversation: StoredConversation) -> Conversation:
+    return Conversation(
+        id=conversation.id,
+        created_at=conversation.created_at,
+        metadata=msgspec.json.decode(conversation.metadata, type=dict[str, str]),
+    )
+
+
+def _list(items: list[Item], *, has_more: bool = False) -> ItemList:
+    return ItemList(
+        data=items,
+        first_id=items[0].id if items else None,
+        last_id=items[-1].id if items else None,
+        has_more=has_more,
+    )
+
+
+def _taken(items: Sequence[Item], error: ItemTaken) -> ApiError:
+    """The last of them is at fault where two of them have one id."""
+    index = max(index for index, item in enumerate(items) if item.id == error.id)
+    return bad_field(f"items.{index}.id", "is the id of another item of the conversation")
+
+
+def _no_item(id: str) -> NoReturn:
+    message = f"The conversation has no item '{cut(id, 80)}'."
+    raise ApiError(404, message, param="item_id")

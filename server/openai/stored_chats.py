@@ -1,0 +1,209 @@
+"""/v1/chat/completions below its POST: the completions that were made with ``store``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, NoReturn
+
+from fastapi import APIRouter, Query, Request
+from msgspec import Struct
+from starlette.responses import Response
+
+from server.access.caller import caller_of
+from server.errors import ApiError, bad_field, cut
+from server.openai.endpoint import json_response, read_request, state_of
+from server.openai.inputs import Shape
+from server.openai.kept_chats import (
+    StoredChatCompletion,
+    StoredMessage,
+    read_chat,
+    read_message,
+)
+from server.openai.metadata import Metadata
+from server.openai.schema import Description, describe
+from server.store.chats import ChatStore, StoredChat
+
+router = APIRouter()
+
+_PATH = "/v1/chat/completions"
+_LABEL = re.compile(r"metadata\[(.*)\]", re.DOTALL)
+
+Limit = Annotated[int, Query(ge=1, le=100, description="Entries of a page.")]
+After = Annotated[str | None, Query(description="The id of the entry before the page.")]
+Order = Annotated[Literal["asc", "desc"], Query(description="Oldest or newest first.")]
+
+
+class ChatUpdate(Shape):
+    """The labels that a stored completion is to have, in the place of all others."""
+
+    metadata: Metadata | None
+
+
+class ChatCompletionList(Struct, kw_only=True):
+    """A page of stored completions."""
+
+    object: Literal["list"] = "list"
+    data: list[StoredChatCompletion]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StoredMessageList(Struct, kw_only=True):
+    """A page of the messages that a stored completion answers."""
+
+    object: Literal["list"] = "list"
+    data: list[StoredMessage]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ChatCompletionDeleted(Struct, kw_only=True):
+    """The answer of a deletion."""
+
+    id: str
+    object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
+    deleted: bool = True
+
+
+def _describe_list() -> Description:
+    """The filter by labels has a name for each of them, which FastAPI cannot tell."""
+    description = describe(None, ChatCompletionList)
+    labels = {"type": "object", "additionalProperties": {"type": "string"}}
+    description["parameters"] = [
+        {
+            **{"name": "metadata", "in": "query", "required": False},
+            **{"style": "deepObject", "explode": True, "schema": labels},
+            "description": "Labels that all completions of the list carry: `metadata[name]=value`.",
+        }
+    ]
+    return description
+
+
+@router.get(_PATH, summary="List the stored completions", openapi_extra=_describe_list())
+async def list_chat_completions(
+    request: Request,
+    model: str | None = None,
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "asc",
+) -> Response:
+    """The caller's stored completions, the oldest first unless asked otherwise."""
+    found = await _store(request).list(
+        caller_of(request).tenant,
+        model=model,
+        metadata=_labels(request),
+        after=after,
+        limit=limit + 1,
+        ascending=order == "asc",
+    )
+    if found is None:
+        raise bad_field("after", "is the id of no stored completion")
+    data = [read_chat(chat) for chat in found[:limit]]
+    return json_response(
+        ChatCompletionList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=len(found) > limit,
+        )
+    )
+
+
+@router.get(
+    _PATH + "/{completion_id}",
+    summary="A stored completion",
+    openapi_extra=describe(None, StoredChatCompletion),
+)
+async def retrieve_chat_completion(completion_id: str, request: Request) -> Response:
+    """One of the caller's stored completions."""
+    return json_response(read_chat(await _find(request, completion_id)))
+
+
+@router.post(
+    _PATH + "/{completion_id}",
+    summary="Label a stored completion",
+    openapi_extra=describe(ChatUpdate, StoredChatCompletion),
+)
+async def update_chat_completion(completion_id: str, request: Request) -> Response:
+    """Give a stored completion other labels, in the place of all that it has."""
+    body, headers = await read_request(request, ChatUpdate)
+    tenant = caller_of(request).tenant
+    chat = await _store(request).relabel(completion_id, tenant, body.metadata or {})
+    if chat is None:
+        _not_found(completion_id)
+    return json_response(read_chat(chat), headers)
+
+
+@router.delete(
+    _PATH + "/{completion_id}",
+    summary="Forget a stored completion",
+    openapi_extra=describe(None, ChatCompletionDeleted),
+)
+async def delete_chat_completion(completion_id: str, request: Request) -> Response:
+    """Forget one of the caller's stored completions."""
+    if not await _store(request).delete(completion_id, caller_of(request).tenant):
+        _not_found(completion_id)
+    return json_response(ChatCompletionDeleted(id=completion_id))
+
+
+@router.get(
+    _PATH + "/{completion_id}/messages",
+    summary="The messages that a stored completion answers",
+    openapi_extra=describe(None, StoredMessageList),
+)
+async def list_chat_messages(
+    completion_id: str,
+    request: Request,
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "asc",
+) -> Response:
+    """The messages of the request, in their order unless asked otherwise."""
+    chat = await _find(request, completion_id)
+    position: int | None = None
+    if after is not None:
+        place = after.removeprefix(f"{chat.id}-")
+        if place == after or not re.fullmatch(r"[0-9]{1,9}", place, re.ASCII):
+            raise bad_field("after", "is the id of no message of this completion")
+        position = int(place)
+    found = await _store(request).messages(
+        chat.id, after=position, limit=limit + 1, ascending=order == "asc"
+    )
+    data = [read_message(chat.id, position, body) for position, body in found[:limit]]
+    return json_response(
+        StoredMessageList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=len(found) > limit,
+        )
+    )
+
+
+def _store(request: Request) -> ChatStore:
+    return ChatStore(state_of(request).database)
+
+
+def _labels(request: Request) -> dict[str, str]:
+    """The labels that a list is asked for. Raises ApiError (400) where one is asked for twice."""
+    labels: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        match = _LABEL.fullmatch(name)
+        if match is None:
+            continue
+        if match[1] in labels:
+            raise bad_field(cut(name, 80), "is given twice")
+        labels[match[1]] = value
+    return labels
+
+
+async def _find(request: Request, id: str) -> StoredChat:
+    chat = await _store(request).find(id, caller_of(request).tenant)
+    return chat if chat is not None else _not_found(id)
+
+
+def _not_found(id: str) -> NoReturn:
+    message = f"There is no stored chat completion '{cut(id, 80)}'; is 'store' left out?"
+    raise ApiError(404, message, param="completion_id")

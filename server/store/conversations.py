@@ -1,0 +1,203 @@
+"""Conversations: lists of items that responses go on from and add to."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from server.store.database import Database, Schema
+
+_SCHEMA = Schema(
+    "conversations",
+    (
+        """
+        CREATE TABLE conversations (
+            id TEXT PRIMARY KEY,
+            tenant TEXT NOT NULL,
+            created_at INTEGER NOT NULL,
+            metadata BLOB NOT NULL
+        );
+        CREATE TABLE conversation_items (
+            conversation_id TEXT NOT NULL REFERENCES conversations ON DELETE CASCADE,
+            place INTEGER NOT NULL,
+            id TEXT NOT NULL,
+            body BLOB NOT NULL,
+            PRIMARY KEY (conversation_id, place),
+            UNIQUE (conversation_id, id)
+        ) WITHOUT ROWID;
+        CREATE INDEX conversation_items_by_id ON conversation_items (id);
+        """,
+    ),
+)
+
+
+class StoredItem(NamedTuple):
+    """An item and its id."""
+
+    id: str
+    body: bytes
+
+
+class Page(NamedTuple):
+    """A part of a list."""
+
+    items: list[StoredItem]
+    has_more: bool
+
+
+@dataclass(frozen=True)
+class StoredConversation:
+    """A conversation as it is kept, without its items."""
+
+    id: str
+    tenant: str
+    created_at: int  # Unix time, s
+    metadata: bytes  # JSON
+
+
+class ItemTaken(Exception):
+    """An item was to be added to a conversation that has one of this id."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.id = id
+
+
+class ConversationStore:
+    """All conversations. Every method raises StoreError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._tables = database.tables(_SCHEMA)
+
+    async def create(self, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
+        """Begin a conversation with some items. Raises ItemTaken where two have one id."""
+
+        def work(db: sqlite3.Connection) -> None:
+            c = conversation
+            values = (c.id, c.tenant, c.created_at, c.metadata)
+            db.execute("INSERT INTO conversations VALUES (?, ?, ?, ?)", values)
+            _append(db, c.id, items)
+
+        await self._tables.write(work)
+
+    async def find(self, id: str, tenant: str) -> StoredConversation | None:
+        """A conversation of the tenant's."""
+        return await self._tables.read(lambda db: _find(db, id, tenant))
+
+    async def relabel(self, id: str, tenant: str, metadata: bytes) -> StoredConversation | None:
+        """Give a conversation other labels."""
+
+        def work(db: sqlite3.Connection) -> StoredConversation | None:
+            statement = "UPDATE conversations SET metadata = ? WHERE id = ? AND tenant = ?"
+            db.execute(statement, (metadata, id, tenant))
+            return _find(db, id, tenant)
+
+        return await self._tables.write(work)
+
+    async def delete(self, id: str, tenant: str) -> bool:
+        """Forget a conversation with its items. Whether there was one."""
+        statement = "DELETE FROM conversations WHERE id = ? AND tenant = ?"
+        return await self._tables.write(lambda db: db.execute(statement, (id, tenant)).rowcount > 0)
+
+    # ------------------------------------------------------------ items
+
+    async def append(self, id: str, tenant: str, items: Sequence[StoredItem]) -> bool:
+        """Add items to the end; whether the tenant has such a conversation. Raises ItemTaken."""
+
+        def work(db: sqlite3.Connection) -> bool:
+            if _find(db, id, tenant) is None:
+                return False
+            _append(db, id, items)
+            return True
+
+        return await self._tables.write(work)
+
+    async def page(self, id: str, *, after: str | None, limit: int, ascending: bool) -> Page | None:
+        """A page of a conversation's items; None where ``after`` is not one."""
+
+        def work(db: sqlite3.Connection) -> Page | None:
+            where, values = "conversation_id = ?", [id]
+            if after is not None:
+                query = "SELECT place FROM conversation_items WHERE conversation_id = ? AND id = ?"
+                found = db.execute(query, (id, after)).fetchone()
+                if found is None:
+                    return None
+                where, values = where + f" AND place {'>' if ascending else '<'} ?", [id, *found]
+            rows = db.execute(
+                f"SELECT id, body FROM conversation_items WHERE {where}"
+                f" ORDER BY place {'ASC' if ascending else 'DESC'} LIMIT ?",
+                (*values, limit + 1),
+            ).fetchall()
+            return Page([StoredItem(*row) for row in rows[:limit]], len(rows) > limit)
+
+        return await self._tables.read(work)
+
+    async def items(self, id: str, *, most_bytes: int) -> list[bytes] | None:
+        """All items of a conversation in order; None when they are too much."""
+
+        def work(db: sqlite3.Connection) -> list[bytes] | None:
+            query = "SELECT body FROM conversation_items WHERE conversation_id = ? ORDER BY place"
+            bodies: list[bytes] = []
+            size = 0
+            for (body,) in db.execute(query, (id,)):
+                size += len(body)
+                if size > most_bytes:
+                    return None
+                bodies.append(body)
+            return bodies
+
+        return await self._tables.read(work)
+
+    async def find_item(self, item_id: str, tenant: str, id: str | None = None) -> bytes | None:
+        """An item of a conversation, or of any of the tenant's."""
+        query = (
+            "SELECT i.body FROM conversation_items AS i JOIN conversations AS c"
+            " ON c.id = i.conversation_id WHERE i.id = ? AND c.tenant = ?"
+        )
+        values = [item_id, tenant]
+        if id is not None:
+            query, values = query + " AND c.id = ?", [*values, id]
+        row = await self._tables.read(lambda db: db.execute(query + " LIMIT 1", values).fetchone())
+        return None if row is None else row[0]
+
+    async def delete_item(self, id: str, item_id: str) -> bool:
+        """Forget an item. Whether there was one."""
+        statement = "DELETE FROM conversation_items WHERE conversation_id = ? AND id = ?"
+        return await self._tables.write(
+            lambda db: db.execute(statement, (id, item_id)).rowcount > 0
+        )
+
+
+def add_turn(db: sqlite3.Connection, id: str, items: Sequence[StoredItem]) -> None:
+    """Add what a response was given and gave, in the transaction that keeps the response.
+
+    The conversation may be gone, and an item may have come in with another response meanwhile:
+    what is there stays as it is.
+    """
+    if db.execute("SELECT 1 FROM conversations WHERE id = ?", (id,)).fetchone() is None:
+        return
+    taken = {item.id for item in items if _has(db, id, item.id)}
+    _append(db, id, [item for item in items if item.id not in taken])
+
+
+def _find(db: sqlite3.Connection, id: str, tenant: str) -> StoredConversation | None:
+    query = "SELECT id, tenant, created_at, metadata FROM conversations WHERE id = ? AND tenant = ?"
+    row = db.execute(query, (id, tenant)).fetchone()
+    return None if row is None else StoredConversation(*row)
+
+
+def _has(db: sqlite3.Connection, id: str, item_id: str) -> bool:
+    query = "SELECT 1 FROM conversation_items WHERE conversation_id = ? AND id = ?"
+    return db.execute(query, (id, item_id)).fetchone() is not None
+
+
+def _append(db: sqlite3.Connection, id: str, items: Sequence[StoredItem]) -> None:
+    query = "SELECT coalesce(max(place), -1) FROM conversation_items WHERE conversation_id = ?"
+    (last,) = db.execute(query, (id,)).fetchone()
+    for place, item in enumerate(items, last + 1):
+        if _has(db, id, item.id):
+            raise ItemTaken(item.id)
+        row = (id, place, item.id, item.body)
+        db.execute("INSERT INTO conversation_items VALUES (?, ?, ?, ?)", row)
