@@ -12,13 +12,14 @@ from server.access.caller import Scope, caller_of
 from server.errors import ApiError
 
 _ANY_KEY: tuple[str, ...] = ("/health", "/ready", "/version", "/v1/models", "/v1/usage")
-_BY_PREFIX: dict[str, Scope] = {
+_BY_PREFIX: dict[str, Scope] = {  # the first that fits counts
     "/v1/files": "files",
     "/v1/batches": "batches",
     "/v1/chat": "inference",
     "/v1/completions": "inference",
     "/v1/responses": "inference",
     "/v1/conversations": "inference",
+    "/v1/messages/batches": "batches",
     "/v1/messages": "inference",
     "/v1/embeddings": "inference",
     "/v1/rerank": "inference",

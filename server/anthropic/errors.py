@@ -26,9 +26,14 @@ def is_messages_path(path: str) -> bool:
     return path == PREFIX or path.startswith(PREFIX + "/")
 
 
+def error_type(status: int) -> str:
+    """What this API calls errors of a status."""
+    return _TYPES.get(status, "invalid_request_error")
+
+
 def error_detail(error: ApiError) -> MessagesErrorDetail:
     """What is wrong."""
-    return MessagesErrorDetail(_TYPES.get(error.status, "invalid_request_error"), error.message)
+    return MessagesErrorDetail(error_type(error.status), error.message)
 
 
 def error_body(error: ApiError, request_id: str) -> bytes:

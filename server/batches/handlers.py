@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from server.access.caller import Caller
+from server.anthropic.call import MessageCall
+from server.anthropic.inputs import MessagesRequest
 from server.errors import bad_field
 from server.openai.chat import ChatCall
 from server.openai.completions import CompletionCall
@@ -44,6 +46,7 @@ async def _complete(
     return await (await prepare(state, caller, body)).complete()
 
 
+# By what the endpoints of batches may name.
 HANDLERS: MappingProxyType[str, Handler] = MappingProxyType(
     {
         "/v1/chat/completions": partial(_complete, ChatRequest, ChatCall.prepare),
@@ -52,3 +55,13 @@ HANDLERS: MappingProxyType[str, Handler] = MappingProxyType(
         "/v1/embeddings": _embed,
     }
 )
+# And by those that the Messages API's own batches are for.
+MESSAGES = "/v1/messages"
+_MESSAGE_HANDLERS: dict[str, Handler] = {
+    MESSAGES: partial(_complete, MessagesRequest, MessageCall.prepare)
+}
+
+
+def handler_of(endpoint: str) -> Handler:
+    """What answers the lines of a batch."""
+    return _MESSAGE_HANDLERS.get(endpoint) or HANDLERS[endpoint]

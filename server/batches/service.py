@@ -7,7 +7,7 @@ from typing import Any
 
 from server.batches.answering import Answer
 from server.batches.bench import Bench, SharedSlots
-from server.batches.handlers import HANDLERS
+from server.batches.handlers import handler_of
 from server.batches.runner import BatchRunner
 from server.state import ServerState
 from server.store.batches import StoredBatch
@@ -19,7 +19,7 @@ def make_runner(state: ServerState) -> BatchRunner:
 
     def answer_for(batch: StoredBatch) -> Answer:
         caller = replace(state.access.keys.caller_named(batch.tenant), background=True)
-        handler = HANDLERS[batch.endpoint]
+        handler = handler_of(batch.endpoint)
 
         async def answer(body: dict[str, Any]) -> Any:
             return await handler(state, caller, body)

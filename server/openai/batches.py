@@ -19,6 +19,7 @@ from server.errors import ApiError, bad_field, cut
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.files import check_life_s
 from server.openai.inputs import Shape
+from server.openai.metadata import Metadata
 from server.openai.schema import describe
 from server.store.batches import StoredBatch
 
@@ -26,7 +27,6 @@ router = APIRouter()
 
 _WINDOW, _WINDOW_S = "24h", 24 * 3600
 _MAX_LIST = 100
-_MAX_METADATA, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
 class OutputExpiresAfter(Shape):
@@ -42,7 +42,7 @@ class BatchRequest(Shape):
     input_file_id: Annotated[str, Field(min_length=1, max_length=128)]
     endpoint: str
     completion_window: Literal["24h"]
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     output_expires_after: OutputExpiresAfter | None = None
 
     @field_validator("endpoint")
@@ -50,16 +50,6 @@ class BatchRequest(Shape):
     def _check_endpoint(cls, value: str) -> str:
         if value not in HANDLERS:
             raise ValueError(f"must be one of {', '.join(HANDLERS)}")
-        return value
-
-    @field_validator("metadata")
-    @classmethod
-    def _check_metadata(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        pairs = value or {}
-        if len(pairs) > _MAX_METADATA:
-            raise ValueError(f"must have at most {_MAX_METADATA} pairs")
-        if any(len(key) > _MAX_KEY or len(text) > _MAX_VALUE for key, text in pairs.items()):
-            raise ValueError(f"must have keys of at most {_MAX_KEY} and values of {_MAX_VALUE}")
         return value
 
 
@@ -175,7 +165,7 @@ async def list_batches(
 ) -> Response:
     """The caller's batches, the newest first."""
     tenant = caller_of(request).tenant
-    found = await state_of(request).batches.list(tenant, after=after, limit=limit + 1)
+    found = await state_of(request).batches.list(tenant, HANDLERS, after=after, limit=limit + 1)
     if found is None:
         raise bad_field("after", "is the id of no batch")
     data = [_told(batch) for batch in found[:limit]]
@@ -218,7 +208,7 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
 
 async def _find(request: Request, id: str) -> StoredBatch:
     batch = await state_of(request).batches.get(caller_of(request).tenant, id)
-    if batch is None:
+    if batch is None or batch.endpoint not in HANDLERS:
         message = f"There is no batch '{cut(id, 100)}'."
         raise ApiError(404, message, param="batch_id", code="batch_not_found")
     return batch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -154,20 +154,42 @@ class BatchStore:
         found = await self._find("tenant = ? AND id = ?", (tenant, id))
         return found[0] if found else None
 
-    async def list(self, tenant: str, *, after: str | None, limit: int) -> list[StoredBatch] | None:
-        """A tenant's batches, the newest first, those behind ``after``; at most ``limit``.
+    async def list(
+        self,
+        tenant: str,
+        endpoints: Collection[str],
+        *,
+        after: str | None = None,
+        before: str | None = None,
+        limit: int,
+    ) -> list[StoredBatch] | None:
+        """A tenant's batches, the newest first.
 
-        None when there is no batch ``after``. Raises StoreError.
+        Args:
+            tenant: whose.
+            endpoints: of the batches that count.
+            after: the one before the list; None: it begins with the newest.
+            before: the one behind the list, which then are those next to it; not with ``after``.
+            limit: most of them.
+
+        Returns None when there is no batch ``after`` or ``before``. Raises StoreError.
         """
-        if after is None:
-            return await self._find("tenant = ? ORDER BY number DESC LIMIT ?", (tenant, limit))
-        if await self.get(tenant, after) is None:
-            return None
-        where = (
-            "tenant = ? AND number < (SELECT number FROM batches WHERE id = ?)"
-            " ORDER BY number DESC LIMIT ?"
-        )
-        return await self._find(where, (tenant, after, limit))
+        where = f"tenant = ? AND endpoint IN ({', '.join('?' * len(endpoints))})"
+        values: tuple[Any, ...] = (tenant, *endpoints)
+        other = after or before
+        if other is not None:
+            if await self.get(tenant, other) is None:
+                return None
+            sign = "<" if after else ">"
+            where += f" AND number {sign} (SELECT number FROM batches WHERE id = ?)"
+            values += (other,)
+        order = "ASC" if before else "DESC"
+        found = await self._find(f"{where} ORDER BY number {order} LIMIT ?", (*values, limit))
+        return found[::-1] if before else found
+
+    async def delete(self, id: str) -> None:
+        """Forget a batch that has ended. Raises StoreError."""
+        await self._tables.write(lambda db: db.execute("DELETE FROM batches WHERE id = ?", (id,)))
 
     async def live(self) -> Sequence[StoredBatch]:
         """Those that have not ended, the oldest first. Raises StoreError."""

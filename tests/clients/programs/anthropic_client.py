@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 
 import anthropic
 
@@ -54,6 +55,17 @@ def main(base_url: str, model: str) -> None:
     ]
     worded = client.messages.create(**asked, messages=history, tools=[WEATHER])
     assert worded.content[0].type == "text", worded
+
+    params = {"model": model, "max_tokens": 100, "temperature": 0, "messages": QUESTION}
+    batch = client.messages.batches.create(requests=[{"custom_id": "a", "params": params}])
+    while batch.processing_status != "ended":
+        time.sleep(0.1)
+        batch = client.messages.batches.retrieve(batch.id)
+    (line,) = client.messages.batches.results(batch.id)
+    assert line.custom_id == "a", line
+    assert "Paris" in line.result.message.content[0].text, line
+    assert batch.id in [each.id for each in client.messages.batches.list(limit=1)]
+    assert client.messages.batches.delete(batch.id).id == batch.id
 
     async def several() -> None:
         async with anthropic.AsyncAnthropic(base_url=root, api_key="none", max_retries=0) as many:

@@ -1,0 +1,87 @@
+"""What came of a batch's requests, in the shapes of the Messages API.
+
+The results of its lines lie in two files, as ``server/batches/outputs.py`` writes them; here they
+are told line by line in other words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from server.anthropic.errors import error_type
+from server.anthropic.outputs import MessagesError, MessagesErrorDetail
+from server.batches.lines import read_raw_lines
+from server.openai.outputs import to_json
+
+_ANY_LENGTH = 2**40  # bytes of a line; they are our own
+
+
+class BatchResult(Struct, kw_only=True):
+    """What came of one request: an answer, an error, or nothing."""
+
+    type: Literal["succeeded", "errored", "canceled", "expired"]
+    message: msgspec.Raw | UnsetType = UNSET  # of the shape of an answer
+    error: MessagesError | UnsetType = UNSET
+
+
+class BatchResultLine(Struct, kw_only=True):
+    """A line of the results."""
+
+    custom_id: str
+    result: BatchResult
+
+
+class _Fault(Struct):
+    message: str = ""
+    code: str | None = None
+
+
+class _Failure(Struct):
+    error: _Fault
+
+
+class _Response(Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Line(Struct):
+    custom_id: str
+    response: _Response | None = None
+    error: _Fault | None = None
+
+
+_read = msgspec.json.Decoder(_Line).decode
+
+
+async def results(paths: Sequence[Path]) -> AsyncGenerator[bytes]:
+    """The results in these files as lines of JSON, some at a time. Raises OSError."""
+    for path in paths:
+        async with contextlib.aclosing(read_raw_lines(path, _ANY_LENGTH)) as chunks:
+            async for chunk in chunks:
+                yield b"".join([to_json(told(_read(text))) + b"\n" for _, text in chunk])
+
+
+def told(line: _Line) -> BatchResultLine:
+    """A line of a results file in this API's shape."""
+    return BatchResultLine(custom_id=line.custom_id, result=_result(line))
+
+
+def _result(line: _Line) -> BatchResult:
+    response = line.response
+    if response is None:  # it was never run to its end
+        cancelled = line.error is not None and line.error.code == "batch_cancelled"
+        return BatchResult(type="canceled" if cancelled else "expired")
+    if response.status_code == 200:
+        return BatchResult(type="succeeded", message=response.body)
+    message = msgspec.json.decode(response.body, type=_Failure).error.message
+    detail = MessagesErrorDetail(error_type(response.status_code), message)
+    error = MessagesError(error=detail, request_id=response.request_id)
+    return BatchResult(type="errored", error=error)
