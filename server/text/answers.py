@@ -21,6 +21,8 @@ ToolCallParser = Literal[
     "mistral",
     "deepseek_v3",
     "deepseek_v31",
+    "kimi_k2",
+    "glm45",
     "qwen3_xml",
     "hermes",
     "granite",

@@ -43,14 +43,17 @@ class Calls:
         """The JSON schema of a tool's arguments."""
         return self._schemas[name]
 
-    def begin(self, name: str) -> None:
-        """A call of ``name``. Raises Malformed when there is no such tool."""
+    def begin(self, name: str, id: str = "") -> None:
+        """A call of ``name``, with an id where the model has written one.
+
+        Raises Malformed when there is no such tool.
+        """
         if name not in self._schemas:
             raise Malformed
         self.is_open = True
         if not self._whole:
             self.is_told = True
-        self._put(ToolCallBegin(self.count, self._new_id(), name))
+        self._put(ToolCallBegin(self.count, id or self._new_id(), name))
 
     def arguments(self, text: str) -> None:
         """A piece of the arguments."""

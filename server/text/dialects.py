@@ -9,6 +9,8 @@ pythonic      [f(a=1), g()]
 deepseek_v3   section( call("function" sep f "\\n```json\\n" {...} "\\n```") )
 deepseek_v31  section( call(f sep {...}) )
 granite       <|tool_call|>[{"name": "f", "arguments": {...}}]
+glm45         <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>
+kimi_k2       section( call(functions.f:0 argument {...}) )
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ from server.text.source import Read, Source
 _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _SEP = "<｜tool▁sep｜>"
+_SECTION_BEGIN, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_KIMI_BEGIN, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+_KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+_PAIR_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,8 @@ class Dialect:
     tail: str = ""
     between: str = ""
     ends: str = ""
-    arguments: Literal["json", "python", "xml"] = "json"  # how they are written
+    arguments: Literal["json", "python", "xml", "pairs"] = "json"  # how they are written
+    is_numbered: bool = False  # the ":0" of the head is the call's number
     is_single: bool = False  # no more than one call in an answer
     id_chars: int = 24
     id_prefix: str = "call_"
@@ -120,6 +127,29 @@ DIALECTS = (
         ends=_CALLS_END,
     ),
     Dialect(
+        name="kimi_k2",
+        shown_by=(_SECTION_BEGIN, _KIMI_ARGUMENTS),
+        opener=_SECTION_BEGIN,
+        closers=(_SECTION_END, _KIMI_BEGIN, _KIMI_END, _KIMI_ARGUMENTS),
+        read=NamedCalls(_KIMI_BEGIN, "", _KIMI_ARGUMENTS, "", _KIMI_END, has_ids=True).read,
+        begins=_SECTION_BEGIN,
+        head=f"{_KIMI_BEGIN}functions.{{}}:0{_KIMI_ARGUMENTS}",
+        tail=_KIMI_END,
+        ends=_SECTION_END,
+        is_numbered=True,
+    ),
+    Dialect(
+        name="glm45",
+        shown_by=("<arg_key>", "<arg_value>"),
+        opener="<tool_call>",
+        closers=("</tool_call>", *_PAIR_MARKS),
+        read=xml_calls.read_pairs,
+        head="<tool_call>{}\n",
+        tail="</tool_call>",
+        between="\n",
+        arguments="pairs",
+    ),
+    Dialect(
         name="qwen3_xml",
         shown_by=("<function=", "<parameter="),
         opener="<tool_call>",
@@ -180,7 +210,7 @@ DIALECTS = (
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 
 # Templates of models that write calls in a way that is not in the table, though parts look alike.
-_FOREIGN = ("<arg_key>", "<|channel|>", "<function_calls>")
+_FOREIGN = ("<|channel|>", "<function_calls>")
 
 
 def dialect_of(template: str) -> Dialect | None:

@@ -1,4 +1,8 @@
-"""Calls as a name and then its arguments: ``[TOOL_CALLS]f[ARGS]{...}`` and the like."""
+"""Calls as a name and then its arguments: ``[TOOL_CALLS]f[ARGS]{...}`` and the like.
+
+Some families write an id in the place of the name, which has the name in it (``functions.f:0``):
+that is the call's id, for the model is shown it again.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ class NamedCalls:
     after_name: str
     fence: str  # around the arguments, before them with a language
     end: str  # after each call
+    has_ids: bool = False  # ``functions.NAME:NUMBER`` in the place of the name
 
     def read(self, source: Source, calls: Calls) -> Read[None]:
         """Read calls as long as they follow each other."""
@@ -27,7 +32,7 @@ class NamedCalls:
         yield from source.expect(self.begin)
         while True:
             yield from source.expect(self.before_name)
-            yield from _read_named(source, calls, self.after_name, self.fence)
+            yield from _read_named(source, calls, self.after_name, self.fence, has_ids=self.has_ids)
             for mark in (self.fence, self.end):
                 yield from source.space()
                 yield from source.literal(mark)
@@ -46,15 +51,20 @@ def read_mistral(source: Source, calls: Calls) -> Read[None]:
         yield from _read_named(source, calls, "[ARGS]", "")
 
 
-def _read_named(source: Source, calls: Calls, after_name: str, fence: str) -> Read[None]:
+def _read_named(
+    source: Source, calls: Calls, after_name: str, fence: str, *, has_ids: bool = False
+) -> Read[None]:
     head = yield from source.until(after_name, limit=_MAX_HEAD)
     name = head.partition("[CALL_ID]")[0].strip()  # Mistral's models number some of theirs
+    id = ""
+    if has_ids:
+        id, name = name, name.removeprefix("functions.").rpartition(":")[0]
     yield from source.space()
     if fence and (yield from source.literal(fence)):
         yield from source.literal("json")
         yield from source.space()
     if not calls.knows(name) or (yield from source.char()) != "{":
         raise Malformed
-    calls.begin(name)
+    calls.begin(name, id)
     yield from json_calls.stream_object(source, calls)
     calls.end()

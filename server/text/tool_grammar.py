@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from server.text.argument_kinds import argument_kind
@@ -15,6 +16,11 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _ABOUT = {"type", "title", "description", "$schema", "default", "examples", "x-guidance"}
 _ARGUMENT_NAME = re.compile(r"[\w.-]+")
 _NEWLINE = "\n"
+_Kind = Literal["python", "xml", "pairs"]
+_TAGS = {  # what stands before and behind an argument, by how arguments are written
+    "xml": ("<parameter={}>\n", "\n</parameter>"),
+    "pairs": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>"),
+}
 _PLAIN = _ABOUT | {"properties", "required", "additionalProperties", "$defs", "definitions"}
 
 
@@ -69,6 +75,11 @@ def _opening(dialect: Dialect) -> str:
 def _rest(lark: Lark, dialect: Dialect, tools: Sequence[CallableTool], is_parallel: bool) -> str:
     """What comes after the opening: from the first call's name on."""
     before_name, _, after_name = dialect.head.partition("{}")
+    # The number goes on from the calls of earlier turns, which only the model has counted.
+    number = ""
+    if dialect.is_numbered:
+        after_name = after_name.removeprefix(":0")
+        number = lark.rule("/:[0-9]{1,4}/", terminal=True)
     calls = []
     for tool in tools:
         schema = tool.parameters if tool.is_held else _ANY_OBJECT
@@ -76,8 +87,11 @@ def _rest(lark: Lark, dialect: Dialect, tools: Sequence[CallableTool], is_parall
             arguments = lark.schema({**schema, "type": "object"})
         else:
             arguments = _each(lark, schema, dialect.arguments)
-        head, tail = lark.literal(tool.name + after_name), lark.literal(dialect.tail)
-        calls.append(f"{head} {arguments} {tail}")
+        if number:
+            head = f"{lark.literal(tool.name)} {number} {lark.literal(after_name)}"
+        else:
+            head = lark.literal(tool.name + after_name)
+        calls.append(f"{head} {arguments} {lark.literal(dialect.tail)}")
     call = lark.rule(" | ".join(calls))
     several = ""
     if is_parallel and not dialect.is_single:
@@ -85,7 +99,7 @@ def _rest(lark: Lark, dialect: Dialect, tools: Sequence[CallableTool], is_parall
     return lark.rule(f"{call} {several} {lark.literal(dialect.ends)}")
 
 
-def _each(lark: Lark, schema: Mapping[str, Any], kind: Literal["python", "xml"]) -> str:
+def _each(lark: Lark, schema: Mapping[str, Any], kind: _Kind) -> str:
     """Arguments one by one, those that are required first."""
     if unknown := set(schema) - _PLAIN:
         raise UnholdableSchema(
@@ -95,7 +109,7 @@ def _each(lark: Lark, schema: Mapping[str, Any], kind: Literal["python", "xml"])
     for name, inner in schema.get("properties", {}).items():
         if not _ARGUMENT_NAME.fullmatch(name):
             raise UnholdableSchema(f"the argument {name[:40]!r} cannot be written by this model")
-        write = _keyword if kind == "python" else _tag
+        write = _keyword if kind == "python" else partial(_tag, *_TAGS[kind])
         written[name] = lark.rule(
             write(lark, name, inner if isinstance(inner, dict) else {}, schema)
         )
@@ -119,8 +133,16 @@ def _keyword(lark: Lark, name: str, schema: Mapping[str, Any], root: Mapping[str
     return f"{lark.literal(name + '=')} {lark.schema({**_definitions(root), **schema})}"
 
 
-def _tag(lark: Lark, name: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-    begin, end = lark.literal(f"<parameter={name}>\n"), "\n</parameter>"
+def _tag(
+    before: str,
+    end: str,
+    lark: Lark,
+    name: str,
+    schema: Mapping[str, Any],
+    root: Mapping[str, Any],
+) -> str:
+    """An argument between ``before``, with the name in the place of ``{}``, and ``end``."""
+    begin = lark.literal(before.replace("{}", name))
     if argument_kind(schema, root) != "text":
         value = lark.schema({**_definitions(root), **schema})
         return f"{begin} {value} {lark.literal(end + _NEWLINE)}"

@@ -1,4 +1,5 @@
-"""Calls as tags: ``<function=f><parameter=city>Paris</parameter></function>``.
+"""Calls as tags: ``<function=f><parameter=city>Paris</parameter></function>``, or as GLM writes
+them, ``f<arg_key>city</arg_key><arg_value>Paris</arg_value>``.
 
 Strings stand without quotes, so what a value means is asked of the function's schema.
 """
@@ -14,7 +15,8 @@ from server.text.calls import Calls
 from server.text.source import Markers, Read, Source, Unfinished
 
 _MAX_NAME = 256
-_ENDS = Markers(["\n</parameter>", "</parameter>"])
+_PARAMETER_ENDS = Markers(["\n</parameter>", "</parameter>"])
+_VALUE_ENDS = Markers(["</arg_value>"])
 
 
 def read_calls(source: Source, calls: Calls) -> Read[None]:
@@ -23,8 +25,6 @@ def read_calls(source: Source, calls: Calls) -> Read[None]:
     yield from source.expect("<function=")
     name = (yield from source.until(">", limit=_MAX_NAME)).strip()
     calls.begin(name)
-    root = calls.schema(name)
-    properties = root.get("properties", {})
     calls.arguments("{")
     between = ""
     while True:
@@ -36,8 +36,7 @@ def read_calls(source: Source, calls: Calls) -> Read[None]:
         yield from source.literal("\n")
         calls.arguments(f"{between}{json.dumps(key)}: ")
         between = ", "
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        yield from _read_value(source, calls, schema if isinstance(schema, Mapping) else {}, root)
+        yield from _read_value(source, calls, name, key, _PARAMETER_ENDS)
     calls.arguments("}")
     calls.end()
     yield from source.space()
@@ -45,16 +44,40 @@ def read_calls(source: Source, calls: Calls) -> Read[None]:
     source.kept_from = source.at
 
 
-def _read_value(
-    source: Source, calls: Calls, schema: Mapping[str, Any], root: Mapping[str, Any]
-) -> Read[None]:
+def read_pairs(source: Source, calls: Calls) -> Read[None]:
+    """Read what follows ``<tool_call>``: a name, and keys and values in turn."""
+    yield from source.space()
+    name = yield from source.name()
+    calls.begin(name)
+    calls.arguments("{")
+    between = ""
+    while True:
+        yield from source.space()
+        if (yield from source.literal("</tool_call>")):
+            break
+        yield from source.expect("<arg_key>")
+        key = (yield from source.until("</arg_key>", limit=_MAX_NAME)).strip()
+        yield from source.space()
+        yield from source.expect("<arg_value>")
+        calls.arguments(f"{between}{json.dumps(key)}: ")
+        between = ", "
+        yield from _read_value(source, calls, name, key, _VALUE_ENDS)
+    calls.arguments("}")
+    calls.end()
+
+
+def _read_value(source: Source, calls: Calls, name: str, key: str, ends: Markers) -> Read[None]:
     """Read a value and tell it as JSON: a string as it comes, anything else when it is complete."""
+    root = calls.schema(name)
+    properties = root.get("properties", {})
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    schema: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     kind = argument_kind(schema, root)
     if kind == "text" and "null" not in argument_types(schema, root):
         calls.arguments('"')
         marker = ""
         while not marker:
-            text, marker = source.pass_over(_ENDS)
+            text, marker = source.pass_over(ends)
             calls.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
             if not marker:
                 yield from _wait(source)
@@ -62,7 +85,7 @@ def _read_value(
         return
     pieces, marker = [], ""
     while not marker:
-        text, marker = source.pass_over(_ENDS)
+        text, marker = source.pass_over(ends)
         pieces.append(text)
         if not marker:
             yield from _wait(source)

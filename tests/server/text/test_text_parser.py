@@ -44,12 +44,22 @@ def written(dialect: dialects.Dialect, calls: Sequence[tuple[str, dict[str, Any]
             + dialect.tail
             for name, arguments in calls
         ]
-    else:
+    elif dialect.arguments == "pairs":
         each = [
-            dialect.head.replace("{}", name, 1)
-            + json.dumps(arguments, ensure_ascii=False)
+            dialect.head.replace("{}", name)
+            + "".join(
+                f"<arg_key>{key}</arg_key>\n<arg_value>{_raw(name, key, value)}</arg_value>\n"
+                for key, value in arguments.items()
+            )
             + dialect.tail
             for name, arguments in calls
+        ]
+    else:
+        each = [
+            dialect.head.replace("{}", name, 1).replace(":0", f":{number}")
+            + json.dumps(arguments, ensure_ascii=False)
+            + dialect.tail
+            for number, (name, arguments) in enumerate(calls)
         ]
     return dialect.begins + dialect.between.join(each) + dialect.ends
 
@@ -131,6 +141,9 @@ def test_calls_of_every_dialect(name: str, count: int, whole: bool) -> None:
     begins = [part for part in parts if isinstance(part, ToolCallBegin)]
     assert [part.index for part in begins] == list(range(count))
     for begin in begins:
+        if dialect.is_numbered:
+            assert begin.id == f"functions.{begin.name}:{begin.index}"
+            continue
         id_ = begin.id.removeprefix(dialect.id_prefix)
         assert len(id_) == dialect.id_chars
         assert id_.isalnum()
@@ -180,6 +193,10 @@ def test_variants_that_models_write() -> None:
         '{"type": "function", "name": "now", "parameters": {}}\n{"name": "now", "arguments": null}',
     ):
         assert all(call == ("now", {}) for call in calls_in(read(parser("llama3"), [text])))
+    pairs = "<arg_key>a</arg_key><arg_value>1</arg_value>"
+    for text in (f"<tool_call>add{pairs}</tool_call>", f"<tool_call>\nadd\n{pairs}\n</tool_call>"):
+        assert calls_in(read(parser("glm45"), [text])) == [("add", {"a": 1})]
+        check_all_splits("glm45", text)
     text = "[add(a=-1, b=(1, 'it\\'s'), c=true)]"
     assert calls_in(read(parser("pythonic"), [text])) == [
         ("add", {"a": -1, "b": [1, "it's"], "c": True})
@@ -220,6 +237,9 @@ MALFORMED = [
     ("pythonic", "[add(a=1"),
     ("deepseek_v3", "<｜tool▁calls▁begin｜>function"),
     ("granite", "<|tool_call|>[]"),
+    ("glm45", "<tool_call>subtract\n</tool_call>"),
+    ("glm45", "<tool_call>add\n<arg_key>a</arg_key>\n1\n</tool_call>"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>add<|tool_call_argument_begin|>{}"),
     ("qwen3_xml", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</function>\n</tool_call>"),
     ("qwen3_xml", "<tool_call>\n<function=add>\nNothing.</function></tool_call>"),
 ]
