@@ -170,7 +170,7 @@ def test_memory_is_that_of_the_rounded_weights():
 
 
 @native
-def test_one_team_of_threads_serves_torch_and_these():
+def test_torch_and_these_ask_one_library_for_the_number_of_threads():
     maps = Path("/proc/self/maps").read_text()
     assert len(set(re.findall(r"\S*libgomp\S*", maps))) == 1
 

@@ -82,6 +82,15 @@ void join(const Layer& layer, int64_t head, const float* splits, int64_t count, 
   for (int64_t d = 0; d < dim; d += LANES) store(output + d, sums[d / LANES] / total, dim - d);
 }
 
+// The keys with which an item of a decode begins.
+template <class T>
+void fetch_first(const Batch& batch, const Tensors<T>& tensors, const Item& item,
+                 int64_t kv_head) {
+  if (item.partial == -2) return;
+  fetch(batch, tile_of(item.row, kv_head, item.begin, item.end), tensors.stored_keys(),
+        tensors.row_bytes(batch.head_dim));
+}
+
 template <class T>
 void attend(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
   const Items all = items_of(batch, layer);
@@ -98,9 +107,12 @@ void attend(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
       join(layer, head, splits + g * a_head, count, apart, dim, out + head * dim);
     }
   };
-  parallel_items(all.items.size() * kv_heads, all.work < SMALL, [&](int64_t index) {
+  const int64_t count = all.items.size() * kv_heads;
+  parallel_items(count, all.work < SMALL, [&](int64_t index) {
     const Item& item = all.items[index / kv_heads];
     const int64_t kv_head = index % kv_heads;
+    const int64_t next = index + 1;
+    if (next < count) fetch_first(batch, tensors, all.items[next / kv_heads], next % kv_heads);
     if (item.partial == -2)
       return attend_chunk(batch, layer, tensors, item.row, kv_head, item.begin,
                           item.end - item.begin);

@@ -37,6 +37,13 @@ struct Tensors {
   const T *keys, *values;  // of the cache; null where it holds codes
   T* output;               // [tokens][heads][value_dim]
   CodedCache codes = {};
+
+  const void* stored_keys() const { return is_coded() ? codes.keys : keys; }
+  const void* stored_values() const { return is_coded() ? codes.values : values; }
+  int64_t row_bytes(int64_t head_dim) const { return head_dim * (is_coded() ? 1 : sizeof(T)); }
+
+ private:
+  bool is_coded() const { return codes.kind != CodeKind::NONE; }
 };
 
 inline int64_t padded(int64_t head_dim) { return (head_dim + LANES - 1) / LANES * LANES; }
@@ -46,21 +53,34 @@ inline int64_t first_seen(const Layer& layer, int64_t position) {
   return layer.window ? std::max<int64_t>(0, position + 1 - layer.window) : 0;
 }
 
-// Where some tokens of a sequence lie, for one head, in a cache seen as rows.
-struct TilePlaces {
-  int64_t count;
-  int64_t at[TILE];
+// Some tokens of a sequence, for one head.
+struct Span {
+  int64_t row, kv_head, begin, end;
 
-  // Tokens [begin, end), at most a tile of them.
-  TilePlaces(const Batch& batch, int64_t row, int64_t kv_head, int64_t begin, int64_t end)
-      : count(end - begin) {
+  // Calls body(first, count) for the runs in which they lie one after the other, in a cache seen as
+  // rows.
+  template <class Body>
+  void for_runs(const Batch& batch, Body body) const {
     const int32_t* table = batch.tables + batch.slots[row] * batch.table_width;
     const int64_t size = batch.block_size;
-    int64_t block = begin / size, offset = begin % size;
-    for (int64_t i = 0; i < count; ++block, offset = 0) {
-      const int64_t first = (table[block] * batch.kv_heads + kv_head) * size;
-      for (; offset < size && i < count; ++offset, ++i) at[i] = first + offset;
+    for (int64_t at = begin; at < end;) {
+      const int64_t offset = at % size, count = std::min(size - offset, end - at);
+      body((table[at / size] * batch.kv_heads + kv_head) * size + offset, count);
+      at += count;
     }
+  }
+};
+
+// Where the tokens of a span lie, at most a tile of them.
+struct TilePlaces {
+  int64_t count = 0;
+  int64_t at[TILE];
+
+  TilePlaces(const Batch& batch, const Span& span) {
+    span.for_runs(batch, [this](int64_t first, int64_t run) {
+      for (int64_t i = 0; i < run; ++i) at[count + i] = first + i;
+      count += run;
+    });
   }
 };
 
@@ -134,10 +154,16 @@ inline float sink_weight(const Layer& layer, int64_t head, float top) {
 
 // Blocks lie anywhere, and the processor does not guess where the next one is. `stored`: rows of
 // `bytes` each.
-inline void fetch(const void* stored, const TilePlaces& places, int64_t bytes) {
-  for (int64_t i = 0; i < places.count; ++i)
-    for (int64_t at = 0; at < bytes; at += 64)
-      __builtin_prefetch(static_cast<const char*>(stored) + places.at[i] * bytes + at, 0, 2);
+inline void fetch(const Batch& batch, const Span& span, const void* stored, int64_t bytes) {
+  span.for_runs(batch, [=](int64_t first, int64_t count) {
+    const char* run = static_cast<const char*>(stored) + first * bytes;
+    for (int64_t at = 0; at < count * bytes; at += 64) __builtin_prefetch(run + at, 0, 2);
+  });
+}
+
+// The tile of tokens up to `end` that begins at `at`; none at the end.
+inline Span tile_of(int64_t row, int64_t kv_head, int64_t at, int64_t end) {
+  return {row, kv_head, at, std::min(end, (at / TILE + 1) * TILE)};
 }
 
 // A query's scores of a tile become weights relative to the largest so far, behind the last token 0
@@ -162,7 +188,11 @@ template <class T>
 void attend_split(const Batch&, const Layer&, const Tensors<T>&, int64_t row, int64_t kv_head,
                   int64_t begin, int64_t end, float* sums);
 
-// The same over int8 codes in products of integers, which takes half the time of widening them.
+// The same where the processor multiplies pairs of bfloat16.
+void attend_split_pairs(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t row,
+                        int64_t kv_head, int64_t begin, int64_t end, float* sums);
+
+// And over int8 codes in products of integers, which takes half the time of widening them.
 void attend_split_int8(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t row,
                        int64_t kv_head, int64_t begin, int64_t end, float* sums);
 

@@ -1,8 +1,4 @@
 // Attention of single queries. The group of heads that share a KV head shares each read of it.
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 #include <type_traits>
 
 #include "attention.h"
@@ -14,8 +10,8 @@ float weigh(float* scores, int64_t count, float softcap, float& top, float& weig
   Floats values[TILE / LANES], tops = fill(top);
   const int64_t vectors = (count + LANES - 1) / LANES;
   for (int64_t v = 0; v < vectors; ++v) {
-    values[v] = capped(load(scores + v * LANES), softcap);
-    for (int64_t i = count - v * LANES; i < LANES; ++i) values[v][i] = -INFINITE;
+    const Ints is_behind = LANE >= static_cast<int32_t>(count - v * LANES);
+    values[v] = is_behind ? fill(-INFINITE) : capped(load(scores + v * LANES), softcap);
     tops = larger(values[v], tops);
   }
   const float now = largest(tops), kept = exp_of(top - now);
@@ -39,29 +35,7 @@ constexpr int MAX_GROUP = 8;
 constexpr int MAX_GROUP = 4;
 #endif
 
-// One of the vectors that add up to query . key: of every 32 values by pairs where the processor
-// multiplies those, else of every 16 in float32.
-#ifdef __AVX512BF16__
-inline bool has_pairs(int64_t dim) { return dim % 32 == 0; }
-
-template <int GROUP>
-inline void multiply_pairs(const bfloat16* query, const bfloat16* key, int64_t dim,
-                           Floats (&sums)[GROUP]) {
-  for (int64_t d = 0; d < dim; d += 32) {
-    const auto part = reinterpret_cast<__m512bh>(_mm512_loadu_si512(key + d));
-    for (int g = 0; g < GROUP; ++g) {
-      const auto pairs = reinterpret_cast<__m512bh>(_mm512_loadu_si512(query + g * dim + d));
-      sums[g] = (Floats)_mm512_dpbf16_ps((__m512)sums[g], pairs, part);
-    }
-  }
-}
-#else
-inline bool has_pairs(int64_t) { return false; }
-
-template <int GROUP>
-inline void multiply_pairs(const bfloat16*, const bfloat16*, int64_t, Floats (&)[GROUP]) {}
-#endif
-
+// One of the vectors that add up to query . key.
 template <int GROUP, class T>
 inline void multiply_each(const T* query, const T* key, int64_t dim, Floats (&sums)[GROUP]) {
   for (int64_t d = 0; d < dim; d += LANES) {
@@ -74,21 +48,16 @@ inline void multiply_each(const T* query, const T* key, int64_t dim, Floats (&su
 template <int GROUP, class T>
 void score(const T* query, const TileRows<T>& rows, int64_t dim, float scale,
            float (*scores)[TILE]) {
-  const auto all = [&](auto multiply) {
-    for (int64_t base = 0; base < rows.count; base += LANES) {
-      Floats partial[GROUP][LANES];
-      for (int64_t i = 0; i < LANES; ++i) {
-        Floats sums[GROUP] = {};
-        if (base + i < rows.count) multiply(query, rows.keys[base + i], dim, sums);
-        for (int g = 0; g < GROUP; ++g) partial[g][i] = sums[g];
-      }
-#pragma GCC unroll 1
-      for (int g = 0; g < GROUP; ++g) store(scores[g] + base, sum_each(partial[g]) * scale);
+  for (int64_t base = 0; base < rows.count; base += LANES) {
+    Floats partial[GROUP][LANES];
+    for (int64_t i = 0; i < LANES; ++i) {
+      Floats sums[GROUP] = {};
+      if (base + i < rows.count) multiply_each(query, rows.keys[base + i], dim, sums);
+      for (int g = 0; g < GROUP; ++g) partial[g][i] = sums[g];
     }
-  };
-  if constexpr (std::is_same_v<T, bfloat16>)
-    if (has_pairs(dim)) return all(multiply_pairs<GROUP>);
-  all(multiply_each<GROUP, T>);
+#pragma GCC unroll 1
+    for (int g = 0; g < GROUP; ++g) store(scores[g] + base, sum_each(partial[g]) * scale);
+  }
 }
 
 // VECTORS vectors of every head's sums: sums[g] = sums[g] * kept[g] + weights[g] . values.
@@ -117,10 +86,6 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   // With few heads several vectors at a time, so that no sum waits for itself.
   constexpr int VECTORS = GROUP <= 4 ? 4 : 2;
   const int64_t dim = batch.head_dim, value_dim = batch.value_dim, stride = padded(value_dim);
-  const bool is_coded = tensors.codes.kind != CodeKind::NONE;
-  const void* keys = is_coded ? tensors.codes.keys : tensors.keys;
-  const void* values = is_coded ? tensors.codes.values : tensors.values;
-  const int64_t row_bytes = dim * (is_coded ? 1 : sizeof(T));
   float* sums = scratch<Batch>(GROUP * stride + TileRows<T>::memory_size(batch, tensors));
   T* widened = reinterpret_cast<T*>(sums + GROUP * stride);
   const T* query = tensors.query + (batch.query_start[row] * batch.heads + head) * dim;
@@ -128,13 +93,11 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   float tops[GROUP], totals[GROUP] = {}, kept[GROUP], scores[GROUP][TILE];
   std::fill(tops, tops + GROUP, -INFINITE);
   for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
-    const int64_t last = std::min(end, (at / TILE + 1) * TILE);
-    const TilePlaces places(batch, row, kv_head, at, last);
-    fetch(values, places, row_bytes);
-    if (last < end) {
-      const TilePlaces next(batch, row, kv_head, last, std::min(end, last + TILE));
-      fetch(keys, next, row_bytes);
-    }
+    const Span tile = tile_of(row, kv_head, at, end);
+    fetch(batch, tile, tensors.stored_values(), tensors.row_bytes(dim));
+    fetch(batch, tile_of(row, kv_head, tile.end, end), tensors.stored_keys(),
+          tensors.row_bytes(dim));
+    const TilePlaces places(batch, tile);
     const TileRows<T> rows(batch, tensors, places, widened);
     score<GROUP>(query, rows, dim, layer.scale, scores);
     for (int g = 0; g < GROUP; ++g) {
@@ -161,10 +124,12 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
 template <class T>
 void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
                   int64_t kv_head, int64_t begin, int64_t end, float* sums) {
-#ifdef __AVX512VNNI__
-  if constexpr (std::is_same_v<T, bfloat16>)
-    if (tensors.codes.kind == CodeKind::INT8)
-      return attend_split_int8(batch, layer, tensors, row, kv_head, begin, end, sums);
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    const bool is_int8 = tensors.codes.kind == CodeKind::INT8;
+    const auto attend = is_int8 ? attend_split_int8 : attend_split_pairs;
+    return attend(batch, layer, tensors, row, kv_head, begin, end, sums);
+  }
 #endif
   const int64_t group = batch.heads / batch.kv_heads;
   for (int64_t g = 0; g < group; g += MAX_GROUP)

@@ -10,8 +10,8 @@ folder; where it is in neither, it is compiled into the latter, which takes some
 Nothing here is required: where the processor or the compiler is missing, ``load`` says why in the
 log and other code serves.
 
-The library shares the threads of torch: both link to libgomp by the same name, and torch, which
-comes with one, is imported first.
+The library has a team of threads of its own (``team.h``), as large as torch is told its own is. For
+that number it asks the libgomp that torch brings along, so torch is imported first.
 """
 
 from __future__ import annotations

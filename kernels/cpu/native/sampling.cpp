@@ -28,7 +28,6 @@ namespace {
 
 constexpr int64_t SMALL = 1 << 15;  // logits below which a second thread is a loss
 constexpr int64_t CHUNK = 64;       // tokens of which one maximum is kept
-constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 struct Best {
   int64_t token;

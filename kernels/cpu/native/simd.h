@@ -24,6 +24,8 @@ struct bfloat16 {
 constexpr int64_t LANES = 16;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
+constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 inline Floats fill(float x) { return x - Floats{}; }
 
 inline Floats load(const float* p) {

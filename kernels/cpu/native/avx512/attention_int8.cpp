@@ -201,11 +201,10 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
   Weights weights[GROUP];
   Quads quads;
   for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
-    const int64_t last = std::min(end, (at / TILE + 1) * TILE);
-    const TilePlaces places(batch, row, kv_head, at, last);
-    fetch(values, places, dim);
-    if (last < end)
-      fetch(keys, TilePlaces(batch, row, kv_head, last, std::min(end, last + TILE)), dim);
+    const Span tile = tile_of(row, kv_head, at, end);
+    fetch(batch, tile, values, dim);
+    fetch(batch, tile_of(row, kv_head, tile.end, end), keys, dim);
+    const TilePlaces places(batch, tile);
     load_scales(tensors.codes.key_scales, places, key_scales);
     load_scales(tensors.codes.value_scales, places, value_scales);
     score<GROUP>(queries, keys, places, dim, layer.scale, key_scales, scores);

@@ -1,0 +1,148 @@
+// Attention of single queries over keys and values in bfloat16, by products of pairs (vdpbf16ps).
+//
+// Sixteen keys are turned so that a vector holds one pair of dimensions of all of them: their scores
+// add up in its lanes. Values are paired by tokens, and weights are rounded to bfloat16 for that.
+#include <immintrin.h>
+
+#include "attention.h"
+
+namespace quire {
+namespace {
+
+constexpr int MAX_GROUP = 8;   // heads at a time: their sums stay in registers
+constexpr int64_t STEP = 32;   // values of a row that one product takes in
+
+inline __m512bh pair_of(const bfloat16* two) {
+  int32_t word;
+  std::memcpy(&word, two, sizeof word);
+  return reinterpret_cast<__m512bh>(_mm512_set1_epi32(word));
+}
+
+// Values [d, d + 32) of a row, zeros behind its end.
+inline __m512i load_step(const bfloat16* row, int64_t d, int64_t dim) {
+  const int64_t left = dim - d;
+  const __mmask32 mask = left >= STEP ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+  return _mm512_maskz_loadu_epi16(mask, row + d);
+}
+
+// scores[g][i] = query g . key i * scale; behind the last key anything up to the next vector.
+template <int GROUP>
+void score(const bfloat16 (*queries)[MAX_HEAD_DIM], const TileRows<bfloat16>& rows, int64_t dim,
+           float scale, float (*scores)[TILE]) {
+  for (int64_t base = 0; base < rows.count; base += LANES) {
+    __m512 sums[GROUP];
+    for (__m512& sum : sums) sum = _mm512_setzero_ps();
+    for (int64_t d = 0; d < dim; d += STEP) {
+      Floats words[LANES];  // of 16 keys; then of 16 places in a key
+      for (int64_t i = 0; i < LANES; ++i)
+        words[i] = (Floats)load_step(rows.keys[std::min(base + i, rows.count - 1)], d, dim);
+      transpose(words);
+#pragma GCC unroll 16
+      for (int64_t j = 0; j < LANES; ++j)
+#pragma GCC unroll 8
+        for (int g = 0; g < GROUP; ++g)
+          sums[g] = _mm512_dpbf16_ps(sums[g], (__m512bh)words[j], pair_of(queries[g] + d + 2 * j));
+    }
+    for (int g = 0; g < GROUP; ++g) store(scores[g] + base, (Floats)sums[g] * scale);
+  }
+}
+
+// sums[g] = sums[g] * kept[g] + weights[g] . values, 32 values at a time: in the first vector of
+// these lane 4 l + e is of value 8 l + e, in the second of value 8 l + 4 + e.
+template <int GROUP>
+void add_values(const bfloat16 (*weights)[TILE], const float* kept, const TileRows<bfloat16>& rows,
+                int64_t dim, float (*sums)[MAX_HEAD_DIM]) {
+  for (int64_t d = 0; d < dim; d += STEP) {
+    __m512 total[GROUP][2];
+    for (int g = 0; g < GROUP; ++g)
+      for (int half = 0; half < 2; ++half)
+        total[g][half] = (__m512)(load(sums[g] + d + half * LANES) * kept[g]);
+    for (int64_t i = 0; i < rows.count; i += 2) {
+      const __m512i even = load_step(rows.values[i], d, dim);
+      // The weight behind the last token is 0; its value is the last one's.
+      const __m512i odd = load_step(rows.values[std::min(i + 1, rows.count - 1)], d, dim);
+      const auto low = (__m512bh)_mm512_unpacklo_epi16(even, odd);
+      const auto high = (__m512bh)_mm512_unpackhi_epi16(even, odd);
+      for (int g = 0; g < GROUP; ++g) {
+        const __m512bh both = pair_of(weights[g] + i);
+        total[g][0] = _mm512_dpbf16_ps(total[g][0], low, both);
+        total[g][1] = _mm512_dpbf16_ps(total[g][1], high, both);
+      }
+    }
+    for (int g = 0; g < GROUP; ++g)
+      for (int half = 0; half < 2; ++half)
+        store(sums[g] + d + half * LANES, (Floats)total[g][half]);
+  }
+}
+
+// Weights rounded to the nearest; the sum of all has them as they were.
+inline void round_weights(const float* weights, bfloat16* rounded) {
+  for (int64_t i = 0; i < TILE; i += 2 * LANES) {
+    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + i + LANES),
+                                              _mm512_loadu_ps(weights + i));
+    _mm512_storeu_si512(rounded + i, (__m512i)both);
+  }
+}
+
+// GROUP heads of the split, the first of which is `head`.
+template <int GROUP>
+void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16>& tensors,
+                  int64_t row, int64_t kv_head, int64_t head, int64_t begin, int64_t end,
+                  float* results) {
+  const int64_t dim = batch.head_dim, value_dim = batch.value_dim, stride = padded(value_dim);
+  alignas(64) bfloat16 queries[GROUP][MAX_HEAD_DIM], weights[GROUP][TILE];
+  alignas(64) float sums[GROUP][MAX_HEAD_DIM], scores[GROUP][TILE] = {};
+  for (int g = 0; g < GROUP; ++g) {
+    const bfloat16* query =
+        tensors.query + (batch.query_start[row] * batch.heads + head + g) * dim;
+    for (int64_t d = 0; d < dim; d += STEP)
+      _mm512_store_si512(queries[g] + d, load_step(query, d, dim));
+    std::fill(sums[g], sums[g] + (value_dim + STEP - 1) / STEP * STEP, 0.0f);
+  }
+  float tops[GROUP], totals[GROUP] = {}, kept[GROUP];
+  std::fill(tops, tops + GROUP, -INFINITE);
+  bfloat16* widened =
+      reinterpret_cast<bfloat16*>(scratch<Batch>(TileRows<bfloat16>::memory_size(batch, tensors)));
+  for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
+    const Span tile = tile_of(row, kv_head, at, end);
+    fetch(batch, tile, tensors.stored_values(), tensors.row_bytes(dim));
+    fetch(batch, tile_of(row, kv_head, tile.end, end), tensors.stored_keys(),
+          tensors.row_bytes(dim));
+    const TilePlaces places(batch, tile);
+    const TileRows<bfloat16> rows(batch, tensors, places, widened);
+    score<GROUP>(queries, rows, dim, layer.scale, scores);
+    for (int g = 0; g < GROUP; ++g) {
+      if (rows.is_coded) scale_tile(rows.key_scales, scores[g]);
+      kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
+      if (rows.is_coded) scale_tile(rows.value_scales, scores[g]);
+      round_weights(scores[g], weights[g]);
+    }
+    add_values<GROUP>(weights, kept, rows, value_dim, sums);
+  }
+  for (int g = 0; g < GROUP; ++g, results += stride + 2) {
+    for (int64_t d = 0; d < stride; d += STEP) {
+      const Floats a = load(sums[g] + d), b = load(sums[g] + d + LANES);
+      store(results + d,
+            QUIRE_SHUFFLE(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
+      if (d + LANES < stride)
+        store(results + d + LANES,
+              QUIRE_SHUFFLE(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
+    }
+    results[stride] = tops[g];
+    results[stride + 1] = totals[g];
+  }
+}
+
+}  // namespace
+
+void attend_split_pairs(const Batch& batch, const Layer& layer, const Tensors<bfloat16>& tensors,
+                        int64_t row, int64_t kv_head, int64_t begin, int64_t end, float* sums) {
+  const int64_t group = batch.heads / batch.kv_heads;
+  for (int64_t g = 0; g < group; g += MAX_GROUP)
+    with_group<MAX_GROUP>(std::min<int64_t>(MAX_GROUP, group - g), [&]<int GROUP>() {
+      attend_group<GROUP>(batch, layer, tensors, row, kv_head, kv_head * group + g, begin, end,
+                          sums + g * (padded(batch.value_dim) + 2));
+    });
+}
+
+}  // namespace quire

@@ -1,0 +1,156 @@
+// Who helps, and when they sleep; see team.h.
+#include "team.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <csignal>
+#include <thread>
+
+extern "C" int omp_get_max_threads(void);
+
+namespace quire {
+namespace {
+
+constexpr auto PATIENCE = std::chrono::microseconds(60);  // for which a helper looks for work
+constexpr int LOOKS = 32;                                 // between two looks at the clock
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+thread_local bool is_in_team = false;  // this thread is computing a piece of an operation
+
+class Team {
+ public:
+  // False: somebody else is using it.
+  bool run(int64_t threads, void (*body)(void*, int64_t), void* data) {
+    if (is_used_.exchange(true, std::memory_order_acquire)) return false;
+    grow(threads - 1);
+    body_ = body, data_ = data, threads_ = threads;
+    const uint32_t opened = (state_.load(std::memory_order_relaxed) & ~LOW) + NEXT + OPEN;
+    // In one order with a helper's count among the sleepers: one of both sees the other.
+    state_.store(opened, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst)) wake();
+    is_in_team = true;
+    body(data, 0);
+    is_in_team = false;
+    state_.fetch_and(~OPEN, std::memory_order_relaxed);
+    while (state_.load(std::memory_order_acquire) & COUNT) pause();
+    is_used_.store(false, std::memory_order_release);
+    return true;
+  }
+
+  void begin_watch() {
+    if (!has_helpers_.load(std::memory_order_relaxed)) return;
+    is_watched_.store(true, std::memory_order_seq_cst);
+    if (!sleepers_.load(std::memory_order_seq_cst)) return;
+    // No operation, but a state that nobody has seen: whoever sleeps on the last one wakes up.
+    if (is_used_.exchange(true, std::memory_order_acquire)) return;
+    state_.store((state_.load(std::memory_order_relaxed) & ~LOW) + NEXT, std::memory_order_seq_cst);
+    is_used_.store(false, std::memory_order_release);
+    wake();
+  }
+
+  void end_watch() { is_watched_.store(false, std::memory_order_relaxed); }
+
+ private:
+  // The state is an operation's number, whether it is open, and how many helpers compute it. It
+  // wraps around: a helper that has slept for so long joins the operation that is open now.
+  static constexpr uint32_t COUNT = 0xff, OPEN = 0x100, LOW = COUNT | OPEN, NEXT = 0x200;
+
+  void grow(int64_t helpers) {
+    for (; num_helpers_ < helpers; ++num_helpers_) {
+      sigset_t all, before;  // signals are for the threads of the program
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+      std::thread([this, self = num_helpers_ + 1] { help(self); }).detach();
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      has_helpers_.store(true, std::memory_order_relaxed);
+    }
+  }
+
+  [[noreturn]] void help(int64_t self) {
+    is_in_team = true;
+    uint32_t seen = 0;
+    for (;;) {
+      uint32_t state = next_state(seen);
+      seen = state & ~LOW;
+      while (state & OPEN && (state & ~LOW) == seen)
+        if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acquire)) {
+          if (self < threads_) body_(data_, self);
+          state_.fetch_sub(1, std::memory_order_release);
+          break;
+        }
+    }
+  }
+
+  // The state once it is of another operation than the one seen last.
+  uint32_t next_state(uint32_t seen) {
+    uint32_t state;
+    const auto is_new = [&] {
+      state = state_.load(std::memory_order_acquire);
+      return (state & ~LOW) != seen;
+    };
+    for (;;) {
+      const auto end = std::chrono::steady_clock::now() + PATIENCE;
+      do {
+        for (int i = 0; i < LOOKS; ++i) {
+          if (is_new()) return state;
+          pause();
+        }
+      } while (is_watched_.load(std::memory_order_relaxed) ||
+               std::chrono::steady_clock::now() < end);
+      sleepers_.fetch_add(1, std::memory_order_seq_cst);
+      state = state_.load(std::memory_order_seq_cst);
+      if ((state & ~LOW) == seen)
+        syscall(SYS_futex, &state_, FUTEX_WAIT_PRIVATE, state, nullptr, nullptr, 0);
+      sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+
+  void wake() { syscall(SYS_futex, &state_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+
+  // What helpers read and write, what only they read, and what the caller alone does.
+  alignas(64) std::atomic<uint32_t> state_{0};
+  alignas(64) void (*body_)(void*, int64_t) = nullptr;
+  void* data_ = nullptr;
+  int64_t threads_ = 0;
+  std::atomic<bool> is_watched_{false};
+  alignas(64) std::atomic<int32_t> sleepers_{0};
+  alignas(64) std::atomic<bool> is_used_{false};
+  std::atomic<bool> has_helpers_{false};
+  int64_t num_helpers_ = 0;
+};
+
+// Never destroyed: helpers look at it to the end of the process.
+Team& team() {
+  static Team& one = *new Team;
+  return one;
+}
+
+}  // namespace
+
+int64_t num_threads() {
+  static const int64_t most = std::min<int64_t>(std::thread::hardware_concurrency(), MOST_THREADS);
+  return std::min<int64_t>(omp_get_max_threads(), most);
+}
+
+void on_team(int64_t threads, void (*body)(void* data, int64_t self), void* data) {
+  if (threads <= 1 || is_in_team || !team().run(threads, body, data)) body(data, 0);
+}
+
+Watch::Watch() { team().begin_watch(); }
+Watch::~Watch() { team().end_watch(); }
+
+}  // namespace quire
