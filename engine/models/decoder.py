@@ -14,11 +14,13 @@ import torch
 
 from engine.models.block import Block, Rotation, StepState, Walk
 from engine.models.ends import Embeddings, Rotations, finish_logits
+from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
 from engine.models.norms import bind_norm
 from engine.models.spec import DecoderSpec
 from kernels.attention import LayerCache
 from kernels.operations import Kernels
+from kernels.sampling import Sampled
 
 __all__ = ["Decoder", "StepState"]
 
@@ -79,3 +81,10 @@ class Decoder:
         """
         assert self._modules.head is not None, "a model without a head was asked for scores"
         return finish_logits(self.spec, self._modules.head.logits(hidden))
+
+    def likeliest(self, hidden: torch.Tensor) -> Sampled | None:
+        """The tokens with the largest logits, [rows, hidden_size] -> [rows], where that is less
+        work than making all of these; None where it is not."""
+        head, spec = self._modules.head, self.spec
+        is_plain = spec.generates and spec.logit_scale == 1.0 and spec.logit_softcap is None
+        return head.likeliest(hidden) if is_plain and isinstance(head, GreedyHead) else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch.nn import functional
 
 from kernels.packed import PackedParts
+from kernels.sampling import Sampled
 
 Weight = torch.Tensor | PackedParts  # [outputs, inputs], dense or as a format has it
 
@@ -43,6 +44,15 @@ class Head(Linear, Protocol):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """The product in float32: [n, inputs] -> [n, outputs]; unrounded where that is free."""
+        ...
+
+
+@runtime_checkable
+class GreedyHead(Head, Protocol):
+    """One that can tell the likeliest token without making all logits."""
+
+    def likeliest(self, x: torch.Tensor) -> Sampled:
+        """Of each row [n, inputs], as sampling at temperature 0 chooses from its ``logits``."""
         ...
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +42,13 @@ Capture = Callable[[Callable[[], None]], Replay]
 _SHARING = 2
 
 
+class Greedy(NamedTuple):
+    """A whole step whose rows all take the likeliest token; it leaves no logits behind."""
+
+    replay: Replay
+    sampled: Sampled  # [size]
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
     """One batch size, captured."""
@@ -52,6 +60,7 @@ class DecodeGraph:
     sampled: Sampled  # [size]
     forward: Replay
     sample: Replay
+    greedy: Greedy | None = None  # in place of both
 
     @property
     def size(self) -> int:

@@ -186,10 +186,15 @@ class ModelRunner:
     def _replay(
         self, graph: DecodeGraph, batch: HostBatch, drafts: StepDrafts | None
     ) -> SampledRows:
+        is_plain = drafts is None and self._sampler.is_plain(batch)
+        if is_plain and graph.greedy is not None and self._sampler.is_greedy(batch):
+            with self._spans("forward"):
+                graph.greedy.replay()
+            return SampledRows(graph.greedy.sampled)
         with self._spans("forward"):
             graph.forward()
         with self._spans("sample"):
-            if drafts is None and self._sampler.is_plain(batch):
+            if is_plain:
                 self._downloads.guard()  # the last step's tokens lie where this one's will
                 graph.sample()
                 return SampledRows(graph.sampled)

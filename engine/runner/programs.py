@@ -1,12 +1,14 @@
 """Decode steps as recorded programs: on a CPU, one native call in place of dozens from Python.
 
-    rows ─► [ inputs ─ layers ─ logits ] ─► [ sample ─ feed back ]
+    rows ─► [ inputs ─ layers ─┬─ logits ] ─► [ sample ─ feed back ]
+                               └─ likeliest ─ feed back ]
 
 As on a GPU (``engine/runner/graphs.py``) a step in which every row has one token is captured in two
-pieces, the second for rows that ask for no more than the parameter table says. Recording computes
-nothing and takes some milliseconds, so each number of rows is recorded when it first comes, and
-none is padded. What a model does beyond native calls cannot be recorded; its steps are then
-computed as all others are.
+pieces, the second for rows that ask for no more than the parameter table says. Where all of them
+are greedy, one piece is the whole step: it finds the largest logits without writing all down.
+Recording computes nothing and takes some milliseconds, so each number of rows is recorded when it
+first comes, and none is padded. What a model does beyond native calls cannot be recorded; its steps
+are then computed as all others are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 
 from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
-from engine.runner.graphs import DecodeGraph, spare_batch, spare_rows
+from engine.runner.graphs import DecodeGraph, Greedy, spare_batch, spare_rows
 from engine.runner.inputs import HostBatch, build, geometry
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
@@ -88,12 +90,16 @@ class DecodePrograms:
         packed, rows = spare_rows(size, self._rows, self._spec.device)
         positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be chosen
         record = Recorder(self._workspace)
-        forward, (where, logits) = record(partial(self._forward, size, rows))
+        layers, (where, hidden) = record(partial(self._forward, size, rows))
+        head, logits = record(partial(self._model.logits, hidden))
         sample, sampled = record(partial(self._sample, logits, rows.slots, positions))
-        return DecodeGraph(packed, where, logits, positions, sampled, forward, sample)
+        choose, likeliest = record(partial(self._likeliest, hidden, rows.slots))
+        greedy = None if likeliest is None else Greedy(layers + choose, likeliest)
+        forward = layers + head
+        return DecodeGraph(packed, where, logits, positions, sampled, forward, sample, greedy)
 
     def _forward(self, size: int, rows: StepRows) -> tuple[BatchGeometry, torch.Tensor]:
-        """Where the rows lie, and their logits."""
+        """Where the rows lie, and their hidden states."""
         table, spec = self._rows, self._spec
         longest = table.host_tables.shape[1] * spec.block_size
         batch = spare_batch(size, longest, table)
@@ -105,14 +111,23 @@ class DecodePrograms:
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
         )
-        hidden = self._model.forward(inputs.input_ids, state, self._cache.layers)
-        return where, self._model.logits(hidden)
+        return where, self._model.forward(inputs.input_ids, state, self._cache.layers)
 
     def _sample(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
     ) -> Sampled:
-        do, parameters = self._kernels.operations, self._rows.sampling.table
-        chosen = do.sample(logits, slots, positions, parameters)
-        if self._feeds_back:
-            do.feed_back(self._rows.newest, slots, chosen.token_ids, parameters.count_line)
+        parameters = self._rows.sampling.table
+        chosen = self._kernels.operations.sample(logits, slots, positions, parameters)
+        self._feed_back(chosen, slots)
         return chosen
+
+    def _likeliest(self, hidden: torch.Tensor, slots: torch.Tensor) -> Sampled | None:
+        chosen = self._model.likeliest(hidden)
+        if chosen is not None:
+            self._feed_back(chosen, slots)
+        return chosen
+
+    def _feed_back(self, chosen: Sampled, slots: torch.Tensor) -> None:
+        if self._feeds_back:
+            lines = self._rows.sampling.table.count_line
+            self._kernels.operations.feed_back(self._rows.newest, slots, chosen.token_ids, lines)

@@ -46,6 +46,10 @@ class Sampler:
             return False
         return state.counts(slots) is None and state.bias(slots) is None
 
+    def is_greedy(self, batch: HostBatch) -> bool:
+        """Whether all rows take the likeliest token."""
+        return not self._rows.sampling.temperature(batch.slots).any()
+
     def sample(
         self,
         logits: torch.Tensor,

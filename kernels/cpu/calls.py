@@ -23,6 +23,7 @@ CODE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # as in native/cache_codes
 
 _PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
 _RESULT = (POINTER, POINTER, COUNT, FLAG, FLAG)  # bias, y, outputs; y is float32, AMX may be used
+_LIKELIEST = (POINTER, COUNT, FLAG, POINTER, POINTER)  # bias, outputs, AMX, token ids, finite
 _NORM_ROPE_STORE = (
     *(CODE, POINTER, POINTER, REAL),
     *[POINTER] * 3,
@@ -50,8 +51,10 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_feed_back": (POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, COUNT),
     "quire_sample": (POINTER, POINTER, POINTER, POINTER, COUNT, POINTER, POINTER),
     "quire_dense": (*_PRODUCT, POINTER, *_RESULT),
+    "quire_dense_likeliest": (*_PRODUCT, POINTER, *_LIKELIEST),
     "quire_dense_rows": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
     "quire_int8": (*_PRODUCT, POINTER, POINTER, POINTER, *_RESULT),
+    "quire_int8_likeliest": (*_PRODUCT, POINTER, POINTER, POINTER, *_LIKELIEST),
     "quire_int8_rows": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
     "quire_grouped": (*_PRODUCT, *[POINTER] * 5, COUNT, COUNT, REAL, FLAG, *_RESULT),
     "quire_grouped_rows": (

@@ -20,6 +20,7 @@ from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
 from kernels.packed import INT4_LEVELS, PackedWeight
 from kernels.reference.quantised import INT4_GROUP
+from kernels.sampling import Sampled
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +61,16 @@ class PanelLinear:
         """[n, inputs] -> [n, outputs] in float32, the sums as they are."""
         return self._compute(x, torch.float32)
 
-    def _compute(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _read(self, x: torch.Tensor) -> torch.Tensor:
+        """As the native functions read it: [n, columns] -> [n, inputs]."""
         if x.dtype is not torch.bfloat16:
             x = x.to(torch.bfloat16)
         if self._padding:
             x = functional.pad(x, (0, self._padding))
-        x = x.contiguous()
+        return x.contiguous()
+
+    def _compute(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        x = self._read(x)
         num_rows = x.shape[0]
         y = torch.empty((num_rows, self._outputs), dtype=dtype)
         function(self._product)(
@@ -94,7 +99,24 @@ class PanelLinear:
         return found if dtype is self._dtype else found.to(self._dtype)
 
 
-class PanelDense(PanelLinear):
+class PanelHead(PanelLinear):
+    """Those that find the likeliest of their outputs without writing all of them down."""
+
+    def likeliest(self, x: torch.Tensor) -> Sampled:
+        """The largest of each row of ``logits(x)``; not finite where it is infinite, or any nan."""
+        x = self._read(x)
+        token_ids = torch.empty(len(x), dtype=torch.int64)
+        is_finite = torch.empty(len(x), dtype=torch.bool)
+        *weight, bias = self._held
+        function(f"{self._product}_likeliest")(
+            *(x.data_ptr(), len(x), self._inputs),
+            *(*weight, bias, self._outputs, self._amx),
+            *(token_ids.data_ptr(), is_finite.data_ptr()),
+        )
+        return Sampled(token_ids, is_finite)
+
+
+class PanelDense(PanelHead):
     """Weights in bfloat16."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -120,7 +142,7 @@ class PanelDense(PanelLinear):
         return self._rows("quire_dense_rows", ids, self._packed)
 
 
-class PanelInt8(PanelLinear):
+class PanelInt8(PanelHead):
     """Weights rounded to int8, one scale an output; activations to eight bits, row by row."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:

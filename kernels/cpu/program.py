@@ -47,7 +47,7 @@ class Program:
 
     def __init__(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         library = build.open_library()
-        self._operands = [arguments for _, arguments in calls]  # keeps structures alive
+        self._recorded = tuple(calls)  # keeps structures alive
         words = [list(map(_word, SIGNATURES[name], arguments)) for name, arguments in calls]
         flat = np.array([word for line in words for word in line], np.uint64)
         begins = np.cumsum([0, *map(len, words)])[:-1] * flat.itemsize + flat.ctypes.data
@@ -60,6 +60,10 @@ class Program:
     def __len__(self) -> int:
         """Calls."""
         return len(self._calls)
+
+    def __add__(self, other: Program) -> Program:
+        """Both, one after the other."""
+        return Program(self._recorded + other._recorded)
 
     def __call__(self) -> None:
         """Compute what was recorded, from what the operands hold now."""

@@ -170,6 +170,38 @@ def test_memory_is_that_of_the_rounded_weights():
 
 
 @native
+@pytest.mark.parametrize("kind", [linear.PanelDense, linear.PanelInt8])
+@pytest.mark.parametrize("amx", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, 33, 70])
+def test_the_likeliest_output_is_the_first_of_the_largest_logits(kind, amx, rows):
+    x, weight, bias = _problem(rows, 150, 96, seed=rows)
+    weight[40:110] = weight[0:70].clone()  # many logits come twice, in other panels
+    bias[40:110] = bias[0:70].clone()
+    layer = kind(weight, bias)
+    layer._amx &= amx
+    threads = torch.get_num_threads()
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        token_ids, is_finite = layer.likeliest(x)
+        assert is_finite.all()
+        assert torch.equal(token_ids, layer.logits(x).argmax(1))
+    torch.set_num_threads(threads)
+
+
+@native
+@pytest.mark.parametrize("kind", [linear.PanelDense, linear.PanelInt8])
+def test_a_row_without_finite_logits_is_told_and_harms_no_other(kind):
+    x, weight, bias = _problem(6, 70, 64, seed=3)
+    layer = kind(weight, bias)
+    expected = layer.likeliest(x).token_ids
+    x[1], x[4] = float("nan"), float("inf")
+    token_ids, is_finite = layer.likeliest(x)
+    good = [0, 2, 3, 5]
+    assert is_finite.tolist() == [row in good for row in range(6)]
+    assert torch.equal(token_ids[good], expected[good])
+
+
+@native
 def test_torch_and_these_ask_one_library_for_the_number_of_threads():
     maps = Path("/proc/self/maps").read_text()
     assert len(set(re.findall(r"\S*libgomp\S*", maps))) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -123,6 +124,36 @@ def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> N
         expected, _ = live(ordinary, seed)
         assert texts(told) == texts(expected)
         assert replayed > 15
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_greedy_rows_alone_make_no_logits(model, quantization) -> None:
+    """And choose what they choose where a seeded row beside them has all logits made."""
+    core = make(model("llama", **SHAPE), eager=False, quantization=quantization)
+    prompts = [tuple(range(3 + i, 12 + 2 * i)) for i in range(5)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    def run(*others: Request) -> dict[str, list[int]]:
+        told: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
+        for other in others:
+            core.add(other)
+        for i, prompt in enumerate(prompts):
+            core.add(Request(id=str(i), prompt_token_ids=prompt, sampling=sampling))
+        while core.has_work:
+            output = core.step()
+            for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+                told.setdefault(row_id, []).extend(tokens)
+        return {key: told[key] for key in map(str, range(len(prompts)))}
+
+    seeded = SamplingParams(temperature=1.0, seed=1, max_tokens=40, ignore_eos=True)
+    expected = run(Request(id="seeded", prompt_token_ids=prompts[0], sampling=seeded))
+    assert run() == expected
+    programs = core._runner._graphs._programs
+    made: list[int] = []
+    for size, graph in programs.items():
+        programs[size] = replace(graph, forward=lambda size=size: made.append(size))
+    assert run() == expected
+    assert not made
 
 
 def test_results_read_after_the_next_step_was_computed(model) -> None:

@@ -1,5 +1,6 @@
 // Linear layers with bfloat16 weights.
 #include "dense.h"
+#include "likeliest.h"
 #include "program.h"
 #include "simd.h"
 
@@ -19,6 +20,21 @@ void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed
         products.multiply(begin, end, weight, bias, y, outputs, panel);
       };
     });
+  });
+}
+
+// For each row the output whose sum is the largest, and whether that is finite, as is all else.
+void quire_dense_likeliest(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed,
+                           const float* bias, int64_t outputs, bool amx, int64_t* token_ids,
+                           bool* is_finite) {
+  const DenseRows all(x, rows, inputs, amx);
+  find_likeliest(rows, outputs, all.max_part(), token_ids, is_finite, [&] {
+    return [&, products = DenseProducts(all)](int64_t begin, int64_t end, int64_t panel,
+                                              int64_t count, float* scores) mutable {
+      const bf16* weight = packed + panel * PANEL * inputs;
+      products.multiply(begin, end, weight, bias ? bias + panel * PANEL : nullptr,
+                        scores - begin * count, count, 0);
+    };
   });
 }
 
@@ -52,4 +68,5 @@ void quire_dense_rows(int32_t dtype, const bf16* packed, const int64_t* ids, int
 }  // extern "C"
 
 QUIRE_RECORDED(quire_dense)
+QUIRE_RECORDED(quire_dense_likeliest)
 QUIRE_RECORDED(quire_dense_rows)

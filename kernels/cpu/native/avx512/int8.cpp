@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "amx.h"
+#include "likeliest.h"
 #include "program.h"
 #include "simd.h"
 
@@ -108,6 +109,61 @@ class Outputs {
   const int64_t outputs_, first_;
 };
 
+// The rows of a product, rounded.
+struct Codes {
+  Codes(const bf16* x, int64_t rows, int64_t inputs, bool amx)
+      : inputs(inputs),
+        amx(amx),
+        layout(amx ? BlockLayout::of(rows, inputs) : BlockLayout::as_given(inputs)),
+        codes((rows + 31) / 32 * 32 * inputs),
+        told(rows) {
+    parallel_rows(rows, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        told.get()[r] =
+            quantise(x + r * inputs, inputs, codes.get() + layout.offset(r, 0), layout.step);
+    });
+  }
+
+  // How many are multiplied before the next panel.
+  int64_t max_part() const { return rows_in(amx ? CACHED_BLOCK_BYTES : CACHED_BYTES, inputs); }
+
+  const int64_t inputs;
+  const bool amx;
+  const BlockLayout layout;
+  const Scratch<uint8_t> codes;
+  const Scratch<Row> told;
+};
+
+// One thread's products of them by panels.
+class Products {
+ public:
+  explicit Products(const Codes& rows) : rows_(rows), blocks_(rows.layout) {}
+
+  // y[begin to end][outputs] at a panel.
+  template <class T>
+  void multiply(int64_t begin, int64_t end, const int8_t* weight, const Outputs& to, T* y,
+                int64_t outputs) {
+    const Row* told = rows_.told.get();
+    if (rows_.amx) {
+      const auto keep = [&](int64_t row, int64_t count, const int32_t* sums) {
+        to.store(sums, told + row, count, y + row * outputs);
+      };
+      return blocks_.multiply(rows_.codes.get(), begin, end, weight, keep);
+    }
+    alignas(64) int32_t sums[VECTOR_ROWS * PANEL];
+    for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
+      with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
+        int8_tile<ROWS>(rows_.codes.get() + row * rows_.inputs, rows_.inputs, weight, sums);
+      });
+      to.store(sums, told + row, count, y + row * outputs);
+    });
+  }
+
+ private:
+  const Codes& rows_;
+  BlockProducts<StepInt8> blocks_;
+};
+
 }  // namespace
 
 extern "C" {
@@ -117,36 +173,29 @@ extern "C" {
 void quire_int8(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packed,
                 const float* scales, const int32_t* totals, const float* bias, void* y,
                 int64_t outputs, bool wide, bool amx) {
-  const auto layout = amx ? BlockLayout::of(rows, inputs) : BlockLayout::as_given(inputs);
-  const Scratch<uint8_t> codes((rows + 31) / 32 * 32 * inputs);
-  const Scratch<Row> told(rows);
-  parallel_rows(rows, 4, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r)
-      told.get()[r] =
-          quantise(x + r * inputs, inputs, codes.get() + layout.offset(r, 0), layout.step);
-  });
-  const int64_t max_part = rows_in(amx ? CACHED_BLOCK_BYTES : CACHED_BYTES, inputs);
+  const Codes codes(x, rows, inputs, amx);
   with_results(y, wide, [&](auto* y) {
-    for_panels(rows, outputs, max_part, [&] {
-      return [&, products = BlockProducts<StepInt8>(layout)](int64_t begin, int64_t end,
-                                                             int64_t panel) mutable {
-        const int8_t* weight = packed + panel * PANEL * inputs;
+    for_panels(rows, outputs, codes.max_part(), [&] {
+      return [&, products = Products(codes)](int64_t begin, int64_t end, int64_t panel) mutable {
         const Outputs to(scales, totals, bias, outputs, panel);
-        if (amx) {
-          const auto keep = [&](int64_t row, int64_t count, const int32_t* sums) {
-            to.store(sums, told.get() + row, count, y + row * outputs);
-          };
-          return products.multiply(codes.get(), begin, end, weight, keep);
-        }
-        alignas(64) int32_t sums[VECTOR_ROWS * PANEL];
-        for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
-          with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
-            int8_tile<ROWS>(codes.get() + row * inputs, inputs, weight, sums);
-          });
-          to.store(sums, told.get() + row, count, y + row * outputs);
-        });
+        products.multiply(begin, end, packed + panel * PANEL * inputs, to, y, outputs);
       };
     });
+  });
+}
+
+// As quire_dense_likeliest.
+void quire_int8_likeliest(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packed,
+                          const float* scales, const int32_t* totals, const float* bias,
+                          int64_t outputs, bool amx, int64_t* token_ids, bool* is_finite) {
+  const Codes codes(x, rows, inputs, amx);
+  find_likeliest(rows, outputs, codes.max_part(), token_ids, is_finite, [&] {
+    return [&, products = Products(codes)](int64_t begin, int64_t end, int64_t panel,
+                                           int64_t count, float* scores) mutable {
+      const int64_t first = panel * PANEL;
+      const Outputs to(scales + first, totals + first, bias ? bias + first : nullptr, count, 0);
+      products.multiply(begin, end, packed + first * inputs, to, scores - begin * count, count);
+    };
   });
 }
 
@@ -190,4 +239,5 @@ void quire_int8_rows(int32_t dtype, const int8_t* packed, const float* scales, c
 }  // extern "C"
 
 QUIRE_RECORDED(quire_int8)
+QUIRE_RECORDED(quire_int8_likeliest)
 QUIRE_RECORDED(quire_int8_rows)

@@ -1,0 +1,102 @@
+// The likeliest token of each row, found while the head's panels are multiplied: the scores, some
+// megabytes for some tens of rows, never leave a core's cache.
+#pragma once
+
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "simd.h"
+#include "tiles.h"
+
+namespace quire {
+
+// A row's largest score in each lane and whose it is: of equal ones the first token's, in whatever
+// order they come.
+struct BestLanes {
+  Floats scores = fill(-INFINITE);
+  Ints tokens = {};
+  Ints broken = {};  // lanes in which something was nan
+
+  void look(Floats others, Ints whose) {
+    broken |= others != others;
+    const Ints is_better = (others > scores) | ((others == scores) & (whose < tokens));
+    scores = is_better ? others : scores;
+    tokens = is_better ? whose : tokens;
+  }
+  void join(const BestLanes& other) {
+    look(other.scores, other.tokens);
+    broken |= other.broken;
+  }
+};
+
+class Likeliest {
+ public:
+  explicit Likeliest(int64_t rows) : best_(rows) {}
+
+  // What one thread finds; handed in at its end.
+  class Share {
+   public:
+    explicit Share(Likeliest& all) : all_(all), best_(all.best_.size()) {}
+    ~Share() {
+      const std::lock_guard lock(all_.mutex_);
+      for (size_t row = 0; row < best_.size(); ++row) all_.best_[row].join(best_[row]);
+    }
+    Share(const Share&) = delete;
+    Share& operator=(const Share&) = delete;
+
+    // Scores of `count` tokens from `first` on, at most a panel of them.
+    void look(int64_t row, const float* scores, int64_t count, int64_t first) {
+      for (int64_t i = 0; i < count; i += LANES) {
+        Floats some = load(scores + i, count - i);
+        some = LANE < static_cast<int32_t>(count - i) ? some : fill(-INFINITE);
+        best_[row].look(some, LANE + static_cast<int32_t>(first + i));
+      }
+    }
+
+   private:
+    Likeliest& all_;
+    std::vector<BestLanes> best_;
+  };
+
+  // As sample_row of sampling.cpp tells it of rows at temperature 0.
+  void tell(int64_t* token_ids, bool* is_finite) const {
+    for (const BestLanes& row : best_) {
+      float score = row.scores[0];
+      int32_t token = row.tokens[0];
+      bool is_broken = row.broken[0];
+      for (int64_t lane = 1; lane < LANES; ++lane) {
+        is_broken |= row.broken[lane] != 0;
+        if (row.scores[lane] > score || (row.scores[lane] == score && row.tokens[lane] < token))
+          score = row.scores[lane], token = row.tokens[lane];
+      }
+      *token_ids++ = token;
+      *is_finite++ = !is_broken && std::isfinite(score);
+    }
+  }
+
+ private:
+  std::vector<BestLanes> best_;
+  std::mutex mutex_;
+};
+
+// make() gives each thread what it multiplies with: products(begin, end, panel, count, scores)
+// writes scores[end - begin][count] of a panel's `count` outputs.
+template <class Make>
+void find_likeliest(int64_t rows, int64_t outputs, int64_t max_part, int64_t* token_ids,
+                    bool* is_finite, Make make) {
+  Likeliest all(rows);
+  for_panels(rows, outputs, max_part, [&] {
+    return [&, products = make(), share = Likeliest::Share(all),
+            scores = Scratch<float>(std::min(rows, max_part) * PANEL)](
+               int64_t begin, int64_t end, int64_t panel) mutable {
+      const int64_t first = panel * PANEL, count = std::min(PANEL, outputs - first);
+      products(begin, end, panel, count, scores.get());
+      for (int64_t r = begin; r < end; ++r)
+        share.look(r, scores.get() + (r - begin) * count, count, first);
+    };
+  });
+  all.tell(token_ids, is_finite);
+}
+
+}  // namespace quire
