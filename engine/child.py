@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# Threads of the tensor library that have nothing to do look for work, by default for milliseconds,
+# on cores that others could use: some tens of microseconds bridge what lies between two operations.
+_PATIENCE = {"GOMP_SPINCOUNT": "1000"}
 
 
 class Child:
@@ -40,7 +43,7 @@ class Child:
                 command,
                 pass_fds=(theirs.fileno(), *pass_fds),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**_PATIENCE, **os.environ, "PYTHONPATH": path},
                 process_group=0,  # a Ctrl-C at the terminal is its parent's alone
             )
 

@@ -69,24 +69,24 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def set_threads(num_threads: int | None, weights_bytes: int) -> int:
+def set_threads(num_threads: int | None, weights_bytes: int, *, shares_cores: bool = False) -> int:
     """Set the threads of the tensor library, for the whole process; told in a log line.
 
     By default one for each physical core this process may run on, or fewer where torch was told
     so (OMP_NUM_THREADS): hyper-threads that share a core slow matrix products down. A small model
     leaves one core to the process that speaks HTTP: its operations take microseconds, and a
-    thread that must wait for a core at the end of each costs more than it computes.
+    thread that must wait for a core at the end of each costs more than it computes. Not so where
+    nobody is waited for: with ``shares_cores``, which is true of the native kernels' team.
     """
-    count = num_threads or default_threads(
-        min(torch.get_num_threads(), _physical_cores()), weights_bytes
-    )
+    most = min(torch.get_num_threads(), _physical_cores())
+    count = num_threads or (most if shares_cores else default_threads(most, weights_bytes))
     torch.set_num_threads(count)
     logger.info("tensor threads: %d", count)
     return count
 
 
 def default_threads(num_cores: int, weights_bytes: int) -> int:
-    """Threads for a model of this size when nothing is asked for."""
+    """Threads for a model of this size that leaves a core to others if it is small."""
     return max(1, num_cores - 1) if weights_bytes < _SMALL_MODEL_BYTES else num_cores
 
 

@@ -84,7 +84,8 @@ def _load_decoder_runner(
     attention = attention_spec(spec, block_size, dtype, device, codes)
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     draft = plan_draft(config, spec, attention)
-    set_threads(config.num_threads, weights_bytes(spec, dtype))
+    shares = kernels.name == "cpu"
+    set_threads(config.num_threads, weights_bytes(spec, dtype), shares_cores=shares)
     stored_as = _stored_format(config, model)
     gguf_codes = None if config.load_format == "dummy" else _held_as_codes(config, model, attention)
     method = choose_method(

@@ -9,7 +9,7 @@ from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec, RopeSpec
-from engine.runner.device import default_threads
+from engine.runner.device import default_threads, set_threads
 
 MIB = 2**20
 GIB = 2**30
@@ -94,6 +94,14 @@ def test_free_memory_is_told():
 def test_a_small_model_leaves_a_core_to_the_http_process():
     assert [default_threads(cores, 20 * 2**20) for cores in (1, 2, 8)] == [1, 1, 7]
     assert [default_threads(cores, GIB) for cores in (1, 2, 8)] == [1, 2, 8]
+
+
+def test_kernels_that_wait_for_nobody_have_all_cores():
+    before = torch.get_num_threads()
+    cores = min(before, set_threads(None, GIB))
+    assert set_threads(None, 20 * 2**20, shares_cores=True) == cores
+    assert set_threads(1, 20 * 2**20, shares_cores=True) == 1
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn])

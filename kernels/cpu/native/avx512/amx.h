@@ -17,7 +17,8 @@ constexpr int64_t STEP_BYTES = 64;  // of a row that one product takes in
 constexpr int64_t PANEL_STEP_BYTES = PANEL * STEP_BYTES;
 // Blocks that stay in a core's second-level cache of 2 MiB, beside two panels.
 constexpr int64_t CACHED_BLOCK_BYTES = 5 << 18;
-constexpr int64_t AHEAD_BYTES = 4096;  // of a panel that is read once: two steps
+constexpr int64_t AHEAD_BYTES = 4096;  // of a panel that is on its way: two steps
+constexpr int64_t FEW_BLOCKS = 3;      // which take less time than the next panel's way from memory
 
 // The layout of the tile registers: see the manual of ldtilecfg.
 struct alignas(64) TileConfig {
@@ -66,7 +67,7 @@ class BlockProducts {
   void multiply(const void* blocks, int64_t begin, int64_t end, const void* weight, Body body) {
     const char* x = static_cast<const char*>(blocks);
     const char* panel = static_cast<const char*>(weight);
-    // The next panel follows this one. All blocks together fetch it, each its share.
+    // The next panel follows this one. Many blocks together fetch it, each its share.
     const int64_t count = (end - begin + BLOCK_ROWS - 1) / BLOCK_ROWS;
     const int64_t steps = layout_.row_bytes / STEP_BYTES;
     const int64_t lines = (PANEL_STEP_BYTES / 64 + count - 1) / count;
@@ -74,7 +75,7 @@ class BlockProducts {
     for (int64_t row = begin; row < end; row += BLOCK_ROWS) {
       const int64_t rows = std::min(BLOCK_ROWS, end - row);
       if (rows != configured_) configure(rows);
-      multiply_block(x + layout_.offset(row, 0), rows, panel, count == 1 ? nullptr : next, lines);
+      multiply_block(x + layout_.offset(row, 0), rows, panel, count <= FEW_BLOCKS ? nullptr : next, lines);
       next += steps * lines * 64;
       body(row, rows, sums_);
     }
@@ -83,8 +84,8 @@ class BlockProducts {
  private:
   // Sums of a block of `rows` by a panel. Meanwhile `num_lines` a step of what lies at `ahead` are
   // fetched into the second-level cache, or, where it is null, the panel's own next lines into the
-  // first-level one: with few rows the weights' way from memory is all that takes time, and the
-  // processor alone fetches ahead of vector loads better than of tile loads.
+  // first-level one: with few rows the weights' way from memory is all that takes time. The processor
+  // alone then fetches ahead better than it follows such hints, but for tile loads it needs some.
   QUIRE_AMX void multiply_block(const char* x, int64_t rows, const char* panel, const char* ahead,
                                 int64_t num_lines) {
     const char* below = x + 16 * layout_.row;
