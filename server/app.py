@@ -21,7 +21,6 @@ from server import lora, profile, system
 from server.access import usage_route
 from server.access.body import BodyGuard
 from server.access.keys import KeyGuard
-from server.access.ledger import Ledger
 from server.access.scopes import permit
 from server.anthropic import batch_routes as message_batches
 from server.anthropic import routes as messages
@@ -36,10 +35,10 @@ from server.openai.responses import routes as responses
 from server.openai.responses.background import BackgroundResponses
 from server.pooling import embeddings, scoring
 from server.settings import Settings
-from server.state import ServerState
+from server.state import ServerState, Shared
 
 
-def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None = None) -> FastAPI:
+def create_app(settings: Settings, engine: EngineClient, shared: Shared | None = None) -> FastAPI:
     """The application that serves ``engine``.
 
     The engine is started by the application's lifespan, in the background: liveness is answered
@@ -49,13 +48,13 @@ def create_app(settings: Settings, engine: EngineClient, ledger: Ledger | None =
     Args:
         settings: of the server.
         engine: not started yet.
-        ledger: of the keys' limits, where several API workers share it.
+        shared: what several API workers have in common; None where there is only this process.
 
     Raises:
         InvalidSettings: the key file cannot be used.
     """
     metrics = Metrics(engine, prefix=settings.metrics_prefix, model_name=settings.model_names[0])
-    state = ServerState(settings, engine, metrics, ledger)
+    state = ServerState(settings, engine, metrics, shared or Shared())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -72,9 +72,6 @@ async def unload_adapter(request: Request) -> Response:
 def _adapters(request: Request) -> Adapters:
     """Raise ApiError (404) where adapters are what they were at start."""
     state = state_of(request)
-    if state.settings.lora_dir is None or state.settings.api_workers > 1:
-        message = (
-            "Adapters are loaded at run time only by a server with --lora-dir and one API worker."
-        )
-        raise ApiError(404, message)
+    if state.settings.lora_dir is None:
+        raise ApiError(404, "Adapters are loaded at run time only by a server with --lora-dir.")
     return state.adapters

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from engine.client import EngineClient
-from engine.errors import EngineDead, EngineError, ModelLoadError, RequestError
+from engine.errors import EngineDead, EngineError, ModelLoadError
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.types import Adapter, EngineInfo
@@ -22,6 +22,7 @@ from server.access.access import Access
 from server.access.admission import Admission
 from server.access.caller import Caller
 from server.access.ledger import Ledger
+from server.adapter_table import AdapterTable
 from server.adapters import Adapters
 from server.errors import ApiError, overloaded, unavailable
 from server.grammars import Grammars
@@ -67,6 +68,14 @@ class Model:
             raise ApiError(404, message, param="model", code="model_not_found")
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What the API workers of one server have in common; a process that is alone has its own."""
+
+    ledger: Ledger | None = None  # of limits; None: this process opens one where it needs it
+    adapters: AdapterTable = field(default_factory=AdapterTable)
+
+
 @dataclass
 class ServerState:
     """One application's shared state."""
@@ -74,7 +83,7 @@ class ServerState:
     settings: Settings
     engine: EngineClient
     metrics: Metrics
-    ledger: Ledger | None = None  # of limits, where several API workers share it
+    shared: Shared
     requests_in_flight: int = 0  # HTTP requests that a graceful end waits for
     draining: bool = False  # told to end: unready, and no new work
     # Asks all API workers for their numbers; None where there is only this process.
@@ -95,8 +104,8 @@ class ServerState:
         self.database = Database(settings.data_dir or default_data_dir())
         self.files = FileStore(self.database)
         self.batches = BatchStore(self.database)
-        self.adapters = Adapters(settings.model_names, settings.lora_dir)
-        self.access = Access(settings, self.database, self.metrics, self.ledger)
+        self.adapters = Adapters(settings.model_names, settings.lora_dir, self.shared.adapters)
+        self.access = Access(settings, self.database, self.metrics, self.shared.ledger)
         # This process's share of what may run and wait.
         most = settings.max_num_seqs + settings.max_queued_requests
         self.admission = Admission(-(-most // settings.api_workers))
@@ -107,7 +116,7 @@ class ServerState:
         text = asyncio.create_task(asyncio.to_thread(_load_text, settings))
         try:
             info = await self.engine.start()
-            await self._load_adapters()
+            await self.adapters.begin(self.engine, settings.adapters)
             tokenizer, template, sampling_defaults = await text
         except EngineError as error:
             self.fail(error)
@@ -136,14 +145,6 @@ class ServerState:
         template.start()  # the first request finds its process warm
         self.metrics.set_model(info)
         self._loaded.set()
-
-    async def _load_adapters(self) -> None:
-        """Those that the settings name. Raises ModelLoadError."""
-        for name, path in self.settings.adapters.items():
-            try:
-                await self.adapters.load(self.engine, name, path)
-            except (RequestError, ApiError) as error:
-                raise ModelLoadError(f"--lora {name}: {error}") from None
 
     def fail(self, error: EngineError) -> None:
         """Nothing can be served any more: those who wait are told, and health turns red."""

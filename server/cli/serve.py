@@ -98,19 +98,19 @@ def bind(host: str, port: int, count: int = 1) -> list[socket.socket]:
     Raises:
         BindError: the address is in use, or none of this machine's.
     """
-    first = _listen(host, port, shared=False)
+    first = _bind(host, port, shared=False, listens=count == 1)
     if count == 1:
         return [first]
     if not hasattr(socket, "SO_REUSEPORT"):
         raise BindError("several API workers need SO_REUSEPORT, which this system does not have")
     # The first one was to find out whether the port is free: another server that shares its port
-    # would let us join it.
+    # would let us join it. Nobody can have connected to it.
     port = first.getsockname()[1]
     first.close()
-    return [_listen(host, port, shared=True) for _ in range(count)]
+    return [_bind(host, port, shared=True) for _ in range(count)]
 
 
-def _listen(host: str, port: int, *, shared: bool) -> socket.socket:
+def _bind(host: str, port: int, *, shared: bool, listens: bool = True) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -123,7 +123,8 @@ def _listen(host: str, port: int, *, shared: bool) -> socket.socket:
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
-        sock.listen(_BACKLOG)
+        if listens:
+            sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
         reason = (error.strerror or str(error)).lower()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.adapters import Served
+from server.adapter_table import Served
 from server.openai.endpoint import json_response, state_of
 from server.openai.outputs import ModelCard, ModelList
 from server.openai.schema import describe

@@ -14,7 +14,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup", array_like=True):
 
     settings: str  # JSON
     engine: str  # path of the Unix socket at which the engine takes clients
-    ledger: str  # path of the file in which limits are kept
+    directory: str  # of the files that the workers share
     index: int  # which of the workers this is, from 0
 
 

@@ -116,8 +116,7 @@ class Supervisor:
 
     async def _keep(self, index: int) -> None:
         """Keep a worker on socket ``index``, until the end."""
-        ledger = str(Path(self._directory.name) / "ledger")
-        setup = Setup(self._settings.model_dump_json(), self._path, ledger, index)
+        setup = Setup(self._settings.model_dump_json(), self._path, self._directory.name, index)
         crashes = CrashLimit()
         while not self._ending:
             worker = self._workers[index] = _Worker(self._sockets[index], setup)

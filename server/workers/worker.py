@@ -23,10 +23,12 @@ from engine.framing import encode, receive
 from engine.link import read_fatal
 from engine.shared import SharedClient
 from server.access.ledger import Ledger
+from server.adapter_table import AdapterTable
 from server.app import create_app
 from server.http import serve
 from server.metrics import Metrics, Numbers
 from server.settings import Settings
+from server.state import Shared
 from server.workers.messages import Ask, Gather, Gathered, Message, MessageReader, Setup, Told
 
 _READ_BYTES = 1 << 16
@@ -56,8 +58,12 @@ def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> 
     settings = Settings.from_json(setup.settings)
     logs.configure(settings.log_level, settings.log_format)
     engine = SharedClient(setup.engine)
-    ledger = Ledger(Path(setup.ledger), setup.index, settings.api_workers)
-    app = create_app(settings, engine, ledger)
+    directory = Path(setup.directory)
+    shared = Shared(
+        ledger=Ledger(directory / "ledger", setup.index, settings.api_workers),
+        adapters=AdapterTable(directory / "adapters"),
+    )
+    app = create_app(settings, engine, shared)
     state = app.state.server
     control = _Control(engine, state.metrics)
     state.gather = control.gather

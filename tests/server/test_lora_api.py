@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import openai
 import psutil
 import pytest
 
 from engine.paths import default_model_dir
+from tests.server.test_workers import children, connections, wait_for_workers
 from tests.servers import MODEL, ROOT, Server, running_server
 
 peft = pytest.importorskip("peft")
@@ -143,9 +147,91 @@ def test_adapters_outlive_the_engine(
     assert ask(lora_server, "one") == adapters["one"][1]
 
 
-def test_without_a_directory_there_is_no_such_route(base_url: str) -> None:
-    import httpx
+@pytest.fixture(scope="module")
+def two_workers(
+    adapters: dict[str, tuple[Path, str]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The same with two API workers."""
+    home = tmp_path_factory.mktemp("lora-workers")
+    shutil.copytree(adapters["two"][0], home / "shelf" / "two")
+    flags = ("--lora", f"one={adapters['one'][0]}", "--lora-dir", str(home / "shelf"))
+    flags = (*flags, "--dtype", "float32", "--api-workers", "2")
+    with running_server(home / "server.log", *flags) as running:
+        wait_for_workers(running)
+        yield running
 
+
+@contextmanager
+def connected(server: Server) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """A connection to each of two workers."""
+    workers = children(server, "server.workers.worker")
+    with contextlib.ExitStack() as stack:
+        found: dict[int, httpx.Client] = {}
+        while len(found) < 2:  # the kernel deals connections out
+            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
+            stream = client.get("/ready").extensions["network_stream"]
+            port = stream.get_extra_info("client_addr")[1]
+            for worker in workers:
+                if port in connections(worker):
+                    found[worker.pid] = client
+        yield tuple(found.values())
+
+
+def answer_of(client: httpx.Client, model: str) -> str | None:
+    """The adapter's answer to QUESTION; None where there is no such model."""
+    message = {"role": "user", "content": QUESTION}
+    body = {"model": model, "messages": [message], "temperature": 0, "max_tokens": 12}
+    answer = client.post("/v1/chat/completions", json=body)
+    if answer.status_code == 404:
+        return None
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def load(client: httpx.Client, name: str) -> None:
+    body = {"lora_name": name, "lora_path": "two"}
+    answer = client.post("/v1/load_lora_adapter", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def unload(client: httpx.Client, name: str) -> int:
+    return client.post("/v1/unload_lora_adapter", json={"lora_name": name}).status_code
+
+
+def test_what_one_worker_loads_and_unloads_the_other_knows_at_once(
+    two_workers: Server, adapters: dict[str, tuple[Path, str]]
+) -> None:
+    with connected(two_workers) as pair:
+        for turn in range(6):
+            here, there = pair if turn % 2 else pair[::-1]
+            assert answer_of(there, "one") == adapters["one"][1]
+            load(here, f"two-{turn}")
+            assert answer_of(there, f"two-{turn}") == adapters["two"][1]
+            cards = there.get("/v1/models").json()["data"]
+            assert [card["id"] for card in cards] == [MODEL, "one", f"two-{turn}"]
+            assert unload(there, f"two-{turn}") == 200
+            assert answer_of(here, f"two-{turn}") is None
+            assert unload(here, f"two-{turn}") == 404
+
+
+def test_a_worker_that_takes_anothers_place_knows_what_was_loaded(
+    two_workers: Server, adapters: dict[str, tuple[Path, str]]
+) -> None:
+    """What was there at the start and was unloaded since does not come back with it."""
+    with connected(two_workers) as (here, _):
+        load(here, "two")
+        assert unload(here, "one") == 200
+    (victim, _) = children(two_workers, "server.workers.worker")
+    victim.kill()
+    victim.wait()
+    wait_for_workers(two_workers)
+    with connected(two_workers) as pair:
+        for client in pair:
+            assert answer_of(client, "two") == adapters["two"][1]
+            assert answer_of(client, "one") is None
+
+
+def test_without_a_directory_there_is_no_such_route(base_url: str) -> None:
     answer = httpx.post(
         f"{base_url}/load_lora_adapter", json={"lora_name": "x", "lora_path": "x"}, timeout=30
     )
