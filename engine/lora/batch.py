@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
 from engine.lora.store import AdapterStore
+from engine.models.adapters import Change
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
 from kernels.lora import AdapterRows, adapter_rows
@@ -40,6 +43,14 @@ class StepAdapters:
         if weights is None:
             return out
         return self._operations.add_adapters(out, x.contiguous(), weights, self._rows)
+
+    def changes(self, parameter: str) -> Iterator[Change]:
+        """What each adapter adds to a parameter, ranks that it does not use as zeros."""
+        weights = self._store.layer(parameter)
+        if weights is None:
+            return
+        for slot, begin, end in self._rows.groups.tolist():
+            yield Change(self._rows.order[begin:end], weights.down[slot], weights.up[slot])
 
 
 def step_adapters(

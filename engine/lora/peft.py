@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from engine.errors import InvalidParameter, ModelLoadError
+from engine.models.latent import queries_order
+from engine.models.layouts import HeadByHead
 from engine.models.modules import projected_order
 from engine.models.safetensors import Header, read_header, read_into
 from engine.models.spec import DecoderSpec
@@ -32,7 +34,6 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "use_dora": (False,),
     "use_qalora": (False,),
-    "fan_in_fan_out": (False,),
     "lora_bias": (False,),
     "modules_to_save": ([],),
     "layer_replication": ([],),
@@ -109,6 +110,7 @@ class _Reader:
             own[side] = self._tensor(name)
             if side == "B":
                 own[side] *= self._scale.of(module, max(1, own[side].shape[1]))
+                own[side] = self._arranged(target, own[side])
         return {parameter: self._fuse(parameter, own) for parameter, own in parts.items()}
 
     def _place(self, name: str) -> tuple[Target, str, str]:
@@ -118,8 +120,7 @@ class _Reader:
             raise _refused(f"tensor '{name[:120]}' is no part of a LoRA that is supported")
         module = match["module"]
         target = self._places.get(f"{module}.weight")
-        is_linear = target is not None and f".{_last(target.parameter)}" in _LINEARS
-        if target is None or not is_linear or target.layout is not None:
+        if target is None or _last(target.parameter) not in _LINEARS:
             raise _refused(f"module '{module[:120]}' is no linear layer that can be adapted here")
         return target, module, match["side"]
 
@@ -131,6 +132,14 @@ class _Reader:
         with self._header.path.open("rb") as file:
             read_into(file, entry, tensor)
         return tensor
+
+    def _arranged(self, target: Target, up: torch.Tensor) -> torch.Tensor:
+        """[outputs, rank] in the decoder's order of outputs. What a checkpoint holds transposed
+        (GPT-2) an adapter does not."""
+        if not isinstance(target.layout, HeadByHead):
+            return up
+        expected = self._wanted[target.parameter].part_shape(target.part)[0]
+        return target.layout.arrange(self._spec, up) if up.shape[0] == expected else up
 
     def _fuse(self, name: str, parts: dict[int | None, dict[str, torch.Tensor]]) -> Delta:
         parameter = self._wanted[name]
@@ -154,13 +163,26 @@ class _Reader:
             downs.append(down)
             ups.append(placed)
         up = torch.cat(ups, dim=1)
-        if name.endswith(".qkv.weight"):
-            order = projected_order(self._spec)
-            up = up if order is None else up[order]
+        order = self._order(_last(name))
+        up = up if order is None else up[order]
         return Delta(torch.cat(downs).to(self._dtype), up.to(self._dtype))
 
+    def _order(self, parameter: str) -> torch.Tensor | None:
+        """In which a layer's outputs are kept; None: as they were loaded."""
+        if parameter == "qkv.weight":
+            return projected_order(self._spec)
+        if parameter == "query_up.weight" and self._spec.latent is not None:
+            return queries_order(self._spec, self._spec.latent)
+        return None
 
-_LINEARS = frozenset({".qkv.weight", ".output.weight", ".gate_up.weight", ".down.weight"})
+
+# The layers of a decoder that take adapters.
+_LINEARS = frozenset(
+    {
+        *("qkv.weight", "output.weight", "query_up.weight", "latent_up"),
+        *("gate_up.weight", "down.weight", "shared.gate_up.weight", "shared.down.weight"),
+    }
+)
 
 
 def _last(parameter: str) -> str:

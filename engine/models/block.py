@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.models.adapters import Adapters
 from engine.models.latent import LatentAttention
-from engine.models.mlp import Adapters, bind_mlp
+from engine.models.mlp import bind_mlp
 from engine.models.modules import Layer
 from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
 from engine.models.spec import DecoderSpec, TemperatureSpec
@@ -60,7 +61,7 @@ class Block:
         self._latent = None
         if layer.latent is not None and spec.latent is not None:
             self._latent = LatentAttention(
-                spec, spec.latent, layer.latent, layer.attention, kernels
+                spec, spec.latent, layer.latent, layer.attention, kernels, index
             )
 
     def attend(self, read: torch.Tensor, state: StepState, cache: LayerCache) -> torch.Tensor:

@@ -14,11 +14,12 @@ and K_h and V_h are *absorbed* into what comes before and after.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 
+from engine.models.adapters import Adapters
 from engine.models.linear import Linear, LinearMethod, in_order
 from engine.models.loader import stored
 from engine.models.rope import rotary_order
@@ -57,6 +58,20 @@ class Step(Protocol):
         """[num_tokens] int64: where each token's latent goes."""
         ...
 
+    @property
+    def adapters(self) -> Adapters | None:
+        """Of the tokens; None: no row has any."""
+        ...
+
+
+class _Absorbed(NamedTuple):
+    """An adapter's delta to K and V."""
+
+    tokens: torch.Tensor  # [m] int64
+    down: torch.Tensor  # [r, rank]
+    key_up: torch.Tensor  # [r, num_heads, plain_dim]
+    value_up: torch.Tensor  # [r, num_heads, value_dim]
+
 
 def make_latent(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], method: LinearMethod, i: int
@@ -71,7 +86,7 @@ def make_latent(
     query_up = None
     if latent.query_rank is not None:
         weight = stored(weights, f"{i}.query_up.weight")
-        order = _queries_order(spec, latent)
+        order = queries_order(spec, latent)
         query_up = method.make(weight if order is None else in_order(weight, order), None)
     return LatentWeights(
         norm=weights[f"{i}.latent_norm"],
@@ -91,7 +106,7 @@ def projection_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | No
     num_queries, _ = latent.projected(spec.num_heads)
     kept = torch.arange(num_queries + latent.rank)
     if latent.query_rank is None:
-        queries = _queries_order(spec, latent)
+        queries = queries_order(spec, latent)
         assert queries is not None
         kept = torch.cat((queries, kept[num_queries:]))
     return torch.cat((kept, kept.numel() + order))
@@ -105,6 +120,7 @@ class LatentAttention:
         weights: of the layer.
         attention: of the layer.
         kernels: what computes it.
+        index: which layer it is.
     """
 
     def __init__(
@@ -114,7 +130,9 @@ class LatentAttention:
         weights: LatentWeights,
         attention: LayerAttention,
         kernels: Kernels,
+        index: int,
     ) -> None:
+        self._query_name, self._up_name = f"{index}.query_up.weight", f"{index}.latent_up"
         self._num_heads = spec.num_heads
         self._latent = latent
         self._weights = weights
@@ -145,19 +163,36 @@ class LatentAttention:
             assert weights.query_norm is not None
             normed = do.rms_norm(made_from.contiguous(), weights.query_norm, spec.eps)
             made_from = weights.query_up(normed)
+            if step.adapters is not None:
+                made_from = step.adapters.add(made_from, normed, self._query_name)
         heads = made_from.unflatten(-1, (self._num_heads, spec.query_dim))
         plain, turned = heads.split((spec.plain_dim, spec.rope_dim), dim=-1)
         absorbed = torch.bmm(plain.transpose(0, 1), weights.key_up).transpose(0, 1)
+        changes = () if step.adapters is None else tuple(self._changes(step.adapters))
+        for tokens, down, key_up, _ in changes:
+            absorbed[tokens] += torch.einsum("nhp,rhp->nhr", plain[tokens], key_up) @ down
         query = torch.cat((absorbed, turned), dim=-1)  # [n, heads, rank + rope_dim]
         do.latent_rope_store(
             query, latent, weights.norm, spec.eps, rotation, cache, step.slot_mapping
         )
         attended = self._attention.forward(step.attention, self._layer, query, cache)
         values = torch.bmm(attended.transpose(0, 1), weights.value_up)  # [heads, n, value_dim]
-        return values.transpose(0, 1).flatten(1)
+        values = values.transpose(0, 1)
+        for tokens, down, _, value_up in changes:
+            values[tokens] += torch.einsum("nhr,rhv->nhv", attended[tokens] @ down.T, value_up)
+        return values.flatten(1)
+
+    def _changes(self, adapters: Adapters) -> Iterator[_Absorbed]:
+        """What adapters add to K and V of the tokens that have them. Those are absorbed, so what
+        would be added to each cached token's keys and values is added to the query and the result
+        of the token that reads them: ``(K + B A)^T q = K^T q + A^T (B^T q)``."""
+        latent = self._latent
+        for tokens, down, up in adapters.changes(self._up_name):
+            heads = up.unflatten(1, (self._num_heads, -1))
+            yield _Absorbed(tokens, down, *heads.split((latent.plain_dim, latent.value_dim), dim=2))
 
 
-def _queries_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
+def queries_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
     """The order of the rows [num_heads * query_dim] that make queries."""
     order = rotary_order(spec)
     if order is None:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch.nn import functional
 
+from engine.models.adapters import Adapters
 from engine.models.modules import ExpertWeights, MlpWeights
 from engine.models.routing import Router
 from engine.models.spec import ClampedSwiglu, DecoderSpec, MoeSpec
 from kernels.operations import Operations
 
 Activate = Callable[[torch.Tensor], torch.Tensor]
-
-
-class Adapters(Protocol):
-    """What a step's adapters add to linear layers (``engine/lora``)."""
-
-    def add(self, out: torch.Tensor, x: torch.Tensor, parameter: str, /) -> torch.Tensor:
-        """``out``, what a layer gave for ``x``, with each token's delta added in place."""
-        ...
 
 
 Feed = Callable[[torch.Tensor, Adapters | None], torch.Tensor]
@@ -37,7 +29,7 @@ def bind_mlp(
         names = f"{index}.gate_up.weight", f"{index}.down.weight"
         return partial(_adapted_mlp, weights, activate, names)
     assert spec.moe is not None
-    return Experts(spec.moe, weights, activate, operations)
+    return Experts(spec.moe, weights, activate, operations, index)
 
 
 class Experts:
@@ -48,16 +40,23 @@ class Experts:
     """
 
     def __init__(
-        self, spec: MoeSpec, weights: ExpertWeights, activate: Activate, operations: Operations
+        self,
+        spec: MoeSpec,
+        weights: ExpertWeights,
+        activate: Activate,
+        operations: Operations,
+        index: int,
     ) -> None:
         self._spec = spec
         self._weights = weights
         self._route = Router(spec, weights.router)
         self._activate = activate
         self._operations = operations
+        self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
 
     def __call__(self, x: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
-        """[n, hidden_size] -> [n, hidden_size]. Experts have no adapters: none is read for them."""
+        """[n, hidden_size] -> [n, hidden_size]. Of the experts only the one that all tokens see has
+        adapters: none is read for others."""
         weights = self._weights
         ids, shares = self._route(x)
         if weights.stacked is not None:
@@ -68,7 +67,7 @@ class Experts:
             out = self._each(x, ids, shares)
         if weights.shared is None:
             return out
-        shared = _mlp(weights.shared, self._activate, x)
+        shared = _adapted_mlp(weights.shared, self._activate, self._shared_names, x, adapters)
         if weights.shared_gate is not None:
             shared *= torch.sigmoid(functional.linear(x, weights.shared_gate))
         return out.add_(shared)

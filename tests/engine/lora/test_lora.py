@@ -36,8 +36,24 @@ ADAPTERS = {
     "mlp": {"r": 3, "lora_alpha": 9, "target_modules": ["gate_proj", "down_proj"]},
 }
 FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
+# Run at one schedule: those whose layers are their own.
+MORE_FAMILIES = [
+    *("gpt2", "gpt_oss", "falcon", "falcon_groups", "llama4", "qwen2_moe"),
+    *("deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "deepseek_v3_halves"),
+]
+_LATENT = ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+_LATENT_RANKED = ["q_a_proj", "q_b_proj", *_LATENT[1:]]
+_FALCON = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
 _OTHER_NAMES = {
-    "gpt_neox": ["dense", "dense_h_to_4h", "dense_4h_to_h"],
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "gpt_oss": ALL[:4],
+    "gpt_neox": _FALCON,
+    "falcon": _FALCON,
+    "falcon_groups": _FALCON,
+    "deepseek_v2_lite": _LATENT,
+    "deepseek_v2": _LATENT_RANKED,
+    "deepseek_v3": _LATENT_RANKED,
+    "deepseek_v3_halves": _LATENT,
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
 }
 
@@ -60,15 +76,17 @@ def make_adapter(base, kind, directory, seed, **options):
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(request, tmp_path_factory):
     """(base directory, {name: adapter}, prompts, {name or None: greedy continuations})."""
-    kind = request.param
-    root = tmp_path_factory.mktemp(f"lora-{kind}")
+    return make_served(request.param, tmp_path_factory.mktemp("lora"), ADAPTERS)
+
+
+def make_served(kind, root, options_of):
     base = tiny_models.save(kind, root / "base")
     rng = random.Random(2)
     shared = [rng.randrange(3, 160) for _ in range(19)]
     prompts = [shared + [rng.randrange(3, 160) for _ in range(n)] for n in (1, 6)]
     prompts += [[rng.randrange(3, 160) for _ in range(n)] for n in (2, 13)]
     adapters, texts = {}, {None: continuations(tiny_models.build(kind), prompts)}
-    for seed, (name, options) in enumerate(ADAPTERS.items()):
+    for seed, (name, options) in enumerate(options_of.items()):
         path = root / name
         merged = make_adapter(tiny_models.build(kind), kind, path, seed, **options)
         adapters[name] = Adapter(id=f"{kind}-{name}", name=name, path=str(path))
@@ -144,6 +162,19 @@ def test_each_row_of_a_mixed_batch_equals_its_merged_model(served, schedule):
     base, adapters, prompts, texts = served
     order = [(name, i) for i in range(len(prompts)) for name in (None, *adapters)]
     tokens = run(engine(base, **schedule), requests_of(adapters, prompts, order))
+    for name, i in order:
+        assert tokens[f"{name}-{i}"] == texts[name][i], (name, i)
+
+
+@pytest.mark.parametrize("kind", MORE_FAMILIES)
+def test_layers_of_other_kinds_equal_their_merged_model(kind, tmp_path):
+    """Latent attention, whose ``kv_b_proj`` is absorbed; fused and transposed projections; the
+    expert that all tokens see; interleaved rotary positions."""
+    two = {name: ADAPTERS[name] for name in ("all", "root")}
+    base, adapters, prompts, texts = make_served(kind, tmp_path, two)
+    order = [(name, i) for i in range(len(prompts)) for name in (None, *adapters)]
+    core = engine(base, max_num_batched_tokens=17)
+    tokens = run(core, requests_of(adapters, prompts, order))
     for name, i in order:
         assert tokens[f"{name}-{i}"] == texts[name][i], (name, i)
 
