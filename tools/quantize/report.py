@@ -18,6 +18,12 @@ of the model as it was.
 {table}
 ```
 """
+# transformers makes the layers without memory first, and there compressed-tensors (0.20) forgets
+# that zero points are stored packed: those of the file then seem to have the wrong shape.
+_ZERO_POINTS = """
+transformers reads weights with zero points when it is told to widen them:
+`from_pretrained(..., quantization_config=CompressedTensorsConfig(dequantize=True))`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ def write_card(directory: Path, report: Report) -> None:
     path = directory / "README.md"
     card = path.read_text("utf-8").rstrip() + "\n\n" if path.is_file() else ""
     section = _CARD.format(recipe=_recipe(report), table=format_report(report))
+    if not report.recipe["symmetric"]:
+        section += _ZERO_POINTS
     path.write_text(card + section, "utf-8")
 
 
