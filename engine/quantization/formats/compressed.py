@@ -16,8 +16,7 @@ each with ``X.weight_scale``, and where they are there ``X.weight_zero_point`` a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +27,7 @@ from engine.models.safetensors import TensorEntry
 from engine.models.stored import Expected, Recipe
 from engine.quantization.formats.bits import codes_of_words, integer_weight, words_for
 from engine.quantization.formats.fp8 import float8_recipe, make_float8
+from engine.quantization.formats.module_names import ModuleNames
 from engine.quantization.formats.mxfp4 import powers_of_two
 from engine.quantization.formats.shared import (
     FLOAT8,
@@ -46,15 +46,15 @@ _PACKED, _INT, _FLOAT, _NAIVE = (
 _NVFP4, _MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 _FORMATS = (_PACKED, _INT, _FLOAT, _NAIVE, _NVFP4, _MXFP4)
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+_SCALE = ".weight_scale"
 _INT8, _INT64 = (torch.int8,), (torch.int64,)
-_MAX_PATTERN = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How the weights of a group of modules are quantised."""
 
-    targets: tuple[str, ...]
+    targets: ModuleNames
     format: str
     bits: int
     is_float: bool
@@ -71,30 +71,44 @@ class Scheme:
         return f"{kind}{self.bits} {self.format}"
 
 
-@dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """See ``engine.models.stored.Format``."""
+    """See ``engine.models.stored.Format``. Of one checkpoint.
 
-    schemes: tuple[Scheme, ...]
-    ignored: tuple[str, ...]
+    Args:
+        schemes: the first that names a module is its own.
+        ignored: modules that are dense, whatever names them.
+    """
+
+    def __init__(self, schemes: Sequence[Scheme], ignored: ModuleNames) -> None:
+        self._schemes = tuple(schemes)
+        self._ignored = ignored
+        self._scheme_of: dict[str, Scheme] | None = None  # by module, once they are known
 
     @property
     def name(self) -> str:
         """See ``Format``."""
-        kinds = dict.fromkeys(scheme.told for scheme in self.schemes)
+        kinds = dict.fromkeys(scheme.told for scheme in self._schemes)
         return f"compressed-tensors ({', '.join(kinds)})"
 
     def recipe(
         self, name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]
     ) -> Recipe | None:
         """See ``Format``: what is named by a group, not ignored, and has a scale."""
-        stem = stem_of(name)
-        if f"{stem}.weight_scale" not in present or any(_is(stem, word) for word in self.ignored):
-            return None
-        for scheme in self.schemes:
-            if any(word == "Linear" or _is(stem, word) for word in scheme.targets):
-                return _recipe(scheme, name, shape, present)
-        return None
+        if self._scheme_of is None:
+            scales = (other for other in present if other.endswith(_SCALE))
+            self._scheme_of = self._sort({scale.removesuffix(_SCALE) for scale in scales})
+        scheme = self._scheme_of.get(stem_of(name))
+        return None if scheme is None else _recipe(scheme, name, shape, present)
+
+    def _sort(self, modules: set[str]) -> dict[str, Scheme]:
+        """All modules at once, as patterns are matched in a process of their own."""
+        left = modules - self._ignored.among(modules)
+        found: dict[str, Scheme] = {}
+        for scheme in self._schemes:
+            named = left if "Linear" in scheme.targets else scheme.targets.among(left)
+            found |= dict.fromkeys(named, scheme)
+            left = left - named
+        return found
 
 
 def read_compressed_tensors(reader: ConfigReader) -> CompressedTensors:
@@ -112,7 +126,7 @@ def read_compressed_tensors(reader: ConfigReader) -> CompressedTensors:
     if groups is None:
         raise reader.error("config_groups", "is missing")
     schemes = [_read_scheme(groups, key, default) for key in groups.names]
-    return CompressedTensors(tuple(schemes), _words(reader, "ignore"))
+    return CompressedTensors(schemes, ModuleNames.read(reader, "ignore"))
 
 
 def _read_scheme(groups: ConfigReader, key: str, default: str) -> Scheme:
@@ -130,7 +144,7 @@ def _read_scheme(groups: ConfigReader, key: str, default: str) -> Scheme:
         raise weights.error("strategy", f"is {strategy[:80]!r}; known: {', '.join(_STRATEGIES)}")
     kind = weights.text("type", "int")
     scheme = Scheme(
-        targets=_words(group, "targets"),
+        targets=ModuleNames.read(group, "targets"),
         format=stored,
         bits=weights.count("num_bits"),
         is_float=kind == "float",
@@ -253,25 +267,3 @@ def _make_float4(inputs: int, group: int, tensors: Mapping[str, torch.Tensor]) -
     scales = tensors["scales"].float() / tensors["divisor"].float()
     scales = rows_of_scales(scales, scales.shape[0])
     return PackedWeight(tensors["codes"], scales, inputs, group, MXFP4_LEVELS)
-
-
-def _words(reader: ConfigReader, key: str) -> tuple[str, ...]:
-    """Names and patterns of modules, of which the latter can be compiled."""
-    words = reader.texts(key)
-    for word in words:
-        if not word.startswith("re:"):
-            continue
-        try:
-            if len(word) > _MAX_PATTERN:
-                raise ValueError("too long")
-            re.compile(word[3:])
-        except (re.error, ValueError, RecursionError, OverflowError):
-            raise reader.error(key, f"has the pattern {word[:80]!r}, which is none") from None
-    return tuple(words)
-
-
-def _is(stem: str, word: str) -> bool:
-    """Whether a word of the config names a module."""
-    if word.startswith("re:"):
-        return re.match(word[3:], stem) is not None
-    return stem == word
