@@ -24,6 +24,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from engine.kv_cache.prefix import PrefixChain
 from engine.types import BlockCopy, BlockStats
@@ -48,6 +49,13 @@ class BlockTable:
     def num_held(self) -> int:
         """Blocks that it references."""
         return len(self.block_ids) - self.num_passed
+
+
+class Prefix(NamedTuple):
+    """Blocks that hold the beginning of a text, or of it what those who go on will see."""
+
+    num_passed: int  # blocks before these, which nobody needs
+    block_ids: Sequence[int]
 
 
 class BlockPool:
@@ -100,6 +108,12 @@ class BlockPool:
         self._append(table, taken)
         return taken
 
+    def adopt(self, table: BlockTable, prefix: Prefix) -> None:
+        """Begin an empty table with blocks that are cached or held by others."""
+        table.block_ids = [0] * prefix.num_passed
+        table.num_passed = prefix.num_passed
+        self.share(table, prefix.block_ids)
+
     def share(self, table: BlockTable, block_ids: Sequence[int]) -> None:
         """Append blocks that are cached or held by others, and hold them once more."""
         references = self._references
@@ -150,22 +164,39 @@ class BlockPool:
         """An empty chain of digests for one sequence."""
         return PrefixChain(self._hash_key, salt, self.block_size, adapter)
 
-    def match(self, chain: PrefixChain, token_ids: Sequence[int]) -> list[int]:
-        """Blocks that hold the longest cached prefix of ``token_ids``; ``share`` them to hold them.
+    def match(
+        self, chain: PrefixChain, token_ids: Sequence[int], window: int | None = None
+    ) -> Prefix:
+        """The longest cached prefix of ``token_ids``; ``adopt`` it to hold it.
 
-        Never the whole of it: at least the last token must be computed, for its logits.
+        Never the whole of it: at least the last token must be computed, for its logits. Where a
+        token sees a ``window`` of positions, its own included, blocks that lie before those that
+        the next token sees need not be there.
         """
-        blocks: list[int] = []
         if not self._caching:
-            return blocks
-        limit = (len(token_ids) - 1) // self.block_size
-        block_of = self._block_of
-        for digest in chain.digests(token_ids, limit)[:limit]:
-            block = block_of.get(digest)
+            return Prefix(0, ())
+        size, block_of = self.block_size, self._block_of
+        limit = (len(token_ids) - 1) // size
+        digests = chain.digests(token_ids, limit)
+        blocks: list[int] = []
+        if window is None:
+            for digest in digests[:limit]:
+                block = block_of.get(digest)
+                if block is None:
+                    break
+                blocks.append(block)
+            return Prefix(0, blocks)
+        # From the end: a block that is missing ends the prefix before it.
+        index = end = limit
+        while index > max(0, (end * size - window + 1) // size):
+            index -= 1
+            block = block_of.get(digests[index])
             if block is None:
-                break
-            blocks.append(block)
-        return blocks
+                end = index
+                blocks = []
+            else:
+                blocks.append(block)
+        return Prefix(index, blocks[::-1])
 
     def num_unheld(self, block_ids: Iterable[int]) -> int:
         """How many of these are free now: sharing them takes that many from ``num_free``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.config import SchedulerConfig
+from engine.kv_cache.pool import Prefix
 from engine.scheduler.drafts import plan_drafts
 from engine.scheduler.policy import Shortage
 from engine.scheduler.sequence import Sequence, Status
@@ -173,12 +174,14 @@ class Planner:
             return short  # nothing was freed since: no need to look its prefix up again
         leader = self._usable_leader(seq)
         looks_up = leader is None and not seq.owes_prompt
-        shared = pool.match(seq.chain, seq.token_ids) if looks_up else []
+        prefix = Prefix(0, ())
         if leader is not None:
             passed, full = leader.table.num_passed, (seq.num_prompt - 1) // pool.block_size
-            shared = leader.table.block_ids[passed:full]
-        needed = pool.blocks_for(len(seq.token_ids)) - len(shared) + pool.num_unheld(shared)
-        needed -= leader.table.num_passed if leader is not None else 0
+            prefix = Prefix(passed, leader.table.block_ids[passed:full])
+        elif looks_up:
+            prefix = pool.match(seq.chain, seq.token_ids, state.window)
+        needed = pool.blocks_for(len(seq.token_ids)) - prefix.num_passed
+        needed += pool.num_unheld(prefix.block_ids) - len(prefix.block_ids)
         # A spare block for each sequence that runs: else the newcomer, being the last, would be
         # preempted as soon as one of them reaches its next block, and its tokens computed in vain.
         if needed + len(state.running) > pool.num_free:
@@ -186,9 +189,8 @@ class Planner:
             return short
 
         if leader is None:
-            pool.share(seq.table, shared)
+            pool.adopt(seq.table, prefix)
             seq.num_computed = seq.num_landed = seq.table.capacity
-            state.pass_by(seq)
         else:  # the copy is yet to be made: nothing has landed
             seq.num_computed = seq.num_prompt - 1
             seq.table, copy = pool.fork(leader.table, seq.num_computed)

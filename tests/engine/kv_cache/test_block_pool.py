@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -47,12 +47,13 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(target=holders, salt=st.sampled_from(["", "a"]), token_ids=tokens_of_few_kinds)
     def arrive(self, salt: str, token_ids: list[int]) -> _Holder:
         holder = _Holder(self.pool, salt, token_ids)
-        shared = self.pool.match(holder.chain, token_ids)
+        found = self.pool.match(holder.chain, token_ids)
+        shared = found.block_ids
         assert len(shared) * SIZE < len(token_ids), "a match must leave a token to compute"
         for index, block in enumerate(shared):
             prefix = tuple(token_ids[: (index + 1) * SIZE])
             assert self.contents[block] == (salt, prefix), "matched another prefix"
-        self.pool.share(holder.table, shared)
+        self.pool.adopt(holder.table, found)
         holder.num_computed = holder.table.capacity
         self.live.append(holder)
         return holder
@@ -129,7 +130,7 @@ def _computed(pool: BlockPool, token_ids: list[int], salt: str = "") -> _Holder:
 
 
 def _num_cached(pool: BlockPool, token_ids: list[int], salt: str = "") -> int:
-    return len(pool.match(pool.chain(salt), [*token_ids, 0]))
+    return len(pool.match(pool.chain(salt), [*token_ids, 0]).block_ids)
 
 
 def test_the_least_recently_freed_goes_first_and_of_a_chain_its_end() -> None:
@@ -154,7 +155,7 @@ def test_of_two_twins_computed_side_by_side_one_is_found_and_the_other_is_empty_
 ):
     pool = BlockPool(4, 2)
     first, twin = _computed(pool, [1, 2, 3, 4]), _computed(pool, [1, 2, 3, 4])
-    assert pool.match(pool.chain(""), [1, 2, 3, 4, 5]) == first.table.block_ids
+    assert pool.match(pool.chain(""), [1, 2, 3, 4, 5]) == (0, first.table.block_ids)
     assert pool.stats().cached == 2
     twin_blocks = set(twin.table.block_ids)
     pool.release(first.table)
@@ -193,3 +194,37 @@ def test_the_check_finds_damage(damage, complaint: str) -> None:
     assert pool.check([holder.table]) == []
     damage(pool, holder.table)
     assert complaint in "; ".join(pool.check([holder.table]))
+
+
+@given(
+    cached=st.lists(st.booleans(), max_size=12),
+    window=st.integers(1, 14),
+    rest=st.integers(1, SIZE),
+)
+def test_with_a_window_the_longest_prefix_is_found_of_which_enough_is_there(
+    cached: list[bool], window: int, rest: int
+) -> None:
+    """Against the definition: all blocks with a token that the first one computed will see."""
+    count = len(cached)
+    pool = BlockPool(count + 1, SIZE)
+    token_ids = list(range(count * SIZE + rest))
+    holder = _computed(pool, token_ids)
+    for index, block in enumerate(holder.table.block_ids[:count]):
+        if not cached[index]:
+            digest = pool._digest_of[block]
+            assert digest is not None
+            pool._digest_of[block] = None
+            del pool._block_of[digest]
+    limit = (len(token_ids) - 1) // SIZE
+    for end in range(limit, -1, -1):
+        seen = range(max(0, end * SIZE - window + 1), end * SIZE)
+        needed = sorted({position // SIZE for position in seen})
+        if all(cached[index] for index in needed):
+            break
+    found = pool.match(pool.chain(""), token_ids, window)
+    assert found.num_passed + len(found.block_ids) == end
+    assert list(found.block_ids) == [holder.table.block_ids[index] for index in needed]
+    table = BlockTable()
+    pool.adopt(table, found)
+    assert (table.capacity, table.num_held) == (end * SIZE, len(needed))
+    assert not pool.check([holder.table, table])

@@ -277,6 +277,16 @@ def the_window_is_a_token_short(patch: pytest.MonkeyPatch) -> None:
 
 
 @planted
+def a_prefix_is_found_without_the_first_block_of_its_window(patch: pytest.MonkeyPatch) -> None:
+    match = BlockPool.match
+
+    def short(self: BlockPool, chain, token_ids, window=None):
+        return match(self, chain, token_ids, window and max(1, window - self.block_size))
+
+    patch.setattr(BlockPool, "match", short)
+
+
+@planted
 def a_fork_misses_what_its_leader_gave_back(patch: pytest.MonkeyPatch) -> None:
     usable = Planner._usable_leader
 
