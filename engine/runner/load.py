@@ -18,6 +18,7 @@ from engine.lora.store import AdapterStore
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config, read_headers
 from engine.models.decoder import Decoder
 from engine.models.encoder.spec import EncoderSpec
+from engine.models.linear import LinearMethod
 from engine.models.loader import (
     Weights,
     dummy_weights,
@@ -25,7 +26,7 @@ from engine.models.loader import (
     num_parameters,
     weights_bytes,
 )
-from engine.models.modules import make_modules
+from engine.models.modules import Modules, make_modules
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
 from engine.models.stored import Format
@@ -41,7 +42,7 @@ from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Runner
 from engine.runner.rows import RowTable
 from engine.speculation.draft_model import DraftModel
-from engine.speculation.load import plan_draft
+from engine.speculation.load import DraftPlan, plan_draft
 from engine.types import EngineInfo, MemoryPlan
 from kernels.attention import AttentionSpec
 
@@ -87,6 +88,7 @@ def _load_decoder_runner(
     shares = kernels.name == "cpu"
     set_threads(config.num_threads, weights_bytes(spec, dtype), shares_cores=shares)
     stored_as = _stored_format(config, model)
+    draft_stored_as = None if draft is None else _stored_format(config, draft.model_config)
     gguf_codes = None if config.load_format == "dummy" else _held_as_codes(config, model, attention)
     method = choose_method(
         config.quantization,
@@ -104,7 +106,9 @@ def _load_decoder_runner(
     if is_stacked and spec.moe is not None and (config.quantization or stored_as or gguf_codes):
         logger.warning("experts stay in %s: grouped products have no kernel for codes", dtype)
     modules = make_modules(spec, weights, method, stacked=is_stacked)
-    draft_modules = None if draft is None else draft.modules(config, method)
+    draft_modules = None
+    if draft is not None:
+        draft_modules = _draft_modules(config, draft, draft_stored_as, method)
     memory = plan_memory(
         spec,
         config.cache,
@@ -182,6 +186,22 @@ def _load(
     if config.load_format == "dummy":
         return dummy_weights(spec, dtype, device, config.seed, on_progress)
     return load_weights(spec, headers, dtype, device, on_progress, stored_as)
+
+
+def _draft_modules(
+    config: EngineConfig, draft: DraftPlan, stored_as: Format | None, method: LinearMethod
+) -> Modules:
+    """The draft's parameters, held as the model's are, or as its own checkpoint has them."""
+    if stored_as is not None:
+        attention = draft.attention
+        method = choose_method(
+            None,
+            attention.dtype,
+            attention.device,
+            invariant=config.batch_invariant,
+            stored=stored_as.name,
+        )
+    return draft.modules(config, method, stored_as)
 
 
 def _stored_format(config: EngineConfig, model: ModelConfig) -> Format | None:

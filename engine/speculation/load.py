@@ -8,16 +8,16 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.gguf.file import GgufFile
 from engine.gguf.weights import GgufWeights
 from engine.kv_cache.storage import KVCache, bytes_per_token
-from engine.models.checkpoint import read_config, read_headers
+from engine.models.checkpoint import ModelConfig, read_config, read_headers
 from engine.models.decoder import Decoder
 from engine.models.linear import LinearMethod
 from engine.models.loader import dummy_weights, load_weights
 from engine.models.modules import Modules, make_modules
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
+from engine.models.stored import Format
 from engine.runner.kernels import choose_kernels
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
@@ -36,8 +36,8 @@ class DraftPlan:
     """A draft model that can be loaded."""
 
     spec: DecoderSpec
+    model_config: ModelConfig
     headers: list[Header]
-    gguf: GgufFile | None
     attention: AttentionSpec
     kernels: Kernels
     rejects: bool
@@ -47,15 +47,17 @@ class DraftPlan:
         """What its keys and values take."""
         return bytes_per_token(self.spec, self.attention.dtype, self.attention.cache_dtype)
 
-    def modules(self, config: EngineConfig, method: LinearMethod) -> Modules:
-        """Its parameters."""
+    def modules(
+        self, config: EngineConfig, method: LinearMethod, stored_as: Format | None
+    ) -> Modules:
+        """Its parameters; ``stored_as`` says how the checkpoint's are quantised, if they are."""
         dtype, device = self.attention.dtype, self.attention.device
         if config.load_format == "dummy":
             weights = dummy_weights(self.spec, dtype, device, config.seed + 1, None)
-        elif self.gguf is not None:
-            weights = GgufWeights(self.gguf, self.spec, dtype, device)
+        elif self.model_config.gguf is not None:
+            weights = GgufWeights(self.model_config.gguf, self.spec, dtype, device)
         else:
-            weights = load_weights(self.spec, self.headers, dtype, device, None)
+            weights = load_weights(self.spec, self.headers, dtype, device, None, stored_as)
         return make_modules(self.spec, weights, method, stacked=self.kernels.name == "triton")
 
     def model(
@@ -137,7 +139,7 @@ def plan_draft(
     )
     kernels = choose_kernels(config.attention_backend, own_attention)
     rejects = speculation.draft_sampling == "rejection"
-    return DraftPlan(own, headers, model.gguf, own_attention, kernels, rejects)
+    return DraftPlan(own, model, headers, own_attention, kernels, rejects)
 
 
 def _check_vocabulary(
