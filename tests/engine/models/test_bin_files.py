@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import warnings
+import zipfile
 
 import pytest
 import torch
@@ -79,7 +80,38 @@ def strided(path):
     torch.save({**tensors, name: tensors[name].T.contiguous().T}, path)
 
 
+def rezipped(path, compression, change=lambda name, data: data):
+    """The same archive, written anew."""
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, change(name, data))
+
+
+def pickled(data):
+    """The archive with another pickle in it."""
+
+    def replace(path):
+        change = lambda name, old: data if name.endswith(".pkl") else old  # noqa: E731
+        rezipped(path, zipfile.ZIP_STORED, change)
+
+    return replace
+
+
+DEEP = b"\x80\x02" + b"(" * 200_000 + b"t" * 200_000 + b"."
+BIG = b"\x80\x02" + b"N0" * (33 * 2**20) + b"}."
 BAD = {
+    "compressed": (lambda path: rezipped(path, zipfile.ZIP_DEFLATED), "is compressed"),
+    "a large pickle": (pickled(BIG), "its table takes 69 MB"),
+    "nested": (pickled(DEEP), "pytorch_model.bin: "),
+    "a long string": (pickled(b"\x80\x04\x8d" + b"\xff" * 7 + b"\x7f."), "more than tensors"),
+    "another global": (
+        pickled(b"\x80\x02cposix\nsystem\nX\x02\0\0\0id\x85R."),
+        "more than tensors",
+    ),
+    "torch's own code": (pickled(b"\x80\x02ctorch.hub\nload\n)R."), "more than tensors"),
+    "no opcodes": (pickled(b"\xff" * 99), "more than tensors"),
     "code": (lambda path: torch.save({"a": Evil(path.parent / "made")}, path), "more than tensors"),
     "plain pickle": (
         lambda path: path.write_bytes(pickle.dumps({"a": Evil(path.parent / "made")}, 2)),
