@@ -115,37 +115,24 @@ inline void widen(const int8* codes, int64_t dim, bfloat16* row) {
 }
 
 #ifdef __AVX512BW__
-// Each positive code of e4m3 as the bits of a bfloat16.
-struct Float8Table {
-  alignas(64) uint16_t bits[128] = {};
-
-  constexpr Float8Table() {
-    for (int code = 1; code < 128; ++code) {
-      int exponent = code >> 3, mantissa = code & 7;
-      if (exponent == 0) {  // eighths of 2^-6
-        for (exponent = 1; mantissa < 8; --exponent) mantissa *= 2;
-        mantissa -= 8;
-      }
-      bits[code] = (exponent + 120) << 7 | mantissa << 4;
-    }
-  }
-};
-
 template <>
 inline void widen(const float8* codes, int64_t dim, bfloat16* row) {
-  static constexpr Float8Table table;
-  const auto part = [&](int i) { return _mm512_load_si512(table.bits + 32 * i); };
-  const __m512i first = part(0), second = part(1), third = part(2), fourth = part(3);
+  // A normal code's exponent counts from 7, a bfloat16's from 127; mantissas begin at one bit. The
+  // seven codes without an exponent, eighths of 2^-6, are looked up by their last five bits.
+  static constexpr uint16_t SMALL[32] = {0,      0x3B00, 0x3B80, 0x3BC0,
+                                         0x3C00, 0x3C20, 0x3C40, 0x3C60};
+  const __m512i small = _mm512_loadu_si512(SMALL), offset = _mm512_set1_epi16(120 << 7);
+  const __m512i size_bits = _mm512_set1_epi16(0x7F0), sign_bit = _mm512_set1_epi16(-32768);
+  const __m512i exponent_bits = _mm512_set1_epi16(0x78);
   int64_t d = 0;
   for (; d + 32 <= dim; d += 32) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + d));
-    const __m512i code = _mm512_cvtepu8_epi16(bytes);
-    const __m512i low = _mm512_permutex2var_epi16(first, code, second);
-    const __m512i high = _mm512_permutex2var_epi16(third, code, fourth);
-    const __mmask32 is_high = _mm512_test_epi16_mask(code, _mm512_set1_epi16(64));
-    const __m512i size = _mm512_mask_blend_epi16(is_high, low, high);
-    const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(code, 8), _mm512_set1_epi16(-32768));
-    _mm512_storeu_si512(row + d, _mm512_or_si512(size, sign));
+    const __m512i code = _mm512_cvtepi8_epi16(bytes);  // the sign in all bits above
+    const __m512i bits = _mm512_and_si512(_mm512_slli_epi16(code, 4), size_bits);
+    const __m512i size = _mm512_mask_permutexvar_epi16(
+        _mm512_add_epi16(bits, offset), _mm512_testn_epi16_mask(code, exponent_bits), code, small);
+    // (code & sign_bit) | size
+    _mm512_storeu_si512(row + d, _mm512_ternarylogic_epi64(code, sign_bit, size, 0xEA));
   }
   widen_some(codes + d, dim - d, row + d);
 }
