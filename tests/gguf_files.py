@@ -3,13 +3,18 @@
     write(path, tiny_models.build("llama"))
 
 Names come from the package's own table, and what the converter does to tensors is done here by its
-own words, so that none of it comes from the code under test.
+own words, so that none of it comes from the code under test. Several files of one model, to be
+measured:
+
+    python -m tests.gguf_files demo/model build/gguf --types Q8_0 Q4_0
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -269,3 +274,24 @@ def _rope_factors(config: Any) -> dict[str, np.ndarray]:
             share /= rope["high_freq_factor"] - rope["low_freq_factor"]
             factors.append(1 / ((1 - share) / rope["factor"] + share))
     return {"rope_freqs.weight": np.array(factors, dtype=np.float32)}
+
+
+def main() -> int:
+    """Write a model's directory as one file for each type."""
+    import transformers
+
+    parser = argparse.ArgumentParser(description="Write a model as GGUF files.")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--types", nargs="+", default=["BF16"])
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="bfloat16")
+    for name in options.types:
+        kind = gguf.GGMLQuantizationType[name]
+        print(write(options.output / f"{name}.gguf", model, as_type(kind), options.model))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -55,10 +55,15 @@ def num_right(model: Path, questions: list[Question]) -> int:
         ModelLoadError: the model cannot be loaded.
         RequestError: a question cannot be put to it.
     """
-    sampling = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS)
     with LLM(model, dtype="float32", use_tqdm=False) as llm:
-        prompts = [llm.encode_chat(asked.messages, tools=asked.tools) for asked in questions]
-        results = llm.generate(prompts, sampling, use_tqdm=False)
+        return answers_right(llm, questions)
+
+
+def answers_right(llm: LLM, questions: list[Question]) -> int:
+    """The same of a model that is loaded. Raises RequestError."""
+    sampling = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS)
+    prompts = [llm.encode_chat(asked.messages, tools=asked.tools) for asked in questions]
+    results = llm.generate(prompts, sampling, use_tqdm=False)
     return sum(
         result.outputs[0].text.strip() == asked.expected.strip()
         for result, asked in zip(results, questions, strict=True)
