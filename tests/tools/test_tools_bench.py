@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from tools.bench import first_answer, steps, throughput, transformers_peer
+from engine.paths import default_model_dir
+from tools.bench import answers, first_answer, steps, throughput, transformers_peer
 from tools.bench.__main__ import format_table, main
 from tools.bench.gates import compare_with_peer, verdict
 from tools.bench.parts import Part, gpu_parts, run_part
@@ -55,6 +56,14 @@ def test_a_case_that_does_not_fit_is_skipped(capsys, monkeypatch):
     monkeypatch.setattr(steps, "_TINY_CASES", [(10_000, 40)])
     assert steps.main(TINY) == 0
     assert rows(capsys.readouterr().out)[-1]["skipped"] == "the KV cache is too small"
+
+
+def test_files_of_a_model_are_told_apart_by_answers_and_speed(capsys):
+    model = str(default_model_dir())
+    assert answers.main(["--child", "--num-questions", "3", model]) == 0
+    (told,) = rows(capsys.readouterr().out)
+    assert (told["model"], told["questions"], told["right"]) == ("model", 3, 3)
+    assert min(told["tokens_per_cpu_s_1"], told["tokens_per_cpu_s_16"]) > 0
 
 
 @pytest.mark.slow

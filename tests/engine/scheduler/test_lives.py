@@ -68,7 +68,7 @@ def planted(plant: Plant) -> Plant:
 @planted
 def match_last_token(patch: pytest.MonkeyPatch) -> None:
     match = BlockPool.match
-    patch.setattr(BlockPool, "match", lambda self, chain, ids: match(self, chain, [*ids, 0]))
+    patch.setattr(BlockPool, "match", lambda self, chain, ids, w: match(self, chain, [*ids, 0], w))
 
 
 @planted
@@ -280,7 +280,7 @@ def the_window_is_a_token_short(patch: pytest.MonkeyPatch) -> None:
 def a_prefix_is_found_without_the_first_block_of_its_window(patch: pytest.MonkeyPatch) -> None:
     match = BlockPool.match
 
-    def short(self: BlockPool, chain, token_ids, window=None):
+    def short(self: BlockPool, chain, token_ids, window):
         return match(self, chain, token_ids, window and max(1, window - self.block_size))
 
     patch.setattr(BlockPool, "match", short)
