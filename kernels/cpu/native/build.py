@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,25 +147,29 @@ def cache_dir() -> Path:
 
 
 def _run(commands: list[tuple[str, ...]]) -> None:
-    """Run them side by side; the first that fails is told."""
-    running = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for command in commands
-    ]
+    """Run them side by side, no more at a time than there are cores: a compiler takes hundreds of
+    megabytes. The first that fails is told."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        for _ in pool.map(_run_one, commands):
+            pass  # raises what it raised; those that have not begun are left out then
+
+
+def _run_one(command: tuple[str, ...]) -> None:
     try:
-        for process in running:
-            _, complaint = process.communicate(timeout=_COMPILE_TIMEOUT_S)
-            if process.returncode != 0:
-                told = next((line for line in complaint.splitlines() if "error" in line), "")
-                raise BuildError(f"the C++ compiler failed: {told.strip()[:200]}")
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMPILE_TIMEOUT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise BuildError(f"the C++ compiler ran for {_COMPILE_TIMEOUT_S} s") from None
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-            if process.stderr is not None:
-                process.stderr.close()
+    if done.returncode != 0:
+        told = next((line for line in done.stderr.splitlines() if "error" in line), "")
+        raise BuildError(f"the C++ compiler failed: {told.strip()[:200]}")
 
 
 def _sources(target: _Target, *suffixes: str) -> list[Path]:
