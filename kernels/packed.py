@@ -105,6 +105,10 @@ class PackedWeight:
         """The same, of a format that rounds activations too."""
         return replace(self, rounds_inputs=True)
 
+    def without_order(self) -> PackedWeight:
+        """The same codes, as if each column belonged to the input of its own number."""
+        return replace(self, order=None)
+
     def contiguous(self) -> PackedWeight:
         """The same, its parts each in one run of memory."""
         zeros = None if self.zeros is None else self.zeros.contiguous()
@@ -127,14 +131,8 @@ class PackedWeight:
 
     def _values(self) -> torch.Tensor:
         codes = self.unpacked()
-        if self.levels is None:
-            values = codes.float()
-        else:
-            values = torch.tensor(self.levels, device=codes.device)[codes.long()]
-        groups = torch.arange(self.inputs, device=codes.device) // self.group
-        if self.zeros is not None:
-            values = values - self.zeros.float()[:, groups]
-        values = values * self.scales.float()[:, groups]
+        levels = None if self.levels is None else torch.tensor(self.levels, device=codes.device)
+        values = widen(codes, levels, self.scales, self.zeros, self.group)
         if self.order is not None:
             values = torch.empty_like(values).index_copy_(1, self.order, values)
         return values
@@ -235,6 +233,28 @@ def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
     if codes.shape[1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
     return codes[:, ::2] | codes[:, 1::2] << 4
+
+
+def widen(
+    codes: torch.Tensor,
+    levels: torch.Tensor | None,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group: int,
+) -> torch.Tensor:
+    """``(level - zero) * scale`` in float32: [outputs, inputs].
+
+    Args:
+        codes: [outputs, inputs], one an element.
+        levels: [16] float32 on their device, of 4 bits; None: codes are their own.
+        scales, zeros: [outputs, groups].
+        group: neighbouring codes that share them.
+    """
+    values = codes.float() if levels is None else levels[codes.long()]
+    groups = torch.arange(codes.shape[1], device=codes.device) // group
+    if zeros is not None:
+        values = values - zeros.float()[:, groups]
+    return values * scales.float()[:, groups]
 
 
 def _select(

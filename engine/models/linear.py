@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch.nn import functional
 
+from kernels.moe import ExpertMatrices
 from kernels.packed import PackedParts
 from kernels.sampling import Sampled
 
@@ -65,6 +66,10 @@ class LinearMethod(Protocol):
 
     def make_head(self, weight: Weight) -> Head:
         """The head from its weight [vocab_size, hidden_size], or a table of embeddings."""
+        ...
+
+    def make_experts(self, weight: Weight, count: int) -> ExpertMatrices:
+        """The weights of ``count`` experts, [count * outputs, inputs], for one grouped product."""
         ...
 
 

@@ -198,7 +198,9 @@ def _experts(
     experts: tuple[MlpWeights, ...] = ()
     tensors: ExpertTensors | None = None
     if stacked:
-        gate_up, down = (weights[name].unflatten(0, (moe.num_experts, -1)) for name in names)
+        gate_up, down = (
+            method.make_experts(stored(weights, name), moe.num_experts) for name in names
+        )
         tensors = ExpertTensors(gate_up, down, gate_up_bias, down_bias)
     else:
         gate_ups, downs = (_each_expert(stored(weights, name), moe.num_experts) for name in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 
@@ -10,9 +11,11 @@ import torch
 from engine.config import Quantization
 from engine.errors import ModelLoadError
 from engine.models.linear import DenseForm, DenseMethod, InvariantMethod
+from engine.quantization.experts import StackedForm
 from engine.quantization.method import PackedForm, WeightMethod
-from engine.quantization.rounded import RoundedForm
-from engine.quantization.widened import WidenedPackedForm
+from engine.quantization.rounded import ROUNDINGS, RoundedForm
+from engine.quantization.widened import KernelPackedForm, WidenedPackedForm
+from kernels.tiled import refuse_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -51,42 +54,79 @@ def choose_method(
     dense, told = _dense_form(quantization, dtype, device, invariant=invariant)
     if told:
         logger.info("linear layers: %s", told)
-    return WeightMethod(dense, _packed_form(dtype, device, stored))
+    packed = _packed_form(dtype, device, stored)
+    return WeightMethod(dense, packed, _stacked_form(quantization, dtype, device))
+
+
+def refuse_codes(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why no kernel multiplies by weights in codes as they lie, or None when one does."""
+    if device.type == "cpu":
+        from kernels.cpu.linear import is_available
+
+        return None if is_available() else "the native kernels are missing"
+    return _refuse_triton(dtype, device)
+
+
+def _refuse_triton(dtype: torch.dtype, device: torch.device) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    # Not at the top: they take a second, and a start on a CPU has no use for them.
+    from kernels.triton.launch import refuse_device
+
+    reason = refuse_device(device)
+    if reason is None:
+        from kernels.triton.selfcheck import check_packed
+
+        reason = check_packed(dtype, device)
+    return reason
 
 
 def _packed_form(dtype: torch.dtype, device: torch.device, what: str | None) -> PackedForm:
     """How codes are held; ``what`` they are, if any are known to come, is told to users."""
-    if device.type == "cpu":
-        from kernels.cpu.linear import is_available
+    if what is None and device.type != "cpu":
+        return WidenedPackedForm(dtype)
+    reason = refuse_codes(dtype, device)
+    if reason is None:
+        if device.type == "cpu":
+            from engine.quantization.panels import panel_layer
+            from kernels.cpu.grouped import refuse
 
-        if is_available():
-            from engine.quantization.panels import PanelPackedForm
-
-            if what is not None:
-                logger.info("linear layers in codes: native kernels, %s", what)
-            return PanelPackedForm(dtype)
-    elif what is not None and importlib.util.find_spec("triton") is not None:
-        from kernels.triton.launch import refuse_device
-
-        reason = refuse_device(device)
-        if reason is None:
-            from kernels.triton.selfcheck import check_packed
-
-            reason = check_packed(dtype, device)
-        if reason is None:
-            from engine.quantization.gpu import TritonPackedForm
-
-            logger.info("linear layers in codes: triton, %s", what)
-            return TritonPackedForm(dtype)
-        logger.info("triton: not used for codes, %s", reason)
+            form, told = KernelPackedForm(dtype, refuse, panel_layer), "native kernels"
+        else:
+            form, told = _triton_form(dtype, device), "triton"
+        if what is not None:
+            logger.info("linear layers in codes: %s, %s", told, what)
+        return form
     if what is not None:
         logger.warning(
-            "no kernel for %s on %s: weights take the memory of their codes, but each is widened "
-            "for every product, which is slow",
+            "no kernel for %s on %s, %s: weights take the memory of their codes, but each is "
+            "widened for every product, which is slow",
             what,
             device.type,
+            reason,
         )
     return WidenedPackedForm(dtype)
+
+
+def _triton_form(dtype: torch.dtype, device: torch.device) -> PackedForm:
+    from engine.quantization.gpu import TritonPacked
+    from kernels.triton.selfcheck import check_scaled
+
+    reason = check_scaled(dtype, device)
+    if reason is not None:
+        logger.info("float8: widened for all products, %s", reason)
+    layer = functools.partial(TritonPacked, in_float8=reason is None)
+    return KernelPackedForm(dtype, refuse_tiles, layer)
+
+
+def _stacked_form(
+    quantization: Quantization | None, dtype: torch.dtype, device: torch.device
+) -> StackedForm:
+    """How experts are held where all of a layer are one product, which is Triton's."""
+    round_to = None if quantization is None else ROUNDINGS[quantization]
+    # Found out when there are experts, once.
+    refuse = functools.cache(functools.partial(_refuse_triton, dtype, device))
+    return StackedForm(dtype, refuse, round_to)
 
 
 def _dense_form(

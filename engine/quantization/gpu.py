@@ -2,48 +2,64 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
-
 import torch
 
-from engine.models.linear import Head
-from engine.quantization.widened import WidenedPacked
 from kernels.packed import PackedWeight
-from kernels.triton.quantised import packed_linear, refuse
+from kernels.scaled import refuse_scaled, scaled_linear
+from kernels.tiled import tile
+from kernels.triton.quantised import packed_linear
 
-logger = logging.getLogger(__name__)
+# Up to so many rows, reading a weight takes longer than multiplying by it; and graphs of decoding
+# have no more.
+_MANY_ROWS = 256
 
 
-class TritonPacked(WidenedPacked):
-    """A packed weight that is widened in registers as it is multiplied."""
+class TritonPacked:
+    """A packed weight that is widened in registers as it is multiplied.
 
-    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
-        super().__init__(weight.contiguous(), bias, dtype)
-        levels = weight.levels
-        self._levels = None
-        if levels is not None:
-            self._levels = torch.tensor(levels, device=weight.codes.device)
+    With ``in_float8``, many rows are rounded to float8 and multiplied as codes, where the format
+    means it and a scale for each output is all that its weight has.
+    """
+
+    def __init__(
+        self,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        in_float8: bool = False,
+    ) -> None:
+        self._weight = tile(weight)
+        self._bias = bias
+        self._dtype = dtype
+        is_meant = in_float8 and weight.rounds_inputs
+        self._is_scaled = is_meant and _refuse_float8(weight, dtype) is None
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``Linear``."""
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Linear``."""
-        return packed_linear(x, self._weight, self._levels, self._bias)
+        if self._is_scaled and x.shape[0] > _MANY_ROWS:
+            codes = self._weight.codes.view(torch.float8_e4m3fn)
+            return scaled_linear(x, codes, self._weight.scales, self._bias)
+        return packed_linear(x, self._weight, self._bias)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See ``Head``."""
+        return self._weight.rows(ids, self._dtype)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Head``."""
+        return self(x).float()
 
 
-@dataclass(frozen=True, slots=True)
-class TritonPackedForm:
-    """See ``engine.quantization.method.PackedForm``.
-
-    Attributes:
-        dtype: of the model.
-    """
-
-    dtype: torch.dtype
-
-    def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
-        """See ``PackedForm``."""
-        reason = refuse(weight)
-        if reason is not None:
-            logger.warning("no kernel for %s: the weight is widened for every product", reason)
-            return WidenedPacked(weight, bias, self.dtype)
-        return TritonPacked(weight, bias, self.dtype)
+def _refuse_float8(weight: PackedWeight, dtype: torch.dtype) -> str | None:
+    """Why products with a weight are not made in float8, or None when they can be."""
+    if weight.codes.dtype != torch.float8_e4m3fn:
+        return f"its codes are {weight.codes.dtype}"
+    if weight.num_groups > 1 or weight.zeros is not None or weight.order is not None:
+        return "it has more than a scale for each output"
+    return refuse_scaled(*weight.shape, dtype, weight.codes.device)

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 
 from engine.models.linear import DenseForm, Head, JoinedLinear, Linear, Weight
+from engine.quantization.experts import StackedForm
+from kernels.moe import ExpertMatrices
 from kernels.packed import PackedWeight
 
 
@@ -25,6 +27,7 @@ class WeightMethod:
 
     dense: DenseForm
     packed: PackedForm
+    stacked: StackedForm
 
     def make(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """See ``LinearMethod``. Parts that cannot be one weight become layers side by side."""
@@ -49,3 +52,7 @@ class WeightMethod:
         if isinstance(part, PackedWeight):
             return self.packed.make(part, None)
         return self.dense.make_head(part)
+
+    def make_experts(self, weight: Weight, count: int) -> ExpertMatrices:
+        """See ``LinearMethod``."""
+        return self.stacked.make(weight, count)

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
-
 import torch
 
 from engine.models.linear import Head
-from engine.quantization.widened import WidenedPacked
-from kernels.cpu.grouped import PanelGrouped, refuse
+from kernels.cpu.grouped import PanelGrouped
 from kernels.cpu.linear import PanelInt8
 from kernels.packed import PackedWeight
 
-logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class PanelPackedForm:
-    """See ``engine.quantization.method.PackedForm``.
-
-    Attributes:
-        dtype: of the model.
-    """
-
-    dtype: torch.dtype
-
-    def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
-        """See ``PackedForm``."""
-        reason = refuse(weight)
-        if reason is not None:
-            logger.warning("no kernel for %s: the weight is widened for every product", reason)
-            return WidenedPacked(weight, bias, self.dtype)
-        if weight.rounds_inputs and _is_by_output(weight):
-            return PanelInt8.of_codes(weight, bias, self.dtype)
-        return PanelGrouped(weight, bias, self.dtype)
+def panel_layer(weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> Head:
+    """A layer from a weight that ``kernels.cpu.grouped.refuse`` has nothing against; in integers
+    where its format rounds activations too."""
+    if weight.rounds_inputs and _is_by_output(weight):
+        return PanelInt8.of_codes(weight, bias, dtype)
+    return PanelGrouped(weight, bias, dtype)
 
 
 def _is_by_output(weight: PackedWeight) -> bool:

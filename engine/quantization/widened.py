@@ -1,7 +1,10 @@
-"""Packed weights where no kernel reads them: held as they are, widened for each product."""
+"""Packed weights as a kernel holds them; where none reads them, held as they are and widened for
+each product."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +12,8 @@ from torch.nn import functional
 
 from engine.models.linear import Head
 from kernels.packed import PackedWeight
+
+logger = logging.getLogger(__name__)
 
 
 class WidenedPacked:
@@ -48,3 +53,26 @@ class WidenedPackedForm:
     def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
         """See ``PackedForm``."""
         return WidenedPacked(weight, bias, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPackedForm:
+    """See ``engine.quantization.method.PackedForm``: by a kernel, or widened where it refuses.
+
+    Attributes:
+        dtype: of the model.
+        refuse: why the kernel cannot hold a weight, or None when it can.
+        layer: from a weight, its bias and the dtype.
+    """
+
+    dtype: torch.dtype
+    refuse: Callable[[PackedWeight], str | None]
+    layer: Callable[[PackedWeight, torch.Tensor | None, torch.dtype], Head]
+
+    def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
+        """See ``PackedForm``."""
+        reason = self.refuse(weight)
+        if reason is not None:
+            logger.warning("no kernel for %s: the weight is widened for every product", reason)
+            return WidenedPacked(weight, bias, self.dtype)
+        return self.layer(weight, bias, self.dtype)

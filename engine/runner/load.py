@@ -31,7 +31,7 @@ from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
 from engine.models.stored import Format
 from engine.pooling import PoolingInfo
-from engine.quantization import choose_method
+from engine.quantization import choose_method, refuse_codes
 from engine.quantization.formats import read_format
 from engine.runner.device import cache_codes, choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.encoder_load import load_encoder_runner
@@ -103,8 +103,6 @@ def _load_decoder_runner(
     else:
         weights = _load(config, spec, headers, dtype, device, on_progress, stored_as)
     is_stacked = kernels.name == "triton"
-    if is_stacked and spec.moe is not None and (config.quantization or stored_as or gguf_codes):
-        logger.warning("experts stay in %s: grouped products have no kernel for codes", dtype)
     modules = make_modules(spec, weights, method, stacked=is_stacked)
     draft_modules = None
     if draft is not None:
@@ -220,22 +218,22 @@ def _held_as_codes(
 ) -> str | None:
     """What a GGUF file is quantised to, where a kernel multiplies such codes as they lie.
 
-    Elsewhere, and where more than the kernel's bfloat16 is asked for, its weights are widened while
-    they load, and the log says so.
+    Elsewhere, and where more than the kernel's precision is asked for, its weights are widened
+    while they load, and the log says so.
     """
     kind = None if model.gguf is None else stored_format(model.gguf)
     if kind is None:
         return None
-    dtype, device = dtype_name(attention.dtype), attention.device.type
-    reason = "batch invariance is asked for"
-    if not config.batch_invariant:
-        reason = f"no kernel multiplies them in {dtype} on {device}"
-        if device == "cpu" and attention.dtype == torch.bfloat16:
-            from kernels.cpu.linear import is_available
-
-            if is_available():
-                return f"GGUF {kind}"
-    logger.info("weights in GGUF %s are widened to %s: %s", kind, dtype, reason)
+    dtype, device = attention.dtype, attention.device
+    if config.batch_invariant:
+        reason = "batch invariance is asked for"
+    elif device.type == "cpu" and dtype != torch.bfloat16:
+        reason = "the kernel that multiplies them computes in bfloat16"
+    else:
+        reason = refuse_codes(dtype, device)
+    if reason is None:
+        return f"GGUF {kind}"
+    logger.info("weights in GGUF %s are widened to %s: %s", kind, dtype_name(dtype), reason)
     return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -9,13 +11,22 @@ from kernels.attention import LayerCache
 from kernels.bench.case import Case
 from kernels.inputs import StepRows
 from kernels.moe import ExpertTensors
+from kernels.packed import PackedParts, PackedWeight
 from kernels.reference import fused, inputs, kv_store, layers, moe, sampling_step
+from kernels.reference.quantised import (
+    quantise_fp8,
+    quantise_int4,
+    quantise_int8,
+    quantise_mxfp4,
+)
 from kernels.sampling import SamplingTable
+from kernels.tiled import TiledWeight, tile, tile_experts
 from kernels.triton import inputs as triton_inputs
 from kernels.triton import kv_store as triton_kv_store
 from kernels.triton import layers as triton_layers
 from kernels.triton import matmul as triton_matmul
 from kernels.triton import moe as triton_moe
+from kernels.triton import quantised as triton_quantised
 from kernels.triton import sampling as triton_sampling
 
 
@@ -192,6 +203,38 @@ def inputs_case(
     )
 
 
+_ROUNDINGS: dict[str, Callable[[torch.Tensor], PackedWeight]] = {
+    "int4": quantise_int4,
+    "int8": quantise_int8,
+    "fp8": quantise_fp8,
+    "mxfp4": quantise_mxfp4,
+}
+
+
+def packed_case(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    kind: str,
+) -> Case:
+    """A product with a weight in codes beside that with the widened one; each tensor moved once."""
+    x = torch.randn(rows, inputs, dtype=dtype, device=device)
+    dense = torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
+    weight = tile(_ROUNDINGS[kind](dense))
+    widened = weight.matrix(0, dtype)
+    return Case(
+        name,
+        run=lambda: triton_quantised.packed_linear(x, weight),
+        peers={"torch, widened": lambda: functional.linear(x, widened)},
+        bytes_moved=weight.nbytes + (rows * inputs + rows * outputs) * dtype.itemsize,
+        flops=2.0 * rows * inputs * outputs,
+    )
+
+
 def moe_case(
     name: str,
     device: torch.device,
@@ -202,20 +245,35 @@ def moe_case(
     top_k: int,
     hidden: int,
     inner: int,
+    kind: str | None = None,
 ) -> Case:
-    """A layer's experts; the floor reads each expert that has a token once."""
+    """A layer's experts, dense or in codes; the floor reads each expert that has a token once."""
     x = torch.randn(tokens, hidden, dtype=dtype, device=device)
-    gate_up = torch.randn(experts, 2 * inner, hidden, dtype=dtype, device=device) * 0.02
-    down = torch.randn(experts, hidden, inner, dtype=dtype, device=device) * 0.02
+    shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
+    dense = [torch.randn(shape, dtype=dtype, device=device) * 0.02 for shape in shapes]
+    tensors, widened = ExpertTensors(*dense), ExpertTensors(*dense)
+    if kind is not None:
+        gate_up, down = (_rounded_experts(part, kind) for part in dense)
+        tensors = ExpertTensors(gate_up, down)
+        widened = ExpertTensors(_widened_experts(gate_up, dtype), _widened_experts(down, dtype))
     chosen = torch.rand(tokens, experts, device=device).argsort(dim=1)[:, :top_k].contiguous()
     weights = torch.rand(tokens, top_k, device=device)
-    tensors = ExpertTensors(gate_up, down)
     used = int(chosen.unique().numel())
+    read = (tensors.gate_up.nbytes + tensors.down.nbytes) * used / experts
     return Case(
         name,
         run=lambda: triton_moe.fused_moe(x, tensors, chosen, weights),
-        peers={"torch loop": lambda: moe.fused_moe(x, tensors, chosen, weights)},
-        bytes_moved=(3 * used * inner * hidden + 2 * x.numel()) * dtype.itemsize,
+        peers={"torch loop": lambda: moe.fused_moe(x, widened, chosen, weights)},
+        bytes_moved=read + 2 * x.numel() * dtype.itemsize,
         flops=6.0 * tokens * top_k * hidden * inner,
         peers_wait=True,
     )
+
+
+def _widened_experts(held: TiledWeight, dtype: torch.dtype) -> torch.Tensor:
+    return torch.stack([held.matrix(e, dtype) for e in range(held.num_matrices)])
+
+
+def _rounded_experts(dense: torch.Tensor, kind: str) -> TiledWeight:
+    """[experts, outputs, inputs] in codes."""
+    return tile_experts(PackedParts((_ROUNDINGS[kind](dense.flatten(0, 1)),)), dense.shape[0])

@@ -12,6 +12,7 @@ from kernels.bench.layer_cases import (
     matmul_case,
     moe_case,
     norm_case,
+    packed_case,
     sampling_case,
     silu_case,
     store_case,
@@ -45,6 +46,11 @@ def _matmul(rows: int, inputs: int, outputs: int) -> MakeCase:
     return partial(matmul_case, name, rows=rows, inputs=inputs, outputs=outputs)
 
 
+def _packed(kind: str, rows: int, inputs: int, outputs: int) -> MakeCase:
+    name = f"{kind} product {rows} x {inputs} x {outputs}"
+    return partial(packed_case, name, rows=rows, inputs=inputs, outputs=outputs, kind=kind)
+
+
 def _sampling(rows: int, vocab: int, temperature: float, top_k: int, top_p: float) -> MakeCase:
     kind = "greedy" if temperature == 0 else f"top-k {top_k} top-p {top_p}"
     return partial(
@@ -72,6 +78,9 @@ def full_suite() -> list[MakeCase]:
         _invariant("8b", _LLAMA_8B, 1, 8192, 0),
         *(_matmul(rows, 4096, 28672) for rows in (1, 64, 256, 8192)),
         *(_matmul(rows, 14336, 4096) for rows in (1, 256)),
+        *(_packed("int4", rows, 4096, 28672) for rows in (1, 64, 8192)),
+        *(_packed(kind, 1, 4096, 28672) for kind in ("int8", "fp8", "mxfp4")),
+        _packed("int4", 1, 14336, 4096),
         partial(norm_case, "add + norm 8192 x 4096", rows=8192, hidden=4096),
         partial(silu_case, "silu * 8192 x 14336", rows=8192, inner=14336),
         partial(store_case, "qk-norm + rope + store 8192", rows=8192, **_LLAMA_8B),
@@ -94,6 +103,19 @@ def full_suite() -> list[MakeCase]:
             )
             for tokens in (1, 64, 8192)
         ),
+        *(
+            partial(
+                moe_case,
+                f"experts gpt-oss-20b mxfp4 {tokens}",
+                tokens=tokens,
+                experts=32,
+                top_k=4,
+                hidden=2880,
+                inner=2880,
+                kind="mxfp4",
+            )
+            for tokens in (1, 64, 8192)
+        ),
     ]
 
 
@@ -105,6 +127,7 @@ def tiny_suite() -> list[MakeCase]:
         _prefill("tiny", _TINY, 1, 9, 30),
         _invariant("tiny", _TINY, 2, 1, 39),
         _matmul(3, 64, 130),
+        _packed("int4", 3, 64, 130),
         partial(norm_case, "norm", rows=3, hidden=64),
         partial(silu_case, "silu", rows=3, inner=64),
         partial(store_case, "store", rows=5, **_TINY),

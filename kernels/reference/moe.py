@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from kernels.moe import ExpertTensors
+from kernels.moe import ExpertMatrices, ExpertTensors
 from kernels.reference.layers import silu_mul
+from kernels.tiled import TiledWeight
 
 
 def fused_moe(
@@ -35,11 +36,10 @@ def fused_moe(
     assert not (weighs_input and experts.gate_up_bias is not None)
     output = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
     output = output.to(x.device)
-    for expert in range(experts.gate_up.shape[0]):
+    for expert in range(experts.num_experts):
         token, choice = torch.nonzero(expert_ids == expert, as_tuple=True)
-        gate_up, down, *biases = (None if part is None else part[expert] for part in experts)
-        assert gate_up is not None
-        assert down is not None
+        gate_up, down = (_matrix(part, expert, x.dtype) for part in experts[:2])
+        biases = [None if part is None else part[expert] for part in experts[2:]]
         weight = expert_weights[token, choice].unsqueeze(1)
         read = (x[token] * weight).to(x.dtype) if weighs_input else x[token]
         inner = (activate or silu_mul)(functional.linear(read, gate_up, biases[0]))
@@ -56,3 +56,8 @@ def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.T
     gate, up = gate_up.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return ((up + 1) * gate * torch.sigmoid(alpha * gate)).to(gate_up.dtype)
+
+
+def _matrix(part: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor:
+    """[outputs, inputs] of one expert; codes are widened."""
+    return part.matrix(expert, dtype) if isinstance(part, TiledWeight) else part[expert]

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from kernels.packed import INT4_LEVELS, NF4_LEVELS, PackedWeight, pack_nibbles
+from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, NF4_LEVELS, PackedWeight, pack_nibbles
 
 INT4_GROUP = 32  # inputs that share a scale
 NF4_GROUP = 64
+_MX_GROUP = 32
 
 _LARGEST_FLOAT8 = 448.0
 _PIECE_ELEMENTS = 2**20
@@ -85,6 +86,27 @@ def quantise_nf4(weight: torch.Tensor, group: int = NF4_GROUP) -> PackedWeight:
         nearest = torch.bucketize(values / _steps(scales[rows].float())[:, :, None], middles)
         codes[rows] = pack_nibbles(nearest.flatten(1)[:, :inputs])
     return PackedWeight(codes, scales, inputs, group, NF4_LEVELS)
+
+
+def quantise_mxfp4(weight: torch.Tensor) -> PackedWeight:
+    """[outputs, inputs] of any float dtype to MXFP4: the nearest floats E2M1, a power of two for 32
+    inputs that brings their largest magnitude to between 4 and 8 (OCP Microscaling Formats 1.0,
+    6.3).
+    """
+    outputs, inputs = weight.shape
+    groups = -(-inputs // _MX_GROUP)
+    codes = torch.empty((outputs, -(-inputs // 2)), dtype=torch.uint8, device=weight.device)
+    scales = torch.empty((outputs, groups), device=weight.device)
+    levels = torch.tensor(MXFP4_LEVELS[:8], device=weight.device)
+    middles = (levels[1:] + levels[:-1]) / 2
+    for rows in _pieces(weight):
+        values = _in_groups(weight[rows], _MX_GROUP)
+        _, exponents = torch.frexp(_steps(values.abs().amax(2)))  # a power more than the logarithm
+        scales[rows] = torch.ldexp(torch.ones_like(values[:, :, 0]), exponents - 3)
+        nearest = torch.bucketize(values.abs() / scales[rows][:, :, None], middles)
+        nearest += 8 * (values < 0)
+        codes[rows] = pack_nibbles(nearest.flatten(1)[:, :inputs])
+    return PackedWeight(codes, scales, inputs, _MX_GROUP, MXFP4_LEVELS)
 
 
 def linear_packed(

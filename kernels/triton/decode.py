@@ -19,8 +19,8 @@ import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import launch, persistent_programs, power_of_2
-from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split_of
-from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh
+from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split_of, place_of
+from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh, weigh
 
 _TILE = 64
 _MERGE_TILE = 16
@@ -173,11 +173,11 @@ def _split_kernel(
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         split = item // NUM_KV_HEADS
         kv_head = item - split * NUM_KV_HEADS
-        row = tl.load(split_rows + split)
+        row, run, num_splits = place_of(  # pyright: ignore[reportGeneralTypeIssues]
+            split, split_starts, split_rows
+        )
         seq_len = tl.load(seq_lens + row)
-        first_split = tl.load(split_starts + row)
-        num_splits = tl.load(split_starts + row + 1) - first_split
-        run = split - first_split + first_split_of(seq_len, WINDOW, SPLIT_SIZE)
+        run += first_split_of(seq_len, WINDOW, SPLIT_SIZE)
         heads = kv_head * GROUP + group
         token = tl.load(query_start + row).to(tl.int64)
         table = tables + tl.load(lines + row).to(tl.int64) * table_stride
@@ -273,15 +273,11 @@ def _attend_run(
         else:
             scores = scores * scale
         scores = tl.where(is_seen[None, :], scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(weights, axis=1)
+        weights, shrink, top, total = weigh(scores, top, total, False)
         if value_scales is not None:
             weights *= tl.load(value_scales + rows, mask=is_seen, other=0.0)[None, :]
         v = load_rows(values + offsets, is_read, q.dtype)
         acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
-        top = new_top
     # A row of length 0 is padding: its mean is 0.
     total = tl.where(total > 0.0, total, 1.0)
     return acc / total[:, None], top + tl.log2(total)

@@ -18,8 +18,8 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.decode import merge_splits
 from kernels.triton.launch import launch, persistent_programs, power_of_2
-from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan
-from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets
+from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, place_of
+from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets, weigh
 
 MAX_RANK = 512
 _HEADS = 16  # of a single query in one program: the fewest rows of a product
@@ -172,14 +172,14 @@ def _latent_split_kernel(
         split = item // HEAD_TILES
         heads = (item - split * HEAD_TILES) * HEADS + tl.arange(0, HEADS)
         is_head = heads < NUM_HEADS
-        row = tl.load(split_rows + split)
+        row, run, num_splits = place_of(  # pyright: ignore[reportGeneralTypeIssues]
+            split, split_starts, split_rows
+        )
         seq_len = tl.load(seq_lens + row)
-        first_split = tl.load(split_starts + row)
-        num_splits = tl.load(split_starts + row + 1) - first_split
-        begin = (split - first_split) * SPLIT_SIZE
+        begin = run * SPLIT_SIZE
         token = tl.load(query_start + row).to(tl.int64)
         pairs = token * NUM_HEADS + heads
-        mean, lse = _attend_latents(  # pyright: ignore[reportGeneralTypeIssues]
+        mean, lse = _attend_latents(
             query,
             keys,
             tables + tl.load(lines + row).to(tl.int64) * table_stride,
@@ -323,12 +323,8 @@ def _attend_latents(
         scores = dot_add(q_rope, tl.trans(k_rope), dot(q, tl.trans(k))) * scale
         is_seen = is_used[None, :] & (slots[None, :] <= positions[:, None])
         scores = tl.where(is_seen, scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
-        total = total * shrink + tl.sum(weights, axis=1)
+        weights, shrink, top, total = weigh(scores, top, total, False)
         acc = dot_add(weights.to(k.dtype), k, acc * shrink[:, None])
-        top = new_top
     # A row of length 0 is padding: its mean is 0.
     total = tl.where(total > 0.0, total, 1.0)
     return acc / total[:, None], top + tl.log2(total)

@@ -18,9 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.moe import ExpertTensors
+from kernels.moe import ExpertMatrices, ExpertTensors
+from kernels.tiled import TiledWeight
 from kernels.triton.launch import launch, power_of_2
 from kernels.triton.layers import silu_mul
+from kernels.triton.quantised import form_of, packed_product, tile_shape
 from kernels.triton.tiles import dot_add
 
 _COLUMNS = 128
@@ -48,7 +50,7 @@ def fused_moe(
     """See ``kernels.reference.moe.fused_moe``; all contiguous."""
     num_tokens, top_k = expert_ids.shape
     gate_up, down, gate_up_bias, down_bias = experts
-    routing = route(expert_ids, gate_up.shape[0])
+    routing = route(expert_ids, experts.num_experts)
     # Without a bias, what an expert reads may as well be weighed behind its first product.
     before, after = (expert_weights, None) if weighs_input else (None, expert_weights)
     projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias)
@@ -73,7 +75,7 @@ def route(expert_ids: torch.Tensor, num_experts: int) -> _Routing:
 
 def grouped_matmul(
     x: torch.Tensor,
-    weights: torch.Tensor,
+    weights: ExpertMatrices,
     routing: _Routing,
     pairs_a_row: int,
     factors: torch.Tensor | None,
@@ -83,12 +85,14 @@ def grouped_matmul(
 
     Args:
         x: [rows, inputs].
-        weights: [experts, outputs, inputs], in any order in memory.
+        weights: [experts, outputs, inputs], in any order in memory, or in codes.
         routing: which pair goes to which expert.
         pairs_a_row: pairs that share a row of x.
         factors: of each pair, float32, or None.
         biases: [experts, outputs] contiguous, or None.
     """
+    if isinstance(weights, TiledWeight):
+        return _grouped_packed(x, weights, routing, pairs_a_row, factors, biases)
     num_experts, outputs, inputs = weights.shape
     output = torch.empty((routing.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
     launch(
@@ -119,6 +123,81 @@ def grouped_matmul(
     return output
 
 
+def _grouped_packed(
+    x: torch.Tensor,
+    weights: TiledWeight,
+    routing: _Routing,
+    pairs_a_row: int,
+    factors: torch.Tensor | None,
+    biases: torch.Tensor | None,
+) -> torch.Tensor:
+    num_experts, outputs = weights.num_matrices, weights.outputs
+    output = torch.empty((routing.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
+    _, columns, warps = tile_shape(routing.rows)
+    launch(
+        _grouped_packed_kernel,
+        (routing.num_tiles, -(-outputs // columns)),
+        output,
+        x,
+        weights.codes,
+        weights.scales,
+        weights.zeros,
+        weights.levels,
+        weights.orders,
+        weights.factor,
+        routing.pairs,
+        routing.starts,
+        routing.tile_starts,
+        factors,
+        biases,
+        outputs,
+        PAIRS_A_ROW=pairs_a_row,
+        NUM_EXPERTS=num_experts,
+        EXPERTS=power_of_2(num_experts),
+        ROWS=routing.rows,
+        COLUMNS=columns,
+        **form_of(weights),
+        num_warps=warps,
+        num_stages=3,
+    )
+    return output
+
+
+@triton.jit
+def _rows_of_tile(
+    pairs,
+    starts,
+    tile_starts,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The expert of this program's tile, its pairs, and which of them there are."""
+    tile = tl.program_id(0)
+    # The tile's expert is the last one that does not begin after it and has tiles.
+    experts = tl.arange(0, EXPERTS)
+    ends = tl.load(tile_starts + 1 + experts, mask=experts < NUM_EXPERTS, other=2**62)
+    expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
+    first = tl.load(starts + expert) + (tile - tl.load(tile_starts + expert)) * ROWS
+    at = first + tl.arange(0, ROWS)
+    is_row = at < tl.load(starts + expert + 1)
+    return expert.to(tl.int64), tl.load(pairs + at, mask=is_row, other=0), is_row
+
+
+@triton.jit
+def _store_pairs(output, acc, pair, is_row, columns, expert, factors, biases, outputs):
+    """``(acc + bias) * factor``, where the pairs are: pair [ROWS], columns [COLUMNS]."""
+    is_column = columns < outputs
+    if biases is not None:
+        bias = tl.load(biases + expert * outputs + columns, mask=is_column, other=0.0)
+        acc += bias.to(tl.float32)[None, :]
+    if factors is not None:
+        acc *= tl.load(factors + pair, mask=is_row, other=0.0)[:, None]
+    place = output + (pair * outputs)[:, None] + columns[None, :]
+    is_written = is_row[:, None] & is_column[None, :]
+    tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)
+
+
 @triton.jit
 def _grouped_matmul_kernel(
     output,
@@ -141,23 +220,17 @@ def _grouped_matmul_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    if tile >= tl.load(tile_starts + NUM_EXPERTS):
+    """One tile of an expert's rows, of dense weights."""
+    if tl.program_id(0) >= tl.load(tile_starts + NUM_EXPERTS):
         return
-    # The tile's expert is the last one that does not begin after it and has tiles.
-    experts = tl.arange(0, EXPERTS)
-    is_expert = experts < NUM_EXPERTS
-    ends = tl.load(tile_starts + 1 + experts, mask=is_expert, other=2**62)
-    expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
-    first = tl.load(starts + expert) + (tile - tl.load(tile_starts + expert)) * ROWS
-    at = first + tl.arange(0, ROWS)
-    is_row = at < tl.load(starts + expert + 1)
-    pair = tl.load(pairs + at, mask=is_row, other=0)
+    expert, pair, is_row = _rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
+        pairs, starts, tile_starts, NUM_EXPERTS, EXPERTS, ROWS
+    )
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < outputs
     depth = tl.arange(0, DEPTH)
     x_place = x + (pair // PAIRS_A_ROW * inputs)[:, None] + depth[None, :]
-    base = weights + expert.to(tl.int64) * expert_stride
+    base = weights + expert * expert_stride
     weight_place = (
         base + columns.to(tl.int64)[:, None] * output_stride + (depth * input_stride)[None, :]
     )
@@ -169,11 +242,70 @@ def _grouped_matmul_kernel(
             weight_place + begin * input_stride, mask=is_column[:, None] & is_deep, other=0.0
         )
         acc = dot_add(a, tl.trans(b), acc)
-    if biases is not None:
-        bias = tl.load(biases + expert * outputs + columns, mask=is_column, other=0.0)
-        acc += bias.to(tl.float32)[None, :]
-    if factors is not None:
-        acc *= tl.load(factors + pair, mask=is_row, other=0.0)[:, None]
-    place = output + (pair * outputs)[:, None] + columns[None, :]
-    is_written = is_row[:, None] & is_column[None, :]
-    tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)
+    _store_pairs(output, acc, pair, is_row, columns, expert, factors, biases, outputs)
+
+
+@triton.jit
+def _grouped_packed_kernel(
+    output,
+    x,
+    codes,
+    scales,
+    zeros,
+    levels,
+    orders,
+    factor,
+    pairs,
+    starts,
+    tile_starts,
+    factors,
+    biases,
+    outputs,
+    PAIRS_A_ROW: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    LIFT: tl.constexpr,
+    CODES_A_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """One tile of an expert's rows, of weights in codes."""
+    if tl.program_id(0) >= tl.load(tile_starts + NUM_EXPERTS):
+        return
+    expert, pair, is_row = _rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
+        pairs, starts, tile_starts, NUM_EXPERTS, EXPERTS, ROWS
+    )
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    order = orders
+    if orders is not None:
+        order = orders + expert * INPUTS
+    acc = packed_product(
+        # Rows that are no pair take the first one's, which needs no mask.
+        x + (pair // PAIRS_A_ROW * INPUTS)[:, None],
+        expert * outputs + tl.minimum(columns, outputs - 1),
+        codes,
+        scales,
+        zeros,
+        levels,
+        order,
+        factor,
+        0,
+        (INPUTS + DEPTH - 1) // DEPTH,
+        ROWS,
+        COLUMNS,
+        INPUTS,
+        GROUP,
+        GROUPS,
+        KIND,
+        LIFT,
+        CODES_A_BYTE,
+        BLOCK,
+        DEPTH,
+    )
+    _store_pairs(output, acc, pair, is_row, columns, expert, factors, biases, outputs)

@@ -154,6 +154,14 @@ def first_split_of(seq_len, window, SPLIT_SIZE: tl.constexpr):
 
 
 @triton.jit
+def place_of(item, starts, rows):
+    """Of a split: its row, which of the row's it is, and how many the row has."""
+    row = tl.load(rows + item)
+    first = tl.load(starts + row)
+    return row, item - first, tl.load(starts + row + 1) - first
+
+
+@triton.jit
 def _num_items(
     query_start,
     seq_lens,

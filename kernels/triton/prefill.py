@@ -25,7 +25,7 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import launch, power_of_2
 from kernels.triton.plan import TILE_ROWS, AttentionPlan
-from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh
+from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh, weigh
 
 _TILE = 64
 
@@ -201,19 +201,12 @@ def _prefill_kernel(
                 if WINDOW > 0:
                     is_seen = is_seen & (slots[None, :] > positions[:, None] - WINDOW)
                 scores = tl.where(is_seen, scores, -float("inf"))
-            new_top = tl.maximum(top, tl.max(scores, axis=1))
-            # A query whose window begins later has seen nothing yet: its maximum is -inf.
-            base = new_top
-            if WINDOW > 0:
-                base = tl.where(new_top == -float("inf"), 0.0, new_top)
-            weights = tl.exp2(scores - base[:, None])
-            shrink = tl.exp2(top - base)
-            total = total * shrink + tl.sum(weights, axis=1)
+            # A query whose window begins later has seen nothing yet.
+            weights, shrink, top, total = weigh(scores, top, total, WINDOW > 0)
             if value_scales is not None:
                 weights *= tl.load(value_scales + rows, mask=is_used, other=0.0)[None, :]
             v = load_rows(values + offsets, is_read, q.dtype)
             acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
-            top = new_top
     if sinks is not None:
         sink = tl.load(sinks + heads) * LOG2_E
         total += tl.exp2(sink - top)

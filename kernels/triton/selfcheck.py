@@ -21,6 +21,7 @@ from kernels.inputs import StepRows
 from kernels.lora import AdapterWeights, adapter_rows, reached
 from kernels.moe import ExpertTensors
 from kernels.operations import Kernels
+from kernels.packed import PackedParts
 from kernels.reference import operations as reference
 from kernels.reference.attention import ReferenceAttention
 from kernels.reference.cache_codes import contents, encode
@@ -29,9 +30,13 @@ from kernels.reference.quantised import (
     quantise_fp8,
     quantise_int4,
     quantise_int8,
+    quantise_mxfp4,
     quantise_nf4,
 )
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
+from kernels.scaled import round_rows, scaled_linear
+from kernels.tiled import tile, tile_experts
+from kernels.triton.moe import fused_moe
 from kernels.triton.plan import queries_a_tile
 from kernels.triton.quantised import packed_linear
 
@@ -62,6 +67,13 @@ def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
     return _doubt("products of codes", pairs, _TOLERANCES[dtype])
 
 
+def check_scaled(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products in float8 are not to be trusted on ``device``, or None."""
+    random = torch.Generator().manual_seed(next(_SEEDS))
+    pairs = partial(_scaled_products, dtype, device, random)
+    return _doubt("products in float8", pairs, _TOLERANCES[dtype])
+
+
 _Pairs = Iterator[tuple[Any, Any]]  # actual and expected: tensors, or tuples of such
 
 
@@ -80,15 +92,34 @@ def _doubt(what: str, pairs: Callable[[], _Pairs], tolerance: float) -> str | No
 
 
 def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
-    """Codes of each width, by one row, by some and by many, in each of the kernel's tiles."""
-    for round_to in (quantise_int4, quantise_int8, quantise_fp8, quantise_nf4):
-        weight = round_to(_noise(random, torch.float32, 200, 256) / 16)
-        there = weight.to(device)
-        levels = None if weight.levels is None else torch.tensor(weight.levels, device=device)
-        for num_rows in (1, 40, 130):
-            x = _noise(random, dtype, num_rows, 256)
-            made = packed_linear(x.to(device), there, levels)
-            yield made, linear_packed(x.float(), weight)
+    """A matrix in codes of each kind, one of them in each of the kernel's tiles; and two experts'.
+    Each pair is a kernel to compile, which a start waits for."""
+    x = _noise(random, dtype, 130, 256)
+    kinds = (quantise_int4, quantise_int8, quantise_fp8, quantise_nf4, quantise_mxfp4)
+    for round_to in kinds:
+        weight = round_to(_noise(random, torch.float32, 256, 256) / 16)
+        there = tile(weight.to(device))
+        for some in (x[:1], x[:40], x) if round_to is kinds[0] else (x[:1],):
+            yield packed_linear(some.to(device), there), linear_packed(some.float(), weight)
+    gate_up = quantise_mxfp4(_noise(random, torch.float32, 256, 256) / 16)
+    down = quantise_mxfp4(_noise(random, torch.float32, 512, 64) / 8)
+    chosen = torch.tensor([[0], [1], [1], [0], [1]])
+    sides = []
+    for side, mixture in ((device, fused_moe), (_CPU, reference.fused_moe)):
+        stacks = (tile_experts(PackedParts((part.to(side),)), 2) for part in (gate_up, down))
+        experts = ExpertTensors(next(stacks), next(stacks))
+        moved = _moved((x[:5], chosen, torch.ones(5, 1)), side)
+        sides.append(mixture(moved[0], experts, *moved[1:]))
+    yield sides[0], sides[1]
+
+
+def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
+    """One of some rows; the weight of the twin is widened."""
+    x, bias = _noise(random, dtype, 40, 64), _noise(random, dtype, 48)
+    weight = quantise_fp8(_noise(random, torch.float32, 48, 64))
+    codes, steps = round_rows(x)
+    moved = _moved((x, weight.codes, weight.scales, bias), device)
+    yield scaled_linear(*moved), linear_packed(codes.float() * steps, weight, bias.float())
 
 
 def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:

@@ -74,3 +74,24 @@ def row_offsets(
     else:
         blocks = tl.load(table + slots // BLOCK_SIZE, mask=is_used, other=0).to(tl.int64)
         return (blocks * NUM_KV_HEADS + head) * BLOCK_SIZE + slots % BLOCK_SIZE
+
+
+@triton.jit
+def weigh(scores, top, total, MAY_SEE_NONE: tl.constexpr):
+    """A tile of an online softmax to the base of two (Milakov and Gimelshein 2018; Dao 2023).
+
+    Args:
+        scores: [rows, slots] float32, -inf where a slot is not seen.
+        top, total: [rows] float32, the maximum so far and the sum of weights; -inf and 0 at first.
+        MAY_SEE_NONE: a row may have seen no slot yet.
+
+    Returns:
+        Weights [rows, slots], what sums so far shrink by [rows], and the new top and total.
+    """
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    base = new_top
+    if MAY_SEE_NONE:
+        base = tl.where(new_top == -float("inf"), 0.0, new_top)
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(top - base)
+    return weights, shrink, new_top, total * shrink + tl.sum(weights, axis=1)

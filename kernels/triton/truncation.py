@@ -25,7 +25,6 @@ def draw_truncated(logits, scores, top_k, top_p, min_p, low, high, vocab, TILE: 
         floor = tl.maximum(low, high + tl.log(min_p))
     if (top_k > 0) & (top_k < vocab):
         floor = tl.maximum(floor, _kth_largest(logits, top_k, low, high, vocab, TILE))
-    # pyright takes tl.exp, a builtin of the compiler, for a function that never returns.
     everything, token = _survey(  # pyright: ignore[reportGeneralTypeIssues]
         logits, scores, floor, high, vocab, False, TILE
     )

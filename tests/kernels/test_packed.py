@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.models.linear import DenseMethod
+from engine.quantization.experts import StackedForm
 from engine.quantization.method import WeightMethod
 from engine.quantization.widened import WidenedPackedForm
 from kernels.packed import (
@@ -94,7 +95,9 @@ def test_parts_of_eight_bits_join_too(kind):
 
 
 def test_a_layer_of_unlike_parts_is_layers_side_by_side():
-    method = WeightMethod(DenseMethod(), WidenedPackedForm(torch.float32))
+    method = WeightMethod(
+        DenseMethod(), WidenedPackedForm(torch.float32), StackedForm(torch.float32, lambda: None)
+    )
     parts = PackedParts((_weight(4, 32, 32)[0], torch.randn(3, 32), _weight(5, 32, 8)[0]))
     bias, x = torch.randn(12), torch.randn(6, 32)
     layer = method.make(parts, bias)

@@ -62,7 +62,7 @@ class Scheme:
     strategy: str
     group_size: int | None
     block: tuple[int, int] | None
-    rounds_inputs: bool  # activations are meant to be rounded to int8
+    rounds_inputs: bool  # activations are meant to be rounded to the same eight bits
 
     @property
     def told(self) -> str:
@@ -152,7 +152,7 @@ def _read_scheme(groups: ConfigReader, key: str, default: str) -> Scheme:
         strategy=strategy,
         group_size=read_group_size(weights, "group_size") if "group" in strategy else None,
         block=weights.block("block_structure") if strategy == "block" else None,
-        rounds_inputs=inputs.get("type") == "int" and inputs.get("num_bits") == 8,
+        rounds_inputs=inputs.get("type") == kind and inputs.get("num_bits") == 8,
     )
     if kind not in ("int", "float") or scheme.bits not in (4, 8):
         raise weights.error("num_bits", f"is {scheme.bits} of type {kind[:80]!r}: not supported")
@@ -232,7 +232,7 @@ def _float8_recipe(
 ) -> Recipe:
     stem, (outputs, inputs) = stem_of(name), shape
     if scheme.block is None and scheme.group_size is None:
-        plain = float8_recipe(name, shape, present)
+        plain = float8_recipe(name, shape, present, rounds_inputs=scheme.rounds_inputs)
         return Recipe(plain.tensors, plain.make, (*plain.unused, f"{stem}.weight_zero_point"))
     rows, columns = scheme.block or (1, scheme.group_size or inputs)
     blocks = -(-outputs // rows), -(-inputs // columns)
@@ -240,7 +240,9 @@ def _float8_recipe(
         "codes": Expected(name, shape, FLOAT8),
         "scales": Expected(f"{stem}.weight_scale", blocks, FLOATS),
     }
-    make = partial(make_float8, shape, rows, min(columns, inputs))
+    make = partial(
+        make_float8, shape, rows, min(columns, inputs), rounds_inputs=scheme.rounds_inputs
+    )
     return Recipe(tensors, make, (f"{stem}.input_scale", f"{stem}.weight_zero_point"))
 
 

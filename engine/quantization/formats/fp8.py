@@ -4,7 +4,8 @@ DeepSeek have them.
     X.weight            [outputs, inputs] float8_e4m3fn
     X.weight_scale_inv  [outputs / 128, inputs / 128]   what blocks of codes are multiplied by, or
     X.weight_scale      [], [1], [outputs] or [outputs, 1]
-    X.input_scale       what activations would be divided by; not needed, as they are not rounded
+    X.input_scale       what activations would be divided by; not needed, as those that are rounded
+                        have a scale for each row
 
 Matrices whose weight is no float8 are dense: ``modules_to_not_convert`` is a list of them.
 """
@@ -68,7 +69,13 @@ class Fp8:
         return Recipe(tensors, make, (f"{stem}.input_scale",))
 
 
-def float8_recipe(name: str, shape: tuple[int, int], present: Mapping[str, TensorEntry]) -> Recipe:
+def float8_recipe(
+    name: str,
+    shape: tuple[int, int],
+    present: Mapping[str, TensorEntry],
+    *,
+    rounds_inputs: bool = True,
+) -> Recipe:
     """Of a matrix in float8 with a scale for the tensor or for each output."""
     stem, (outputs, inputs) = stem_of(name), shape
     scale = f"{stem}.weight_scale"
@@ -80,18 +87,24 @@ def float8_recipe(name: str, shape: tuple[int, int], present: Mapping[str, Tenso
         "codes": Expected(name, shape, FLOAT8),
         "scales": Expected(scale, given if given in forms else (outputs, 1), _SCALES),
     }
-    return Recipe(tensors, partial(make_float8, shape, 1, inputs), (f"{stem}.input_scale",))
+    make = partial(make_float8, shape, 1, inputs, rounds_inputs=rounds_inputs)
+    return Recipe(tensors, make, (f"{stem}.input_scale",))
 
 
 def make_float8(
-    shape: tuple[int, int], rows: int, columns: int, tensors: Mapping[str, torch.Tensor]
+    shape: tuple[int, int],
+    rows: int,
+    columns: int,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    rounds_inputs: bool = True,
 ) -> PackedWeight:
     """From ``codes`` and ``scales``, of which each is for ``rows`` x ``columns`` codes."""
     codes, scales = tensors["codes"], tensors["scales"]
     check_float8(codes)
     groups = -(-shape[1] // columns)
     scales = rows_of_scales(scales.reshape(-1, groups), shape[0], rows)
-    return PackedWeight(codes, scales, shape[1], columns)
+    return PackedWeight(codes, scales, shape[1], columns, rounds_inputs=rounds_inputs)
 
 
 def read_fp8(reader: ConfigReader) -> Fp8:

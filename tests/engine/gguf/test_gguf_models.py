@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -9,13 +11,18 @@ import torch
 import transformers
 from torch.nn import functional
 
+from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.gguf.blocks import FORMATS, unpack_rows
 from engine.gguf.config import ARCHITECTURES
 from engine.gguf.file import TENSOR_TYPES, read_gguf
 from engine.gguf.spec import stored_format
+from engine.models.checkpoint import read_config
+from engine.quantization import choose
+from engine.runner import load as load_module
 from engine.types import SamplingParams
 from kernels.cpu import linear
+from kernels.tiled import refuse_tiles, tile
 from tests import gguf_files, tiny_models
 from tests.engine.handmade import Hand, load, request
 
@@ -116,6 +123,39 @@ def test_codes_and_scales_say_what_the_blocks_say(name):
     kind = TENSOR_TYPES[NUMBERS[name]]
     found = unpack_rows(FORMATS[name], torch.from_numpy(raw), kind.num_bytes)
     np.testing.assert_allclose(found.dequantise(torch.float32).numpy(), expected, 2e-6, 1e-6)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_gpu_holds_the_codes_of_every_type(name):
+    """In at most a byte for each 16 weights more than codes and 16 bits for a scale and a zero, and
+    as exactly as the bfloat16 that they are multiplied in."""
+    raw = torch.from_numpy(random_blocks(np.random.default_rng(3), name, 6, 512))
+    kind = FORMATS[name]
+    found = unpack_rows(kind, raw, TENSOR_TYPES[NUMBERS[name]].num_bytes)
+    assert refuse_tiles(found) is None
+    tiled, expected = tile(found), found.dequantise(torch.float32)
+    error = (tiled.matrix(0, torch.float32) - expected).norm(dim=1) / expected.norm(dim=1)
+    assert error.max() < 2**-9
+    numbers = 1 if found.zeros is None else 2
+    bits = found.bits + 16 * numbers / kind.group
+    assert tiled.nbytes <= 6 * 512 * bits / 8 + 64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gpu_multiplies_the_codes_of_a_file_where_its_kernels_are_right(
+    dtype, tmp_path, monkeypatch, caplog
+):
+    model = read_config(str(quantised(tmp_path, "Q4_K")[0]))
+    config = EngineConfig(model=str(model.directory))
+    asked = load_module.attention_spec(model.spec, 64, dtype, torch.device("cuda"))
+    for reason, held in ((None, "GGUF Q4_K"), ("the GPU is too old", None)):
+        monkeypatch.setattr(choose, "_refuse_triton", lambda *_, reason=reason: reason)
+        with caplog.at_level("INFO"):
+            assert load_module._held_as_codes(config, model, asked) == held
+    assert "widened" in caplog.text
+    assert "the GPU is too old" in caplog.text
+    whole = replace(config, batch_invariant=True)
+    assert load_module._held_as_codes(whole, model, asked) is None
 
 
 def test_sizes_of_blocks_are_ggmls():

@@ -15,7 +15,7 @@ from kernels.cpu.linear import is_available
 from tests import tiny_models
 from tests.engine.handmade import load
 from tests.engine.models.test_parity import paged_logits, prompt
-from tests.engine.quantization import stored
+from tests.engine.quantization import mxfp4_model, stored
 
 native = pytest.mark.skipif(not is_available(), reason="no native kernels here")
 
@@ -218,24 +218,9 @@ def test_in_other_families_too(kind, written, tmp_path):
 
 @pytest.mark.usefixtures("widened")
 def test_experts_in_mxfp4(tmp_path):
-    directory = tiny_models.save("gpt_oss", tmp_path, **{**_SHAPE, "intermediate_size": 32})
-    path = directory / "model.safetensors"
-    tensors, quantised = load_file(path), {}
-    for name, tensor in list(tensors.items()):
-        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            quantised[name] = tensor
-            continue
-        made = [stored.mxfp4(expert.T.contiguous()) for expert in tensor.float()]
-        codes, exponents, meant = (torch.stack(parts) for parts in zip(*made, strict=True))
-        quantised |= {f"{name}_blocks": codes, f"{name}_scales": exponents}
-        tensors[name] = meant.float().transpose(1, 2).contiguous()
-    save_file(tensors, path, {"format": "pt"})
-    dense = paged_logits(directory)  # equal to Hugging Face's: tests/engine/models
-    save_file(quantised, path, {"format": "pt"})
-    tiny_models.edit_config(
-        directory, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["x"]}
-    )
-    torch.testing.assert_close(paged_logits(directory), dense, atol=1e-4, rtol=0)
+    directory, dense = mxfp4_model.save(tmp_path)
+    expected = paged_logits(dense)  # equal to Hugging Face's: tests/engine/models
+    torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
 
 
 def _config(directory, **changes):

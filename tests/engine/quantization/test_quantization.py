@@ -7,10 +7,14 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.models.linear import DenseMethod
-from engine.quantization import choose_method, cpu
+from engine.quantization import choose, choose_method, cpu, refuse_codes
+from engine.quantization.gpu import TritonPacked
+from engine.quantization.widened import WidenedPacked
 from engine.runner import device as device_module
 from engine.runner.device import choose_dtype
 from kernels.cpu import linear
+from kernels.packed import PackedParts
+from kernels.reference.quantised import quantise_int4
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -26,6 +30,21 @@ def no_native(monkeypatch):
 
 def test_a_gpu_takes_dense_weights_as_they_are():
     assert isinstance(choose_method(None, torch.bfloat16, torch.device("cuda")).dense, DenseMethod)
+
+
+@pytest.mark.parametrize("stored", ["GPTQ, 4 bits", "FP8 in blocks", "GGUF Q4_K"])
+def test_a_gpu_multiplies_codes_where_the_kernels_are_right(stored, monkeypatch, caplog):
+    """Told by the format, the device and what the check of the kernels says; no device is asked."""
+    on_gpu, weight = torch.device("cuda"), quantise_int4(torch.randn(32, 64))
+    for reason, layer in ((None, TritonPacked), ("its products are wrong", WidenedPacked)):
+        monkeypatch.setattr(choose, "_refuse_triton", lambda *_, reason=reason: reason)
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            method = choose_method(None, torch.bfloat16, on_gpu, stored=stored)
+        assert isinstance(method.make(PackedParts((weight,)), None), layer)
+        assert stored in caplog.text
+        assert (reason or "triton") in caplog.text
+        assert refuse_codes(torch.bfloat16, on_gpu) == reason
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "nf4", "fp8"])

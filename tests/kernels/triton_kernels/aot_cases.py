@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
-from kernels.moe import ExpertTensors
-from kernels.packed import INT4_LEVELS, NF4_LEVELS, PackedWeight
+from kernels.moe import ExpertMatrices, ExpertTensors
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
+from kernels.tiled import TiledWeight
 from kernels.triton.decode import decode_attention
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import StepRows, build_inputs
@@ -153,34 +153,66 @@ def matmul(rows: int, inputs: int, outputs: int) -> None:
     invariant_linear(empty(rows, inputs), empty(outputs, inputs), empty(outputs))
 
 
-def packed_matmul(rows: int, inputs: int, outputs: int, group: int, kind: str) -> None:
-    """With zeros and the order of act-order where codes are of GPTQ's kind."""
-    groups, is_plain = inputs // group, kind != "gptq"
-    levels = {"gptq": INT4_LEVELS, "nf4": NF4_LEVELS}.get(kind)
-    dtype = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(kind, torch.uint8)
-    weight = PackedWeight(
-        empty(outputs, inputs if levels is None else inputs // 2, dtype=dtype),
-        empty(outputs, groups, dtype=torch.float16),
+# kind: (group or all inputs, scales, zeros, an order of the inputs), as files have them
+_PACKED: dict[str, tuple[int | None, torch.dtype, torch.dtype | None, bool]] = {
+    "gptq": (128, torch.float16, torch.int8, True),
+    "nf4": (64, torch.float16, None, False),
+    "mxfp4": (32, torch.uint8, None, False),
+    "int8": (None, torch.float32, None, False),
+    "fp8": (128, torch.float16, None, False),
+    "q4_k": (32, torch.float16, torch.float16, False),
+    "q6_k": (16, torch.float16, None, False),
+}
+_KINDS = {
+    **{"gptq": "int4", "nf4": "table", "mxfp4": "e2m1", "int8": "int8", "fp8": "e4m3"},
+    **{"q4_k": "int4", "q6_k": "int8"},
+}
+
+
+def tiled(form: str, outputs: int, inputs: int, count: int = 1) -> TiledWeight:
+    """One matrix, or the experts'."""
+    group, scales, zeros, has_order = _PACKED[form]
+    kind, group = _KINDS[form], group or inputs
+    rows, groups = count * outputs, -(-inputs // group)
+    inputs_a_block = 16 if kind in ("int8", "e4m3") else 32
+    return TiledWeight(
+        empty(rows, -(-inputs // inputs_a_block) * 16, dtype=torch.uint8),
+        empty(rows, groups, dtype=scales),
+        0.5,
+        None if zeros is None else empty(rows, groups, dtype=zeros),
+        None if kind in ("int8", "e4m3") else empty(16, dtype=torch.float32),
+        ints(count, inputs) if has_order else None,
+        kind,
         inputs,
         group,
-        levels,
-        None if is_plain else empty(outputs, groups, dtype=torch.int8),
-        None if is_plain else empty(inputs, dtype=torch.int64),
+        count,
     )
-    table = None if levels is None else empty(16, dtype=torch.float32)
-    packed_linear(empty(rows, inputs), weight, table, empty(outputs))
+
+
+def packed_matmul(rows: int, inputs: int, outputs: int, form: str) -> None:
+    packed_linear(empty(rows, inputs), tiled(form, outputs, inputs), empty(outputs))
 
 
 def moe(
-    tokens: int, experts: int, top_k: int, hidden: int, inner: int, *, biased: bool = False
+    tokens: int,
+    experts: int,
+    top_k: int,
+    hidden: int,
+    inner: int,
+    *,
+    biased: bool = False,
+    form: str | None = None,
 ) -> None:
+    """Dense, or in codes."""
+    gate_up: ExpertMatrices = empty(experts, 2 * inner, hidden)
+    down: ExpertMatrices = empty(experts, hidden, inner)
+    if form is not None:
+        gate_up = tiled(form, 2 * inner, hidden, experts)
+        down = tiled(form, hidden, inner, experts)
+    biases = (empty(experts, 2 * inner), empty(experts, hidden)) if biased else ()
     fused_moe(
         empty(tokens, hidden),
-        ExpertTensors(
-            empty(experts, 2 * inner, hidden),
-            empty(experts, hidden, inner),
-            *((empty(experts, 2 * inner), empty(experts, hidden)) if biased else ()),
-        ),
+        ExpertTensors(gate_up, down, *biases),
         empty(tokens, top_k, dtype=torch.int64),
         empty(tokens, top_k, dtype=torch.float32),
         (lambda gate_up: clamped_swiglu(gate_up, 1.702, 7.0)) if biased else None,
@@ -209,14 +241,25 @@ CASES: dict[str, Callable[[], object]] = {
     "matmul-decode-llama-8b": partial(matmul, 8, 4096, 28672),
     "matmul-prefill-llama-8b": partial(matmul, 8192, 4096, 28672),
     **{
-        f"{kind}-{rows}-llama-8b": partial(packed_matmul, rows, 4096, 28672, group, kind)
-        for kind, group in (("gptq", 128), ("nf4", 64), ("int8", 4096), ("fp8", 128))
+        f"{form}-{rows}-llama-8b": partial(packed_matmul, rows, 4096, 28672, form)
+        for form in _PACKED
         for rows in (1, 64, 8192)
     },
-    "gptq-split-llama-8b": partial(packed_matmul, 1, 14336, 4096, 128, "gptq"),
+    "gptq-split-llama-8b": partial(packed_matmul, 1, 14336, 4096, "gptq"),
     "moe-decode-qwen3-30b": partial(moe, 64, 128, 8, 2048, 768),
     "moe-decode-gpt-oss-20b": partial(moe, 64, 32, 4, 2880, 2880, biased=True),
     "moe-prefill-qwen3-30b": partial(moe, 8192, 128, 8, 2048, 768),
+    **{
+        f"moe-{form}-{tokens}-gpt-oss-20b": partial(
+            moe, tokens, 32, 4, 2880, 2880, biased=True, form=form
+        )
+        for form, tokens in (("mxfp4", 1), ("mxfp4", 512), ("mxfp4", 8192))
+    },
+    **{
+        f"moe-{form}-{tokens}-qwen3-30b": partial(moe, tokens, 128, 8, 2048, 768, form=form)
+        for form in ("gptq", "fp8", "q4_k")
+        for tokens in (64, 8192)
+    },
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
     **{
         f"{kind}-{name}-{codes}": partial(run, *_SHAPES[name], codes=dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[3]
 _PIPELINED = (
     *("_prefill_kernel", "_split_kernel", "_grouped_matmul_kernel", "_matmul_kernel"),
     *("_latent_prefill_kernel", "_latent_split_kernel"),
+    *("_packed_kernel", "_grouped_packed_kernel"),
 )
 
 
@@ -82,6 +84,18 @@ def test_products_of_few_rows_and_of_many_are_one_instruction(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_codes_are_copied_ahead_and_widened_in_registers(tmp_path: Path) -> None:
+    """Sixteen bytes a thread of codes and of activations alike; experts in MXFP4."""
+    reports = compile_cases(tmp_path, "moe-mxfp4-1-gpt-oss-20b")
+    check(reports)
+    (kernel,) = {r["kernel"] for r in reports} - {"_clamped_swiglu_kernel"}
+    assert kernel == "_grouped_packed_kernel"
+    for ptx in tmp_path.glob(f"*.{kernel}.ptx"):
+        sizes = re.findall(r"cp\.async\.c[ag].* (0x[0-9a-f]+)", ptx.read_text())
+        assert set(sizes) == {"0x10"}, sizes
+
+
+@pytest.mark.slow
 def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     reports = compile_cases(tmp_path)
     modules = (ROOT / "kernels" / "triton").glob("*.py")
@@ -89,7 +103,11 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     defined = {name.split("(")[0] for name in launched if name.startswith("_")}
     assert defined == {report["kernel"] for report in reports}
     check(reports)
-    chunked = [
-        r for r in reports if r["case"].startswith("moe-prefill") and "matmul" in r["kernel"]
+    many = [
+        report
+        for report in reports
+        if report["case"].startswith("moe-prefill") or "-8192-" in report["case"]
+        if report["kernel"]
+        in ("_grouped_matmul_kernel", "_packed_kernel", "_grouped_packed_kernel")
     ]
-    assert all(report["wgmma"] > 0 for report in chunked)
+    assert all(report["wgmma"] > 0 for report in many)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine import LLM, SamplingParams
+from engine.quantization import choose
+from tests.engine.models.test_parity import paged_logits
+from tests.engine.quantization import mxfp4_model
 
 MODEL = Path(__file__).parents[4] / "demo" / "model"
 PROMPTS = ["What is the capital of France?", "Name three colours, as a list of JSON strings."]
@@ -29,3 +33,13 @@ def answers(backend: str) -> list[str]:
 @pytest.mark.skipif(not (MODEL / "model.safetensors").exists(), reason="the model is not built")
 def test_greedy_text_is_the_references() -> None:
     assert answers("triton") == answers("reference")
+
+
+def test_experts_in_mxfp4_are_multiplied_as_codes(tmp_path, monkeypatch, caplog) -> None:
+    """GPT-OSS as it is published: the logits of what its codes stand for, in their memory."""
+    directory, dense = mxfp4_model.save(tmp_path)
+    monkeypatch.setattr(choose, "_refuse_triton", lambda *_: None)  # its check has its own test
+    expected = paged_logits(dense)
+    logits = paged_logits(directory, attention_backend="triton")
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    assert "experts are held in" not in caplog.text

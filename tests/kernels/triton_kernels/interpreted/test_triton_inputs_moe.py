@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
 from kernels.inputs import StepRows
 from kernels.moe import ExpertTensors
+from kernels.packed import PackedParts
 from kernels.reference.feedback import feed_back as reference_feed_back
 from kernels.reference.inputs import build_inputs as reference_inputs
 from kernels.reference.moe import clamped_swiglu as reference_swiglu
 from kernels.reference.moe import fused_moe as reference_moe
 from kernels.sampling import TokenCounts
+from kernels.tiled import tile_experts
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.layers import clamped_swiglu
 from kernels.triton.moe import fused_moe
+from tests.kernels.packed_weights import packed_weight
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
@@ -88,6 +94,58 @@ def test_experts_equal_the_loop(
     actual = fused_moe(x, tensors, first, *rest).double()
     expected = reference_moe(x.double(), exact, first, *rest)
     assert (actual - expected).norm() / expected.norm() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "form", "tokens", "experts", "top_k"),
+    [
+        ("e2m1", 32, "exponents", 3, 8, 2),
+        ("e2m1", 32, "exponents", 70, 3, 2),
+        ("int4", 32, "zeros and orders", 70, 3, 2),
+        ("nf4", 64, "plain", 3, 8, 2),
+        ("int8", 192, "zeros and orders", 3, 4, 1),
+        ("e4m3", 192, "plain", 40, 3, 2),
+        ("int8", 16, "plain", 3, 4, 2),
+    ],
+)
+def test_experts_in_codes_equal_the_loop(
+    kind: str, group: int, form: str, tokens: int, experts: int, top_k: int
+) -> None:
+    """GPT-OSS's kind first; few rows to an expert and many."""
+    hidden, inner = 192, 96
+    stacks = []
+    for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
+        has_extras = form == "zeros and orders"
+        parts = [
+            packed_weight(
+                kind,
+                outputs,
+                inputs,
+                min(group, inputs),
+                zeros=has_extras,
+                order=has_extras,
+                seed=e,
+            )
+            for e in range(experts)
+        ]
+        if form == "exponents":
+            exponents = [torch.randint(-9, 0, part.scales.shape) for part in parts]
+            parts = [
+                replace(part, scales=torch.exp2(e))
+                for part, e in zip(parts, exponents, strict=True)
+            ]
+        stacks.append(tile_experts(PackedParts(tuple(parts)), experts))
+    random = torch.Generator().manual_seed(tokens)
+    biases = torch.randn(experts, 2 * inner), torch.randn(experts, hidden)
+    tensors = ExpertTensors(*stacks, *biases)
+    x = torch.randn(tokens, hidden, generator=random)
+    chosen = torch.rand(tokens, experts, generator=random).argsort(dim=1)[:, :top_k]
+    weights = torch.rand(tokens, top_k, generator=random)
+    activate = partial(reference_swiglu, alpha=1.702, limit=3.0)
+    actual = fused_moe(x, tensors, chosen, weights, activate)
+    exact = ExpertTensors(*stacks, *(bias.double() for bias in biases))
+    expected = reference_moe(x.double(), exact, chosen, weights, activate)
+    assert float((actual - expected).norm() / expected.norm()) < 1e-5
 
 
 def test_clamped_swiglu_equals_its_twin() -> None:

@@ -12,11 +12,13 @@ import torch
 from kernels import select
 from kernels.attention import AttentionSpec
 from kernels.operations import Kernels
+from kernels.scaled import scaled_linear
 from kernels.select import select_kernels
 from kernels.triton import backend, decode, operations, prefill, selfcheck
 from kernels.triton.backend import TritonAttention
+from kernels.triton.moe import fused_moe
 from kernels.triton.quantised import packed_linear
-from kernels.triton.selfcheck import check_packed, self_check
+from kernels.triton.selfcheck import check_packed, check_scaled, self_check
 
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
 
@@ -46,10 +48,16 @@ def test_right_kernels_pass(spec: AttentionSpec, invariant: bool) -> None:
 
 def test_products_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_packed(torch.float16, SPEC.device) is None
-    monkeypatch.setattr(
-        selfcheck, "packed_linear", lambda x, *weight: 2 * packed_linear(x, *weight)
-    )
-    assert "products of codes is wrong" in (check_packed(torch.float16, SPEC.device) or "")
+    for name, right in (("packed_linear", packed_linear), ("fused_moe", fused_moe)):
+        with monkeypatch.context() as changed:
+            changed.setattr(selfcheck, name, lambda *given, right=right: 2 * right(*given))
+            assert "products of codes is wrong" in (check_packed(torch.float16, SPEC.device) or "")
+
+
+def test_products_in_float8_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_scaled(torch.bfloat16, SPEC.device) is None
+    monkeypatch.setattr(selfcheck, "scaled_linear", lambda *given: 2 * scaled_linear(*given))
+    assert "products in float8 is wrong" in (check_scaled(torch.bfloat16, SPEC.device) or "")
 
 
 _RETURN_NOTHING = ("copy_blocks", "feed_back", "latent_rope_store")
