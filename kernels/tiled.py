@@ -178,7 +178,7 @@ def _short_scales(scales: torch.Tensor) -> tuple[float, torch.Tensor]:
     mantissas, exponents = torch.frexp(scales)
     if bool((mantissas == 0.5).all()) and bool((exponents > -126).all()):
         return 1.0, (exponents + 126).to(torch.uint8)
-    largest = int(exponents.max())
+    largest = int(torch.where(scales == 0, -126, exponents).max())
     return 2.0**largest, torch.ldexp(scales, torch.tensor(-largest)).to(torch.float16)
 
 

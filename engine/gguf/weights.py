@@ -6,6 +6,7 @@ all else is widened while it is read, some MiB at a time.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -26,6 +27,8 @@ from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target, parameters, targets
 from kernels.cpu.memory import own_pages
 from kernels.packed import PackedParts, PackedWeight
+
+logger = logging.getLogger(__name__)
 
 _STAGING_BYTES = 8 * 2**20
 _DENSE = {
@@ -77,6 +80,10 @@ class GgufWeights(Weights):
         self._places: dict[str, list[_Place]] = {}
         for place in _assign(file, spec, wanted):
             self._places.setdefault(place.target.parameter, []).append(place)
+        matrices = {tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
+        widened = matrices - self._packed - _DENSE.keys()
+        if self._packed and widened:
+            logger.info("weights in %s are widened to %s", ", ".join(sorted(widened)), dtype)
 
     def stored(self, name: str) -> Weight:
         """See ``Weights.stored``."""

@@ -17,6 +17,7 @@ from engine.gguf.blocks import FORMATS, unpack_rows
 from engine.gguf.config import ARCHITECTURES
 from engine.gguf.file import TENSOR_TYPES, read_gguf
 from engine.gguf.spec import stored_format
+from engine.gguf.weights import GgufWeights
 from engine.models.checkpoint import read_config
 from engine.quantization import choose
 from engine.runner import load as load_module
@@ -156,6 +157,16 @@ def test_a_gpu_multiplies_the_codes_of_a_file_where_its_kernels_are_right(
     assert "the GPU is too old" in caplog.text
     whole = replace(config, batch_invariant=True)
     assert load_module._held_as_codes(whole, model, asked) is None
+
+
+def test_types_that_are_no_such_codes_are_widened_and_named(tmp_path, caplog):
+    for name, is_told in (("IQ2_XXS", True), ("Q4_K", False)):
+        model = read_config(str(quantised(tmp_path, name)[0]))
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            arguments = model.gguf, model.spec, torch.bfloat16, torch.device("cpu")
+            GgufWeights(*arguments, packed=FORMATS)
+        assert (f"weights in {name} are widened" in caplog.text) == is_told
 
 
 def test_sizes_of_blocks_are_ggmls():
