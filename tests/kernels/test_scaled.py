@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from engine.quantization import gpu
 from engine.quantization.gpu import TritonPacked
 from kernels.packed import PackedWeight

@@ -8,7 +8,6 @@ import torch
 from engine import LLM, SamplingParams
 from engine.models.linear import DenseMethod
 from engine.quantization import choose, choose_method, cpu, refuse_codes
-from engine.quantization.gpu import TritonPacked
 from engine.quantization.widened import WidenedPacked
 from engine.runner import device as device_module
 from engine.runner.device import choose_dtype
@@ -35,8 +34,9 @@ def test_a_gpu_takes_dense_weights_as_they_are():
 @pytest.mark.parametrize("stored", ["GPTQ, 4 bits", "FP8 in blocks", "GGUF Q4_K"])
 def test_a_gpu_multiplies_codes_where_the_kernels_are_right(stored, monkeypatch, caplog):
     """Told by the format, the device and what the check of the kernels says; no device is asked."""
+    gpu = pytest.importorskip("engine.quantization.gpu")
     on_gpu, weight = torch.device("cuda"), quantise_int4(torch.randn(32, 64))
-    for reason, layer in ((None, TritonPacked), ("its products are wrong", WidenedPacked)):
+    for reason, layer in ((None, gpu.TritonPacked), ("its products are wrong", WidenedPacked)):
         monkeypatch.setattr(choose, "_refuse_triton", lambda *_, reason=reason: reason)
         caplog.clear()
         with caplog.at_level("INFO"):
