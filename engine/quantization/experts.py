@@ -11,7 +11,7 @@ import torch
 from engine.models.linear import Weight
 from kernels.moe import ExpertMatrices
 from kernels.packed import PackedParts, PackedWeight
-from kernels.tiled import tile_experts
+from kernels.tiled import TiledWeight, tile_experts
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +34,23 @@ class StackedForm:
         """The weights of ``count`` experts, [count * outputs, inputs], one after the other. What
         cannot stay in codes is widened once, and the log says why."""
         if isinstance(weight, torch.Tensor):
-            if self.round_to is None:
-                return weight.unflatten(0, (count, -1))
-            weight = PackedParts((self.round_to(weight),))
-        reason = self.refuse()
-        if reason is None:
+            return self._of_dense(weight, count)
+        try:
+            return self._of_codes(weight, count)
+        except ValueError as error:
+            logger.warning("experts are held in %s, not as codes: %s", self.dtype, error)
+            return weight.dequantise(self.dtype).unflatten(0, (count, -1))
+
+    def _of_dense(self, weight: torch.Tensor, count: int) -> ExpertMatrices:
+        if self.round_to is not None:
             try:
-                return tile_experts(weight, count)
+                return self._of_codes(PackedParts((self.round_to(weight),)), count)
             except ValueError as error:
-                reason = str(error)
-        logger.warning("experts are held in %s: no kernel multiplies codes, %s", self.dtype, reason)
-        return weight.dequantise(self.dtype).unflatten(0, (count, -1))
+                logger.warning("experts stay in %s, not rounded: %s", self.dtype, error)
+        return weight.unflatten(0, (count, -1))
+
+    def _of_codes(self, weight: PackedParts, count: int) -> TiledWeight:
+        reason = self.refuse()
+        if reason is not None:
+            raise ValueError(reason)
+        return tile_experts(weight, count)
