@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import gguf
 import numpy as np
 import pytest
@@ -155,7 +153,7 @@ def test_a_gpu_multiplies_the_codes_of_a_file_where_its_kernels_are_right(
             assert load_module._held_as_codes(config, model, asked) == held
     assert "widened" in caplog.text
     assert "the GPU is too old" in caplog.text
-    whole = replace(config, batch_invariant=True)
+    whole = EngineConfig(model=str(model.directory), batch_invariant=True)
     assert load_module._held_as_codes(whole, model, asked) is None
 
 
