@@ -29,7 +29,7 @@ def gpu_parts(output: Path, options: Sequence[str], pytest: Sequence[str]) -> li
 
     small, large = ("--model", "qwen3-0.6b"), ("--model", "llama-3.1-8b")
     return [
-        Part("gpu tests", ("-m", "pytest", "-m", "gpu", *pytest), 100),
+        Part("gpu tests", ("-m", "pytest", "-m", "gpu", *pytest), 110),
         bench("steps 0.6b", "steps", 60, *small),
         bench("throughput", "throughput", 60, *small),
         bench("first answer", "first_answer", 50, *small),
