@@ -107,9 +107,14 @@ class Planner:
         """Plan a running sequence that needs blocks or has several tokens to compute."""
         pool = self._state.pool
         while seq.status is Status.RUNNING:  # it may have made room for another, or for itself
-            end = min(seq.num_tokens, seq.num_computed + step.budget)
+            is_prompt = seq.num_tokens - seq.num_computed > 1
+            yields = is_prompt and self._state.policy.yields(seq)
+            room = self._room(step, yields=yields)
+            if not room:
+                return
+            end = min(seq.num_tokens, seq.num_computed + room)
             if pool.blocks_for(end) - len(seq.table.block_ids) <= pool.num_free:
-                self._plan_row(step, seq, self._extend(seq, end), end)
+                self._plan_row(step, seq, self._extend(seq, end), end, yields=yields)
                 return
             self._preempt_last(step)
 
@@ -154,7 +159,7 @@ class Planner:
             victim = max(background, key=state.policy.rank, default=None)
         else:
             victim = state.policy.victim(seq, running, state.waiting, short)
-        if victim is None:
+        if victim is None or not self._room(step, yields=state.policy.yields(seq)):
             return False
         step.withdraw(victim)
         step.num_preempted += 1
@@ -172,6 +177,10 @@ class Planner:
         blocked, num_free = self._blocked
         if seq is blocked and pool.num_free <= num_free and state.running:
             return short  # nothing was freed since: no need to look its prefix up again
+        yields = state.policy.yields(seq)
+        room = self._room(step, yields=yields)
+        if not room:
+            return short  # and those behind it have been given no less
         leader = self._usable_leader(seq)
         looks_up = leader is None and not seq.owes_prompt
         prefix = Prefix(0, ())
@@ -205,9 +214,9 @@ class Planner:
                 state.prefix_queries += seq.num_prompt
                 state.prefix_hits += seq.num_cached
         step.added.append(added_row(seq))
-        end = min(len(seq.token_ids), seq.num_computed + step.budget)
+        end = min(len(seq.token_ids), seq.num_computed + room)
         self._extend(seq, end)
-        self._plan_row(step, seq, seq.table.block_ids, end)
+        self._plan_row(step, seq, seq.table.block_ids, end, yields=yields)
         return None
 
     def _usable_leader(self, seq: Sequence) -> Sequence | None:
@@ -230,6 +239,13 @@ class Planner:
 
     # ------------------------------------------------------------ helpers
 
+    def _room(self, step: StepBuilder, *, yields: bool) -> int:
+        """Tokens of a sequence that the step can take."""
+        # Where prompts are computed whole, a part of one is no help.
+        if not yields or self._config.whole_prompts:
+            return step.budget
+        return min(step.budget, step.spare)
+
     def _extend(self, seq: Sequence, end: int) -> list[int]:
         """Give ``seq`` the blocks it lacks for its first ``end`` tokens; returns the new ones."""
         pool = self._state.pool
@@ -238,7 +254,13 @@ class Planner:
         return pool.extend(seq.table, missing)
 
     def _plan_row(
-        self, step: StepBuilder, seq: Sequence, new_blocks: Iterable[int], end: int
+        self,
+        step: StepBuilder,
+        seq: Sequence,
+        new_blocks: Iterable[int],
+        end: int,
+        *,
+        yields: bool,
     ) -> None:
         """Plan the tokens of ``seq`` up to ``end``, for which it has blocks."""
         start, num_tokens = seq.num_computed, seq.num_tokens
@@ -249,6 +271,9 @@ class Planner:
         step.seqs.append(seq)
         step.fills.append(Fill(seq, seq.table, start, end))
         step.budget -= end - start
+        if end - start > 1:
+            # A prompt that does not yield has the step to itself.
+            step.spare = step.spare - (end - start) if yields else 0
         seq.num_computed = end
         seq.num_pending += samples
         self._state.num_wasted -= end - start

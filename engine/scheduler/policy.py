@@ -52,6 +52,10 @@ class Policy(Protocol):
         """Who of ``running``, all as urgent as ``head``, gets tokens of a step after ``head``."""
         ...
 
+    def yields(self, seq: Sequence) -> bool:
+        """Whether the prompt of ``seq`` should keep steps short for the sake of others."""
+        ...
+
     def victim(
         self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage
     ) -> Sequence | None:
@@ -82,6 +86,10 @@ class KeyPolicy:
     def behind(self, running: Iterable[Sequence], head: Sequence) -> list[Sequence]:
         """Nobody: who runs comes first."""
         return []
+
+    def yields(self, seq: Sequence) -> bool:
+        """Nobody does."""
+        return False
 
     def victim(
         self, head: Sequence, running: Iterable[Sequence], waiting: Waiting, short: Shortage

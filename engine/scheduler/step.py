@@ -9,6 +9,10 @@ from engine.kv_cache.pool import BlockTable
 from engine.scheduler.sequence import Sequence, Status
 from engine.types import AddedRow, BlockCopy, ScheduledRow, StepPlan
 
+# The part of a step that is left to the prompts of who yields to others (``Policy.yields``): what
+# arrives meanwhile waits for the step's end.
+_YIELDING = 4
+
 
 class Fill(NamedTuple):
     """Blocks that a planned row fills, to be published once the row is computed.
@@ -43,11 +47,13 @@ class StepBuilder:
         "num_preempted",
         "rows",
         "seqs",
+        "spare",
         "victims",
     )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens that still fit
+        self.spare = max(1, budget // _YIELDING)  # of them for prompts of who yields
         self.rows: list[ScheduledRow] = []
         self.seqs: list[Sequence] = []  # of the rows
         self.added: list[AddedRow] = []

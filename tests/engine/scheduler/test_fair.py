@@ -100,6 +100,43 @@ def test_a_long_prompt_does_not_hold_up_a_short_one_of_another() -> None:
     assert first_token(scheduler, long) > 10
 
 
+def prompt_tokens(plan: StepPlan) -> Counter[str]:
+    """Tokens of prompts that a step computes, by tenant."""
+    counts: Counter[str] = Counter()
+    for row in plan.rows:
+        if len(row.token_ids) > 1:
+            counts[row.id[0]] += len(row.token_ids)
+    return counts
+
+
+def test_steps_stay_short_while_another_may_come() -> None:
+    scheduler = fair(num_blocks=2000, max_num_seqs=8, max_num_batched_tokens=80)
+    send(scheduler, "a", 30, num_prompt=40, max_tokens=1)
+    plan, _ = run(scheduler)
+    assert prompt_tokens(plan)["a"] > 60  # nobody else is known
+    send(scheduler, "b", 1, num_prompt=8, max_tokens=1)
+    plan, _ = run(scheduler)
+    assert prompt_tokens(plan) == {"b": 8}  # it has the step to itself
+    for _ in range(10):
+        plan, _ = run(scheduler)
+        assert 10 < prompt_tokens(plan)["a"] <= 20
+    for _ in range(1200):  # nobody is waited for for ever
+        live = Counter(id[0] for id in scheduler._state.sequences)
+        send(scheduler, "a", max(0, 20 - live["a"]), num_prompt=40, max_tokens=1)
+        run(scheduler)
+    assert sum(prompt_tokens(run(scheduler)[0])["a"] for _ in range(6)) > 6 * 60
+
+
+def test_who_yields_comes_to_its_end_all_the_same() -> None:
+    scheduler = fair(max_num_seqs=4, max_num_batched_tokens=2)
+    many = send(scheduler, "a", 6, num_prompt=20, max_tokens=3)
+    for _ in range(800):
+        live = Counter(id[0] for id in scheduler._state.sequences)
+        send(scheduler, "b", 1 - live["b"], num_prompt=4, max_tokens=1)
+        run(scheduler)
+    assert not set(many) & set(scheduler._state.sequences)
+
+
 def test_who_holds_no_more_than_its_share_is_left_alone() -> None:
     scheduler = fair(max_num_seqs=4)
     send(scheduler, "a", 2, max_tokens=50)
