@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.types import Grammar
 
@@ -42,6 +42,35 @@ class Matcher(Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether the text has ended: nothing but an end-of-text token may follow."""
+        ...
+
+    @property
+    def crew(self) -> MatcherCrew | None:
+        """Those who follow this text together with others; None: each goes by itself."""
+        ...
+
+
+class Followed(NamedTuple):
+    """A text that goes on by some tokens, and the line of its mask then."""
+
+    matcher: Matcher
+    token_ids: Sequence[int]
+    line: int
+
+
+class MatcherCrew(Protocol):
+    """Follows several texts at once, which costs less than one by one."""
+
+    def follow(self, rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarFailed]:
+        """Go on by the rows' tokens, and write which may come next, as ``Matcher`` does for one.
+
+        Args:
+            rows: their matchers belong to this crew.
+            masks: [lines, ceil(vocab / 32)] int32, contiguous.
+
+        Returns:
+            Why a row cannot go on, by its index; its line then means nothing.
+        """
         ...
 
 

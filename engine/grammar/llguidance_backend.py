@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from engine.errors import InvalidParameter
-from engine.grammar.backend import GrammarFailed
+from engine.grammar.backend import Followed, GrammarFailed
 from engine.grammar.translate import refusal, to_llguidance
 from engine.text.tokenizer import Tokenizer
 from engine.types import Grammar
@@ -38,6 +38,9 @@ _SLICES = [_BLANKS, *(f"{_CHARACTER}{{1,{n}}}" for n in _LENGTHS), f"{_CHARACTER
 # all who run wait for it.
 _SPARE_S = 0.5
 _SPARE_S_A_TOKEN = 0.005
+# What rows that are followed together may take before each is timed by itself again: none of them
+# has then taken much more than a token's share.
+_SPARE_S_A_ROW = 0.0001
 
 
 def parser_limits() -> LLParserLimits:
@@ -66,6 +69,7 @@ class LlguidanceBackend:
             raise InvalidParameter("this model has no end-of-text token, so no text can be held")
         self._tokenizer = _library_tokenizer(tokenizer, vocab_size, eos_token_ids)
         self._limits = parser_limits()
+        self._crew = LlguidanceCrew()
         self.vocab_size = vocab_size
 
     def compile(self, grammar: Grammar) -> LlguidanceGrammar:
@@ -76,14 +80,15 @@ class LlguidanceBackend:
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise refusal(matcher.get_error())
-        return LlguidanceGrammar(matcher, _BASE_BYTES + _BYTES_A_CHARACTER * len(text))
+        return LlguidanceGrammar(matcher, self._crew, _BASE_BYTES + _BYTES_A_CHARACTER * len(text))
 
 
 class LlguidanceGrammar:
     """See ``CompiledGrammar``."""
 
-    def __init__(self, matcher: LLMatcher, num_bytes: int) -> None:
+    def __init__(self, matcher: LLMatcher, crew: LlguidanceCrew, num_bytes: int) -> None:
         self._matcher = matcher
+        self._crew = crew
         self._num_bytes = num_bytes
 
     @property
@@ -93,22 +98,23 @@ class LlguidanceGrammar:
 
     def matcher(self) -> LlguidanceMatcher:
         """See ``CompiledGrammar``; the rows of a grammar share its automata."""
-        return LlguidanceMatcher(self._matcher.deep_copy())
+        return LlguidanceMatcher(self._matcher.deep_copy(), self._crew)
 
 
 class LlguidanceMatcher:
     """See ``Matcher``."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, crew: LlguidanceCrew) -> None:
+        self.library = matcher
+        self.crew = crew
         self._spare_s = _SPARE_S
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """See ``Matcher``."""
         begin_s = time.thread_time()
-        is_accepted = self._matcher.consume_tokens(list(token_ids))
+        is_accepted = self.library.consume_tokens(list(token_ids))
         if not is_accepted:
-            raise GrammarFailed(self._reason())
+            raise self.failure()
         self._spend(time.thread_time() - begin_s - len(token_ids) * _SPARE_S_A_TOKEN)
 
     def fill(self, mask: np.ndarray) -> None:
@@ -116,29 +122,79 @@ class LlguidanceMatcher:
         begin_s = time.thread_time()
         # ``mask.ctypes`` would take as long again as the mask of a small vocabulary.
         address: int = mask.__array_interface__["data"][0]
-        self._matcher.unsafe_compute_mask_ptr(address, mask.nbytes)
-        if self._matcher.is_error():
-            raise GrammarFailed(self._reason())
+        self.library.unsafe_compute_mask_ptr(address, mask.nbytes)
+        if self.library.is_error():
+            raise self.failure()
         self._spend(time.thread_time() - begin_s)
 
     def rollback(self, num_tokens: int) -> None:
         """See ``Matcher``."""
-        if not self._matcher.rollback(num_tokens):
-            raise GrammarFailed(self._reason())
+        if not self.library.rollback(num_tokens):
+            raise self.failure()
 
     @property
     def is_complete(self) -> bool:
         """See ``Matcher``."""
-        return self._matcher.is_stopped()
+        return self.library.is_stopped()
 
     def _spend(self, seconds: float) -> None:
         self._spare_s = min(self._spare_s - seconds, _SPARE_S)
         if self._spare_s < 0.0:
             raise GrammarFailed("the grammar takes too long to follow this text")
 
-    def _reason(self) -> str:
-        reason = self._matcher.get_error().strip().splitlines()
-        return f"the grammar cannot be followed any further: {''.join(reason[:1])[:200]}"
+    def failure(self) -> GrammarFailed:
+        """Why the library cannot go on."""
+        reason = self.library.get_error().strip().splitlines()
+        return GrammarFailed(
+            f"the grammar cannot be followed any further: {''.join(reason[:1])[:200]}"
+        )
+
+
+class LlguidanceCrew:
+    """See ``MatcherCrew``: the library is called for row after row, with nothing in between.
+
+    Its own threads do not make it quicker: what they spare, waking them costs, and the tensor
+    library's are on the same cores. What a single text costs is not looked at; when the rows have
+    taken long together, each goes on its own account until they are quick again.
+    """
+
+    def __init__(self) -> None:
+        self._is_slow = False
+
+    def follow(self, rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarFailed]:
+        """See ``MatcherCrew``."""
+        begin_s = time.thread_time()
+        failures = (_one_by_one if self._is_slow else _together)(rows, masks)
+        spare_s = _SPARE_S_A_TOKEN + len(rows) * _SPARE_S_A_ROW
+        self._is_slow = time.thread_time() - begin_s > spare_s
+        return failures
+
+
+def _together(rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarFailed]:
+    # ``masks.ctypes`` would take as long again as the mask of a small vocabulary.
+    address: int = masks.__array_interface__["data"][0]
+    stride = masks.strides[0]
+    failures: dict[int, GrammarFailed] = {}
+    for index, (matcher, token_ids, line) in enumerate(rows):
+        library = cast("LlguidanceMatcher", matcher).library
+        if token_ids:
+            library.consume_tokens(list(token_ids))
+        library.unsafe_compute_mask_ptr(address + line * stride, stride)
+        if library.is_error():  # what went wrong at a token is an error still
+            failures[index] = cast("LlguidanceMatcher", matcher).failure()
+    return failures
+
+
+def _one_by_one(rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarFailed]:
+    failures: dict[int, GrammarFailed] = {}
+    for index, (matcher, token_ids, line) in enumerate(rows):
+        try:
+            if token_ids:
+                matcher.accept(token_ids)
+            matcher.fill(masks[line])
+        except GrammarFailed as error:
+            failures[index] = error
+    return failures
 
 
 class _Vocabulary:

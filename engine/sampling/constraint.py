@@ -83,10 +83,25 @@ class Constraint:
         if self._matcher is None:
             line[:] = self._in_vocab
         else:
-            if self._num_unseen:
-                self._matcher.accept(self._output_ids[-self._num_unseen :])
-                self._num_unseen = 0
+            unseen = self.take_unseen()
+            if unseen:
+                self._matcher.accept(unseen)
             self._matcher.fill(line)
+        self.narrow(line, num_output)
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """What holds the text to a grammar, where it has one."""
+        return self._matcher
+
+    def take_unseen(self) -> Sequence[int]:
+        """The tokens that the matcher has not been told; it is to be told them now."""
+        unseen = self._output_ids[-self._num_unseen :] if self._num_unseen else ()
+        self._num_unseen = 0
+        return unseen
+
+    def narrow(self, line: Bits, num_output: int) -> None:
+        """Lay the other restrictions on a line that holds what the grammar allows."""
         if self._allowed is not None:
             _narrow(line, self._allowed)
         if num_output < self._ends_from:

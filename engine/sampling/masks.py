@@ -13,7 +13,13 @@ import numpy as np
 import torch
 
 from engine.errors import Failure
-from engine.grammar.backend import CompiledGrammar, GrammarFailed
+from engine.grammar.backend import (
+    CompiledGrammar,
+    Followed,
+    GrammarFailed,
+    Matcher,
+    MatcherCrew,
+)
 from engine.sampling.constraint import Constraint
 from engine.types import Request
 
@@ -26,6 +32,16 @@ class MaskedRow(NamedTuple):
     slot: int
     start: int  # position of its first token in this step
     token_ids: Sequence[int]  # none of them pending where the row follows its output
+
+
+class _Held(NamedTuple):
+    """A row whose text is held to a grammar, for one step."""
+
+    place: int  # of the row in the step
+    constraint: Constraint
+    matcher: Matcher
+    line: int
+    num_output: int  # index of the output token that is to be chosen
 
 
 class MaskLines:
@@ -89,20 +105,28 @@ class MaskLines:
         """
         failures: dict[int, Failure] = {}
         written: list[int] = []
+        crews: dict[MatcherCrew, list[_Held]] = {}
         for index, (slot, start, token_ids) in enumerate(rows):
             constraint = self._constraints[slot]
             if constraint.is_fixed and slot not in self._fresh:
                 continue
-            line = self._line_of[slot]
-            try:
-                if constraint.follows_output:
-                    constraint.advance(start, token_ids)
-                constraint.write(self._host[line], start + len(token_ids) - constraint.num_prompt)
-            except GrammarFailed as error:
-                failures[index] = _failure(error)
-                self._host[line] = -1
             self._fresh.discard(slot)
+            line = self._line_of[slot]
             written.append(line)
+            if constraint.follows_output:
+                constraint.advance(start, token_ids)
+            num_output = start + len(token_ids) - constraint.num_prompt
+            matcher = constraint.matcher
+            if matcher is not None and matcher.crew is not None:
+                held = _Held(index, constraint, matcher, line, num_output)
+                crews.setdefault(matcher.crew, []).append(held)
+                continue
+            try:
+                constraint.write(self._host[line], num_output)
+            except GrammarFailed as error:
+                self._fail(line, index, error, failures)
+        for crew, together in crews.items():
+            self._follow(crew, together, failures)
         if written and self._device.type != "cpu":
             at, lines = send((np.array(written, np.int32), self._host[written]))
             self.lines.index_copy_(0, at.long(), lines)
@@ -139,6 +163,24 @@ class MaskLines:
             except GrammarFailed as error:
                 failures[index] = _failure(error)
         return all_lines, failures
+
+    def _follow(
+        self, crew: MatcherCrew, rows: Sequence[_Held], failures: dict[int, Failure]
+    ) -> None:
+        """Write the lines of rows that are held to grammars, all at once."""
+        told = [Followed(row.matcher, row.constraint.take_unseen(), row.line) for row in rows]
+        wrong = crew.follow(told, self._host)
+        for index, row in enumerate(rows):
+            if index in wrong:
+                self._fail(row.line, row.place, wrong[index], failures)
+            else:
+                row.constraint.narrow(self._host[row.line], row.num_output)
+
+    def _fail(
+        self, line: int, index: int, error: GrammarFailed, failures: dict[int, Failure]
+    ) -> None:
+        failures[index] = _failure(error)
+        self._host[line] = -1
 
     def _new_line(self) -> int:
         """Double the lines when all are used."""

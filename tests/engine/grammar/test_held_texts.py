@@ -118,6 +118,7 @@ class _Tiring:
     """A grammar that lets everything come, and fails after three tokens."""
 
     num_bytes = 1
+    crew = None
 
     def __init__(self) -> None:
         self._count = 0

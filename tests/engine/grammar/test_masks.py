@@ -20,6 +20,7 @@ class Script:
     """A grammar of one text: each token in turn, then the end."""
 
     num_bytes = 1
+    crew = None
 
     def __init__(self, *text: int, breaks_at: int = 99) -> None:
         self._text = text
