@@ -28,6 +28,7 @@ SAYS = {
     "openai_embeddings.py": "relevance_score",
     "openai_batch.py": "France -> ",
     "openai_tools.py": "21 degrees",
+    "openai_conversation.py": "assistant: The capital of Italy",
 }
 
 
