@@ -14,7 +14,7 @@ LoadFormat = Literal["auto", "safetensors", "bin", "dummy", "stub"]
 Quantization = Literal["int8", "int4", "nf4", "fp8"]
 CacheDtype = Literal["auto", "int8", "fp8", "fp8_e4m3"]
 Policy = Literal["fcfs", "priority", "sjf", "fair"]
-Speculation = Literal["draft", "ngram", "suffix"]
+Speculation = Literal["draft", "mtp", "eagle", "ngram", "suffix"]
 DraftSampling = Literal["coupled", "rejection"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -78,7 +78,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are guessed ahead, to be verified several at once (``engine/speculation``)."""
 
     method: Speculation
-    draft_model: str | None = None  # a directory in Hugging Face format, for ``draft``
+    draft_model: str | None = None  # a directory, for ``draft`` and ``eagle``
     num_draft_tokens: int = 4  # most for a sequence and step
     # Last tokens of a text that are looked up in it, the longest match first.
     max_ngram: int = 4
@@ -86,6 +86,16 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
     # How drafts of a sampled text are judged; greedy texts are the same under both.
     draft_sampling: DraftSampling = "coupled"
     adaptive: bool = True  # as many drafts as pay for themselves; else always the most
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head guesses from the model's own hidden states."""
+        return self.method in ("mtp", "eagle")
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the runner guesses, with keys and values of its own; else the scheduler does."""
+        return self.has_head or self.method == "draft"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,8 +116,9 @@ class LLM(OfflineText):
             kv_cache_memory_bytes: size of the KV cache; a share of what is free when left out.
             gpu_memory_utilization: share of a GPU's memory to use, weights included.
             num_gpu_blocks_override: KV blocks, whatever the memory.
-            speculation: guess tokens ahead: by a "draft" model, by "ngram" or by "suffix".
-            draft_model: directory of a small model with the same tokenizer.
+            speculation: guess tokens ahead: by a "draft" model, by a head of the checkpoint
+                ("mtp") or of its own ("eagle"), by "ngram" or by "suffix".
+            draft_model: directory of a small model with the same tokenizer, or of an EAGLE head.
             num_draft_tokens: most tokens guessed for a sequence in one step.
             profile: directory for the traces of ``start_profile``; made if it is not there.
             use_tqdm: show progress while the weights load.

@@ -17,15 +17,16 @@ class SpeculationSettings(BaseSettings):
     speculation: Speculation | None = setting(
         None,
         SPECULATION,
-        "Guess tokens ahead and verify several in one step: by a draft model, by n-grams of the "
-        "text itself, or by suffixes of it and of earlier outputs. When left out: draft where "
-        "--draft-model is given, else off.",
+        "Guess tokens ahead and verify several in one step: by a draft model, by a head of the "
+        "model's own checkpoint (mtp), by an EAGLE head, by n-grams of the text itself, or by "
+        "suffixes of it and of earlier outputs. When left out: draft where --draft-model is given, "
+        "else off.",
     )
     draft_model: str | None = setting(
         None,
         SPECULATION,
-        "Directory of a small model with the same tokenizer. When left out: the embedded model's "
-        "own draft.",
+        "Directory of a small model with the same tokenizer, or of an EAGLE head. When left out: "
+        "the embedded model's own draft.",
     )
     num_draft_tokens: int = setting(
         4, SPECULATION, "Most tokens guessed for a sequence in one step.", ge=1, le=32

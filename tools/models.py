@@ -48,6 +48,9 @@ Latent attention (DeepSeek): a token's latent is cached in place of its keys and
 matrices that would make those of it are absorbed into queries and outputs; these two stay in the
 model's dtype when the other weights are rounded.
 
+Heads that draft: the layer for multi-token prediction of DeepSeek-V3 (`--speculation mtp`), EAGLE
+and EAGLE-3 heads for any decoder (`--speculation eagle`); see [speculation.md](speculation.md).
+
 Attention within chunks (Llama 4) is attention of shorter rows: each backend serves it. Where every
 layer has a window, blocks behind it are given back as a text grows.
 

@@ -149,16 +149,16 @@ def _layer(
     device: torch.device,
     codes: torch.dtype | None,
 ) -> LayerCache:
-    keys = _zeros(shape, codes or dtype, device)
+    keys = zeros(shape, codes or dtype, device)
     if value_dim is not None:
         return LayerCache(keys, keys[..., :value_dim])
-    values = _zeros(shape, codes or dtype, device)
+    values = zeros(shape, codes or dtype, device)
     if codes is None:
         return LayerCache(keys, values)
-    return LayerCache(keys, values, *(_zeros(shape[:-1], SCALE_DTYPE, device) for _ in "kv"))
+    return LayerCache(keys, values, *(zeros(shape[:-1], SCALE_DTYPE, device) for _ in "kv"))
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """On a CPU the pages are taken when first written: numpy asks for them zeroed (calloc), where
     torch would write the zeros itself and take seconds and gigabytes at start."""
     if device.type != "cpu":

@@ -34,6 +34,32 @@ class StepState:
     rotations: tuple[Rotation, ...]  # of the positions, one for each of the model's ropes
     adapters: Adapters | None = None  # of the tokens; None: no row has any
     wanted_adapters: Adapters | None = None  # of the tokens whose result is read
+    # [num_tokens, hidden_size], what a head that drafts reads beside the tokens
+    read_states: torch.Tensor | None = None
+
+
+class Taps:
+    """Copies of the residual stream as it enters some layers, side by side for each token.
+
+    Args:
+        layers: theirs, in order.
+    """
+
+    __slots__ = ("_places", "states")
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self._places = {layer: place for place, layer in enumerate(layers)}
+        self.states: torch.Tensor | None = None  # [num_tokens, len(layers) * hidden_size]
+
+    def note(self, layer: int, x: torch.Tensor) -> None:
+        """``x`` [num_tokens, hidden_size] is about to enter a layer."""
+        place = self._places.get(layer)
+        if place is None:
+            return
+        count, size = x.shape
+        if self.states is None:
+            self.states = x.new_empty((count, len(self._places) * size))
+        self.states[:, place * size : (place + 1) * size].copy_(x)
 
 
 class Block:
@@ -119,6 +145,7 @@ class _Pass(NamedTuple):
     state: StepState
     caches: Sequence[LayerCache]  # one for each layer, written in place
     wanted: torch.Tensor | None  # [num_wanted] int64, the tokens whose result is read
+    taps: Taps | None
 
 
 class Walk:
@@ -145,6 +172,7 @@ class Walk:
         state: StepState,
         caches: Sequence[LayerCache],
         wanted: torch.Tensor | None,
+        taps: Taps | None = None,
     ) -> torch.Tensor:
         """The last norm of the residual stream, of the tokens ``wanted``, or of all.
 
@@ -153,21 +181,24 @@ class Walk:
             state: the step's.
             caches: one for each layer, written in place.
             wanted: [num_wanted] int64, or None.
+            taps: told of what enters the layers.
 
         Returns:
             [num_wanted or num_tokens, hidden_size].
         """
         # Not bound once: a walk that refers to itself would keep its layers until it is collected.
         go = self._side_by_side if self._is_parallel else self._in_turn
-        return go(x, _Pass(state, caches, wanted))
+        return go(x, _Pass(state, caches, wanted, taps))
 
     def _in_turn(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
         """Attention, then the MLP. Norms that a placement does not have change nothing."""
-        state, caches, wanted = given
+        state, caches, wanted, taps = given
         adapters = state.adapters
         # The sum and the norm behind it are one operation, so a layer ends with the next one's.
         normed = self._first_norm(x)
-        for (block, next_norm), cache in zip(self._blocks, caches, strict=True):
+        for i, ((block, next_norm), cache) in enumerate(zip(self._blocks, caches, strict=True)):
+            if taps is not None:
+                taps.note(i, x)
             attended = block.attend(normed, state, cache)
             if block is self._last and wanted is not None:
                 adapters = state.wanted_adapters
@@ -178,10 +209,12 @@ class Walk:
 
     def _side_by_side(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
         """Attention and MLP of the same residual stream."""
-        state, caches, wanted = given
+        state, caches, wanted, taps = given
         adapters = state.adapters
         normed = self._first_norm(x)
-        for (block, next_norm), cache in zip(self._blocks, caches, strict=True):
+        for i, ((block, next_norm), cache) in enumerate(zip(self._blocks, caches, strict=True)):
+            if taps is not None:
+                taps.note(i, x)
             attended = block.attend(normed, state, cache)
             read = normed if self._shares_norm else block.mlp_norm(x)
             if block is self._last and wanted is not None:

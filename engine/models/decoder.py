@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.models.block import Block, Rotation, StepState, Walk
+from engine.models.block import Block, Rotation, StepState, Taps, Walk
 from engine.models.ends import Embeddings, Rotations, finish_logits
 from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
@@ -60,6 +60,7 @@ class Decoder:
         state: StepState,
         caches: Sequence[LayerCache],
         wanted: torch.Tensor | None = None,
+        taps: Taps | None = None,
     ) -> torch.Tensor:
         """Run the layers, and store the tokens' keys and values.
 
@@ -68,12 +69,13 @@ class Decoder:
             state: the step's.
             caches: one for each layer, written in place.
             wanted: [num_wanted] int64, the tokens whose result is read; None for all of them.
+            taps: told of what enters the layers.
 
         Returns:
             [num_wanted or num_tokens, hidden_size], ready for ``logits``.
         """
         x = self._embed(input_ids, state.positions)
-        return self._walk(x, state, caches, wanted)
+        return self._walk(x, state, caches, wanted, taps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head says, in float32: [rows, hidden_size] -> [rows, vocab_size], the scores of

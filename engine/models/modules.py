@@ -110,11 +110,11 @@ def make_modules(
     norm = _norm(spec, weights, "norm")
     assert norm is not None
     positions = weights.get("positions")
-    num_bytes = norm.num_bytes + sum(_layer_bytes(layer) for layer in layers)
+    num_bytes = norm.num_bytes + sum(layer_bytes(layer) for layer in layers)
     num_bytes += 0 if positions is None else positions.nbytes
     embedding = stored(weights, "embedding")
     if not spec.generates:
-        embed, table_bytes = _table(embedding, method)
+        embed, table_bytes = make_table(embedding, method)
         score = DenseLinear(weights["score"], None) if spec.num_labels else None
         num_bytes += table_bytes + (0 if score is None else score.num_bytes)
         return Modules(embed, positions, layers, norm, score, num_bytes)
@@ -122,12 +122,12 @@ def make_modules(
         head = method.make_head(embedding)
         return Modules(head.rows, positions, layers, norm, head, num_bytes + head.num_bytes)
     head = method.make_head(stored(weights, "head"))
-    embed, table_bytes = _table(embedding, method)
+    embed, table_bytes = make_table(embedding, method)
     num_bytes += head.num_bytes + table_bytes
     return Modules(embed, positions, layers, norm, head, num_bytes)
 
 
-def _table(
+def make_table(
     embedding: Weight, method: LinearMethod
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
     """How embeddings are looked up, and the bytes of their table."""
@@ -285,7 +285,8 @@ def _norm(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str) -> 
     return NormWeights(weight, weights.get(f"{name}.bias"))
 
 
-def _layer_bytes(layer: Layer) -> int:
+def layer_bytes(layer: Layer) -> int:
+    """What a layer takes in memory."""
     parts: tuple[NormWeights | Linear | MlpWeights | ExpertWeights | LatentWeights | None, ...] = (
         *(layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after),
         *(layer.wide_query_norm, layer.wide_key_norm),

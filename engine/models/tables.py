@@ -1,4 +1,4 @@
-"""Where every tensor of a checkpoint goes, for a model of either kind."""
+"""Where every tensor of a checkpoint goes, for a model of any kind."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from engine.models import weights
+from engine.models.draft_head import spec as draft_head
+from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.encoder.weights import encoder_parameters, encoder_targets, is_unused, own_name
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target
 
-Spec = DecoderSpec | EncoderSpec
+Spec = DecoderSpec | EncoderSpec | DraftHeadSpec
 
 
 class Tables(NamedTuple):
@@ -28,6 +30,14 @@ def tables_of(spec: Spec) -> Tables:
     if isinstance(spec, EncoderSpec):
         wanted = encoder_parameters(spec)
         return Tables(wanted, encoder_targets(spec, wanted), own_name, is_unused)
+    if isinstance(spec, DraftHeadSpec):
+        wanted = draft_head.draft_head_parameters(spec)
+        return Tables(
+            wanted,
+            draft_head.draft_head_targets(spec, wanted),
+            lambda name: draft_head.own_name(spec, name),
+            lambda name: draft_head.is_unused(spec, name),
+        )
     return _decoder_tables(spec)
 
 

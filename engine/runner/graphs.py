@@ -28,6 +28,7 @@ from engine.models.decoder import Decoder, StepState
 from engine.runner.inputs import HostBatch, build, geometry
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
+from engine.speculation.features import Features
 from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
@@ -49,6 +50,13 @@ class Greedy(NamedTuple):
     sampled: Sampled  # [size]
 
 
+class Kept(NamedTuple):
+    """What a step leaves for a head that drafts; written to its table behind the forward pass."""
+
+    slots: torch.Tensor  # [size] int64
+    features: torch.Tensor  # [size, hidden_size]
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeGraph:
     """One batch size, captured."""
@@ -58,6 +66,7 @@ class DecodeGraph:
     logits: torch.Tensor  # [size, vocab] float32
     positions: torch.Tensor  # [size] int64, of the tokens to be chosen
     sampled: Sampled  # [size]
+    kept: Kept | None  # for a head that drafts
     forward: Replay
     sample: Replay
     greedy: Greedy | None = None  # in place of both
@@ -80,6 +89,7 @@ class DecodeGraphs:
         model, cache, kernels, spec, rows: the runner's.
         max_num_rows: of a step.
         capture: records what a function launches, and returns what launches it again.
+        features: of a head that drafts, if there is one.
     """
 
     def __init__(
@@ -91,6 +101,7 @@ class DecodeGraphs:
         rows: RowTable,
         max_num_rows: int,
         capture: Capture,
+        features: Features | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -98,6 +109,7 @@ class DecodeGraphs:
         self._spec = spec
         self._rows = rows
         self._capture = capture
+        self._features = features
         self._graphs: dict[int, DecodeGraph] = {}
         self._to_capture = ladder(max_num_rows)  # the largest last
         self._sizes = tuple(self._to_capture)
@@ -154,6 +166,10 @@ class DecodeGraphs:
         positions = torch.empty(size, dtype=torch.int64, device=device)
         seq_lens = torch.empty(size, dtype=torch.int32, device=device)
         bounds = geometry(batch, rows, seq_lens, table)
+        kept = None
+        if self._features is not None:
+            slots = torch.empty(size, dtype=torch.int64, device=device)
+            kept = Kept(slots, self._features.empty(size))
         sampled = Sampled(
             token_ids=torch.zeros(size, dtype=torch.int64, device=device),
             is_finite=torch.zeros(size, dtype=torch.bool, device=device),
@@ -169,7 +185,13 @@ class DecodeGraphs:
                 positions=inputs.positions,
                 rotations=self._model.rotations(inputs.positions),
             )
-            hidden = self._model.forward(inputs.input_ids, state, self._cache.layers)
+            given = inputs.input_ids, state, self._cache.layers
+            if self._features is None or kept is None:
+                hidden = self._model.forward(*given)
+            else:
+                hidden, features = self._features.run(self._model, *given)
+                kept.slots.copy_(inputs.slot_mapping)
+                kept.features.copy_(features)
             logits.copy_(self._model.logits(hidden))
 
         def sample() -> None:
@@ -185,6 +207,7 @@ class DecodeGraphs:
             logits,
             positions,
             sampled,
+            kept,
             self._capture(forward),
             self._capture(sample),
         )

@@ -43,6 +43,7 @@ from engine.runner.protocol import Runner
 from engine.runner.rows import RowTable
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.load import DraftPlan, plan_draft
+from engine.speculation.load_head import plan_head
 from engine.types import EngineInfo, MemoryPlan
 from kernels.attention import AttentionSpec
 
@@ -89,6 +90,7 @@ def _load_decoder_runner(
     set_threads(config.num_threads, weights_bytes(spec, dtype), shares_cores=shares)
     stored_as = _stored_format(config, model)
     draft_stored_as = None if draft is None else _stored_format(config, draft.model_config)
+    head = plan_head(config, model, spec, headers, stored_as, attention)
     gguf_codes = None if config.load_format == "dummy" else _held_as_codes(config, model, attention)
     method = choose_method(
         config.quantization,
@@ -107,6 +109,7 @@ def _load_decoder_runner(
     draft_modules = None
     if draft is not None:
         draft_modules = _draft_modules(config, draft, draft_stored_as, method)
+    loaded_head = None if head is None else head.load(config, method, modules)
     memory = plan_memory(
         spec,
         config.cache,
@@ -115,8 +118,12 @@ def _load_decoder_runner(
         max_model_len=config.max_model_len or _longest_made_for(model, spec),
         dtype=dtype,
         device=device,
-        weights_bytes=modules.num_bytes + (draft_modules.num_bytes if draft_modules else 0),
-        draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
+        weights_bytes=sum(
+            part.num_bytes for part in (modules, draft_modules, loaded_head) if part is not None
+        ),
+        draft_bytes_per_token=sum(
+            part.bytes_per_token for part in (draft, head) if part is not None
+        ),
         codes=codes,
     )
     cache = KVCache(spec, memory.num_blocks, memory.block_size, dtype, device, codes)
@@ -136,18 +143,22 @@ def _load_decoder_runner(
         max_loaded=0 if config.batch_invariant else config.lora.max_loaded,
         max_on_host=config.lora.max_on_host,
     )
+    features = None if loaded_head is None else loaded_head.features(memory)
     graphs: DecodeGraphs | DecodePrograms | None = None
     if spec.generates and kernels.attention.is_capturable and not config.enforce_eager:
         if device.type == "cuda":
             most = config.scheduler.max_num_seqs
-            graphs = DecodeGraphs(decoder, cache, kernels, attention, rows, most, CudaCapture())
+            capture = CudaCapture()
+            graphs = DecodeGraphs(decoder, cache, kernels, attention, rows, most, capture, features)
         else:
-            graphs = DecodePrograms(decoder, cache, kernels, attention, rows)
+            graphs = DecodePrograms(decoder, cache, kernels, attention, rows, features=features)
     draft_model: DraftModel | None = None
     if draft is not None and draft_modules is not None:
         draft_model = draft.model(
             draft_modules, memory, rows, spec.vocab_size, enforce_eager=config.enforce_eager
         )
+    if loaded_head is not None and features is not None:
+        draft_model = loaded_head.drafts(features, memory, rows)
     speculation = config.speculation
     logger.info(memory.describe())
     return ModelRunner(
@@ -160,6 +171,7 @@ def _load_decoder_runner(
         adapters,
         graphs,
         draft_model,
+        features=features,
         rejects=speculation is not None and speculation.draft_sampling == "rejection",
     )
 
@@ -264,7 +276,7 @@ def attention_spec(
 def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:
     """How far back any token reads the blocks of its sequence; None: to the first."""
     speculation = config.speculation
-    if spec.chunk is not None or (speculation is not None and speculation.draft_model):
+    if spec.chunk is not None or (speculation is not None and speculation.in_step):
         return None  # a draft model reads blocks of the same numbers
     return spec.widest_window
 

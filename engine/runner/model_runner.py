@@ -41,6 +41,7 @@ from engine.runner.sampling import Sampler
 from engine.runner.transfer import Downloads, Uploads
 from engine.sampling.logprobs import logprob_columns
 from engine.speculation.draft_model import DraftModel
+from engine.speculation.features import Features
 from engine.types import Adapter, EngineInfo, ScheduledRow, StepPlan, StepResult
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepInputs
@@ -78,6 +79,7 @@ class ModelRunner:
         adapters: empty too.
         graphs: of decode steps, or programs of them; None where the kernels cannot be captured.
         draft: guesses the tokens of rows that ask for it; None: no row does.
+        features: what it reads of the model, where it is a head.
         rejects: judge drafts of sampled texts by rejection.
     """
 
@@ -93,6 +95,7 @@ class ModelRunner:
         graphs: DecodeGraphs | DecodePrograms | None = None,
         draft: DraftModel | None = None,
         *,
+        features: Features | None = None,
         rejects: bool = False,
     ) -> None:
         self._info = info
@@ -104,6 +107,7 @@ class ModelRunner:
         self._adapters = adapters
         self._graphs = graphs
         self._draft = draft
+        self._features = features
         uploads = Uploads(attention_spec.device)
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
         self._uploads = Uploads(attention_spec.device)
@@ -190,9 +194,11 @@ class ModelRunner:
         if is_plain and graph.greedy is not None and self._sampler.is_greedy(batch):
             with self._spans("forward"):
                 graph.greedy.replay()
+                self._keep(graph, batch)
             return SampledRows(graph.greedy.sampled)
         with self._spans("forward"):
             graph.forward()
+            self._keep(graph, batch)
         with self._spans("sample"):
             if is_plain:
                 self._downloads.guard()  # the last step's tokens lie where this one's will
@@ -201,6 +207,13 @@ class ModelRunner:
             count = batch.slots.size
             logits, positions = graph.logits[:count], graph.positions[:count]
             return self._sampler.sample(logits, batch, graph.slots[:count], positions, drafts)
+
+    def _keep(self, graph: DecodeGraph, batch: HostBatch) -> None:
+        """What a step has left for a head that drafts, without the rows that pad it."""
+        if self._features is not None and graph.kept is not None:
+            slots, features = graph.kept
+            count = batch.slots.size
+            self._features.keep(slots[:count], features[:count])
 
     def _send(self, batch: HostBatch, plan: StepPlan) -> _Inputs:
         """Bring the step to the device, and prepare there what the layers read."""
@@ -248,11 +261,16 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, _Told]:
         """Hidden states of the sampling rows' last tokens, [S, hidden_size]; told of prompts."""
         judges, pools = self._judges(batch), self._pools(batch)
-        wants_all = judges or pools  # the hidden states of all tokens
+        # The hidden states of all tokens.
+        wants_all = judges or pools or self._features is not None
         trims = not wants_all and not batch.is_decode
         wanted = _last_tokens(inputs.sent) if trims else None
         step, layers = inputs.step, self._cache.layers
-        hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
+        if self._features is None:
+            hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
+        else:
+            hidden, features = self._features.run(self._model, step.input_ids, inputs.state, layers)
+            self._features.keep(step.slot_mapping, features)
         if not wants_all:
             return hidden, _Told([], [])
         judged = self._judge(rows, batch, hidden) if judges else []

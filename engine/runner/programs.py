@@ -21,10 +21,11 @@ import torch
 
 from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
-from engine.runner.graphs import DecodeGraph, Greedy, spare_batch, spare_rows
+from engine.runner.graphs import DecodeGraph, Greedy, Kept, spare_batch, spare_rows
 from engine.runner.inputs import HostBatch, build, geometry
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
+from engine.speculation.features import Features
 from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.cpu.program import NotRecordableError, Recorder, Workspace
 from kernels.inputs import StepRows
@@ -40,6 +41,7 @@ class DecodePrograms:
     Args:
         model, cache, kernels, spec, rows: the runner's, on a CPU.
         feeds_back: what is sampled is the rows' newest token.
+        features: of a head that drafts, if there is one.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class DecodePrograms:
         rows: RowTable,
         *,
         feeds_back: bool = True,
+        features: Features | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -58,6 +61,7 @@ class DecodePrograms:
         self._spec = spec
         self._rows = rows
         self._feeds_back = feeds_back
+        self._features = features
         self._workspace = Workspace()
         self._programs: dict[int, DecodeGraph] = {}
         self._is_recordable = True
@@ -90,16 +94,18 @@ class DecodePrograms:
         packed, rows = spare_rows(size, self._rows, self._spec.device)
         positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be chosen
         record = Recorder(self._workspace)
-        layers, (where, hidden) = record(partial(self._forward, size, rows))
+        layers, (where, hidden, kept) = record(partial(self._forward, size, rows))
         head, logits = record(partial(self._model.logits, hidden))
         sample, sampled = record(partial(self._sample, logits, rows.slots, positions))
         choose, likeliest = record(partial(self._likeliest, hidden, rows.slots))
         greedy = None if likeliest is None else Greedy(layers + choose, likeliest)
         forward = layers + head
-        return DecodeGraph(packed, where, logits, positions, sampled, forward, sample, greedy)
+        return DecodeGraph(packed, where, logits, positions, sampled, kept, forward, sample, greedy)
 
-    def _forward(self, size: int, rows: StepRows) -> tuple[BatchGeometry, torch.Tensor]:
-        """Where the rows lie, and their hidden states."""
+    def _forward(
+        self, size: int, rows: StepRows
+    ) -> tuple[BatchGeometry, torch.Tensor, Kept | None]:
+        """Where the rows lie, their hidden states, and what is kept for a head that drafts."""
         table, spec = self._rows, self._spec
         longest = table.host_tables.shape[1] * spec.block_size
         batch = spare_batch(size, longest, table)
@@ -111,7 +117,11 @@ class DecodePrograms:
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
         )
-        return where, self._model.forward(inputs.input_ids, state, self._cache.layers)
+        given = inputs.input_ids, state, self._cache.layers
+        if self._features is None:
+            return where, self._model.forward(*given), None
+        hidden, features = self._features.run(self._model, *given)
+        return where, hidden, Kept(inputs.slot_mapping, features)
 
     def _sample(
         self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor

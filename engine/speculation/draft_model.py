@@ -7,6 +7,16 @@ its keys and values lie in blocks of the same numbers as the model's, in storage
 fork or a copy holds for both. It reads a text when it is to guess for it, and not before: where
 drafts do not pay, nothing is spent on them. So it keeps books of what its blocks hold
 (``ReadBlocks``): of a cached prefix that nobody has guessed in, it reads what is missing.
+
+A head that is part of a checkpoint (``engine/models/draft_head``) is a draft model of one layer. It
+reads each token beside what the model made of the token before (``Features``), so its text begins
+with the second token, and its place t holds the token at t + 1:
+
+    the model   t0  t1  t2  t3          a head   t1  t2  t3
+    places       0   1   2   3                    0   1   2
+
+It has read what it guessed itself from states of its own making; where guesses are kept, it reads
+them again from the model's.
 """
 
 from __future__ import annotations
@@ -21,12 +31,14 @@ import torch
 
 from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
+from engine.models.draft_head.network import DraftHead
 from engine.runner.inputs import HostBatch, build, geometry, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
+from engine.speculation.features import Features
 from engine.speculation.read_blocks import ReadBlocks
-from engine.types import ScheduledRow, StepPlan
+from engine.types import PENDING_TOKEN, ScheduledRow, StepPlan
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
@@ -63,13 +75,14 @@ class _Guess(NamedTuple):
 
     token_ids: torch.Tensor  # [n] int64
     proposed: torch.Tensor | None  # [n, vocab], what they were drawn from
+    states: torch.Tensor | None = None  # [n, hidden_size], what a head made of the text before
 
 
 class DraftModel:
     """Reads what the model reads, and guesses for the rows that ask.
 
     Args:
-        model: the decoder.
+        model: the decoder, or a head.
         cache: its keys and values, of as many blocks as the large model's.
         kernels: those the decoder was made with.
         attention_spec: what they were chosen for.
@@ -77,11 +90,12 @@ class DraftModel:
         vocab_size: of the large model; tokens that only one of the two has are never guessed.
         rejects: draw from noise of its own, and keep what was drawn from.
         programs: of its steps, which do not feed back; None where they are not recorded.
+        features: what a head reads; None: the model is none.
     """
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | DraftHead,
         cache: KVCache,
         kernels: Kernels,
         attention_spec: AttentionSpec,
@@ -90,6 +104,7 @@ class DraftModel:
         vocab_size: int,
         rejects: bool,
         programs: DecodePrograms | None = None,
+        features: Features | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -98,6 +113,8 @@ class DraftModel:
         self._rows = rows
         self._vocab_size = vocab_size
         self._rejects = rejects
+        self._features = features
+        self._lead = 0 if features is None else 1  # tokens of a text that are not read
         # A program does not keep tokens of the large model from a table that lacks them.
         self._programs = programs if model.spec.vocab_size >= vocab_size else None
         self._uploads = Uploads(attention_spec.device)
@@ -121,7 +138,7 @@ class DraftModel:
         places = self._follow(plan)
         counts = [row.num_drafts for row in plan.rows]
         # Tokens that only the device knows are read while it does.
-        reading = [i for i, n in enumerate(counts) if n or places[i].unread[-1] < 0]
+        reading = [i for i, n in enumerate(counts) if n or PENDING_TOKEN in places[i].unread[-1:]]
         if not reading:
             return plan.rows, None
         # Those that want the most come first: the passes run on ever fewer of them.
@@ -139,7 +156,7 @@ class DraftModel:
         for depth in range(1, counts[wanting[0]] if wanting else 0):
             width = sum(counts[i] > depth for i in wanting)
             starts = ends[:width] + (depth - 1)
-            guesses.append(self._go_on(slots[:width], starts, guesses[-1].token_ids[:width]))
+            guesses.append(self._go_on(slots[:width], starts, guesses[-1]))
         return self._filled(plan, places, wanting, guesses)
 
     def _follow(self, plan: StepPlan) -> list[_Place]:
@@ -151,7 +168,7 @@ class DraftModel:
         for row in plan.rows:
             place = self._places.get(row.id)
             if place is None:
-                place = self._places[row.id] = _Place(row.start, [])
+                place = self._places[row.id] = _Place(self._begin(row), [])
                 begun.append((row, place))
                 first_new = -(-row.start // self._spec.block_size)
                 blocks.renew(row.new_block_ids[first_new:])
@@ -164,18 +181,27 @@ class DraftModel:
             sources, targets = pairs.T.contiguous().unbind()
             for layer in self._cache.layers:
                 self._kernels.operations.copy_blocks(layer, sources, targets)
+            if self._features is not None:
+                self._features.copy(plan.copies)
         for row, place in begun:
             new = added.get(row.id)
             if new is not None:
                 (slot,) = table.slots([row.id])
-                place.num_read = blocks.num_read(table.host_tables[slot], row.start)
+                # What a head made of the last token of a block depends on the one behind it, which
+                # those who share the block need not have in common: it is read again.
+                place.num_read = blocks.num_read(table.host_tables[slot], self._begin(row))
                 known = (*new.request.prompt_token_ids, *new.output_ids)
-                place.unread = list(known[place.num_read : row.start])
+                place.unread = list(known[place.num_read + self._lead : row.start])
             place.num_noted = place.num_read
         for row, place in zip(plan.rows, places, strict=True):
-            place.go_to(row.start)
-            place.unread += row.token_ids[: len(row.token_ids) - row.num_drafts]
+            place.go_to(self._begin(row))
+            known_ids = row.token_ids[: len(row.token_ids) - row.num_drafts]
+            place.unread += known_ids[max(0, self._lead - row.start) :]
         return places
+
+    def _begin(self, row: ScheduledRow) -> int:
+        """The place of a row's first token, or of the next one where it has none."""
+        return max(0, row.start - self._lead)
 
     def _catch_up(self, row_id: str, place: _Place) -> None:
         """Read the most part of what has been put off for long."""
@@ -212,9 +238,10 @@ class DraftModel:
         if not num_wanting:
             return []
         slots = sent.rows.slots.index_select(0, sent.sampling_rows)
-        positions = seq_lens.index_select(0, sent.sampling_rows).long()
+        positions = seq_lens.index_select(0, sent.sampling_rows).long() + self._lead
         logits = self._model.logits(hidden)
-        return [self._choose(logits, batch.slots[:num_wanting], slots, positions)]
+        guess = self._choose(logits, batch.slots[:num_wanting], slots, positions)
+        return [guess._replace(states=hidden)]
 
     def _read_singly(
         self, row_ids: list[str], reads: list[_Place], lengths: list[int], num_wanting: int
@@ -237,8 +264,9 @@ class DraftModel:
         logits, slots, positions = graph.logits[at], graph.slots[at], graph.positions[at]
         return [self._choose(logits, batch.slots[last], slots, positions)]
 
-    def _go_on(self, slots: np.ndarray, starts: np.ndarray, token_ids: torch.Tensor) -> _Guess:
-        """One guess further: the last ones are read, and followed by others."""
+    def _go_on(self, slots: np.ndarray, starts: np.ndarray, last: _Guess) -> _Guess:
+        """One guess further: the first of the last ones are read, and followed by others."""
+        token_ids = last.token_ids[: slots.size]
         batch = _decode_batch(slots, starts, np.zeros(slots.size))  # the device knows the tokens
         graph = self._programs.find(batch) if self._programs is not None else None
         if graph is not None and self._programs is not None:
@@ -252,21 +280,32 @@ class DraftModel:
         places = (batch.slots, batch.query_start, batch.starts)
         on_device = self._uploads.send(places)
         rows = StepRows(on_device[0], on_device[1], on_device[2], token_ids.to(torch.int32))
-        hidden, seq_lens = self._forward(batch, rows, None)
-        return self._choose(self._model.logits(hidden), slots, rows.slots, seq_lens.long())
+        states = None if last.states is None else last.states[: slots.size]
+        hidden, seq_lens = self._forward(batch, rows, None, states)
+        positions = seq_lens.long() + self._lead
+        guess = self._choose(self._model.logits(hidden), slots, rows.slots, positions)
+        return guess._replace(states=hidden)
 
     def _forward(
-        self, batch: HostBatch, rows: StepRows, wanted: torch.Tensor | None
+        self,
+        batch: HostBatch,
+        rows: StepRows,
+        wanted: torch.Tensor | None,
+        states: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of the wanted tokens, and the rows' lengths."""
+        """Hidden states of the wanted tokens, and the rows' lengths; a head reads ``states``, or
+        what was kept of the tokens."""
         spec = self._spec
         inputs = build(batch, rows, self._rows, spec.block_size, self._kernels.operations)
         where = geometry(batch, rows, inputs.seq_lens, self._rows)
+        if self._features is not None and states is None:
+            states = self._features.of(inputs.slot_mapping)
         state = StepState(
             attention=self._kernels.attention.plan(where, spec),
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
+            read_states=states if self._features is not None else None,
         )
         token_ids = inputs.input_ids.clamp(max=self._model.spec.vocab_size - 1)
         return self._model.forward(token_ids, state, self._cache.layers, wanted), inputs.seq_lens
@@ -294,7 +333,7 @@ class DraftModel:
     def _filled(
         self, plan: StepPlan, places: list[_Place], wanting: list[int], guesses: list[_Guess]
     ) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
-        """The rows with their guesses, which are read but for the last."""
+        """The rows with their guesses, which a decoder has read but for the last."""
         if not guesses:
             return plan.rows, None
         told = torch.cat([guess.token_ids for guess in guesses]).tolist()
@@ -308,8 +347,11 @@ class DraftModel:
             own = [int(firsts[depth]) + nth[index] for depth in range(row.num_drafts)]
             drafts = tuple(told[at] for at in own)
             order += own
-            places[index].num_read += len(drafts) - 1
-            places[index].unread = [drafts[-1]]
+            if self._features is None:
+                places[index].num_read += len(drafts) - 1
+                places[index].unread = [drafts[-1]]
+            else:
+                places[index].unread = list(drafts)
             known = row.token_ids[: len(row.token_ids) - row.num_drafts]
             rows[index] = msgspec.structs.replace(row, token_ids=known + drafts)
         if not self._rejects:

@@ -117,7 +117,7 @@ def plan_draft(
     if speculation is None:
         return None
     if speculation.method != "draft":
-        if speculation.draft_model is not None:
+        if speculation.draft_model is not None and not speculation.has_head:
             logger.warning("speculation %s: no use is made of draft_model", speculation.method)
         return None
     if speculation.draft_model is None:
@@ -129,17 +129,25 @@ def plan_draft(
     _check_vocabulary(config, Path(model.directory), own, spec)
     has_files = config.load_format != "dummy" and model.gguf is None
     headers = read_headers(model.directory, config.load_format) if has_files else []
-    own_attention = replace(
+    own_attention = draft_attention(own, attention)
+    kernels = choose_kernels(config.attention_backend, own_attention)
+    rejects = speculation.draft_sampling == "rejection"
+    return DraftPlan(own, model, headers, own_attention, kernels, rejects)
+
+
+def draft_attention(own: DecoderSpec, attention: AttentionSpec) -> AttentionSpec:
+    """What a model that drafts asks of its attention, beside one that asks for ``attention``."""
+    return replace(
         attention,
         num_heads=own.num_heads,
         num_kv_heads=own.num_kv_heads,
         head_dim=own.head_dim,
         windows=own.windows,
         softcap=own.attention_softcap,
+        has_sinks=own.has_sinks,
+        value_dim=own.value_dim,
+        chunk=own.chunk,
     )
-    kernels = choose_kernels(config.attention_backend, own_attention)
-    rejects = speculation.draft_sampling == "rejection"
-    return DraftPlan(own, model, headers, own_attention, kernels, rejects)
 
 
 def _check_vocabulary(

@@ -35,7 +35,7 @@ class Proposer(Protocol):
 
 
 class ModelProposer:
-    """Leaves the guesses to the runner's draft model."""
+    """Leaves the guesses to the runner's draft model or head."""
 
     def begin(self, request: Request) -> Drafter:
         """The proposer itself: there is nothing to remember of a text."""
@@ -51,7 +51,7 @@ class ModelProposer:
 
 def make_proposer(config: SpeculationConfig) -> Proposer:
     """The proposer that is asked for, for one engine."""
-    if config.method == "draft":
+    if config.in_step:
         return ModelProposer()
     from engine.speculation.ngram import NgramProposer
 

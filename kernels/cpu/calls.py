@@ -46,6 +46,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(POINTER, POINTER, POINTER, COUNT, POINTER),
     ),
     "quire_copy_blocks": (POINTER, POINTER, POINTER, COUNT, COUNT),
+    "quire_copy_rows": (POINTER, COUNT, COUNT, COUNT, POINTER, COUNT),
     "quire_rows": (POINTER, POINTER, COUNT, COUNT, POINTER),
     "quire_build_inputs": (COUNT, *[POINTER] * 6, COUNT, COUNT, *[POINTER] * 4),
     "quire_feed_back": (POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, COUNT),

@@ -191,6 +191,8 @@ class _DryRun(TorchDispatchMode):
             return func(*args, **options)
         if func is _aten.embedding.default:
             return self._rows(*args[:2])
+        if func is _aten.copy_.default and _are_rows(*args[:2]):
+            return self._copy(*args[:2])
         raise NotRecordableError(f"{func} is no native kernel")
 
     def _rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -199,6 +201,19 @@ class _DryRun(TorchDispatchMode):
         operands = table.data_ptr(), ids.data_ptr(), ids.numel(), row_bytes, found.data_ptr()
         self._note("quire_rows", operands)
         return found
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        count, width = source.shape
+        size = source.itemsize
+        read = source.data_ptr(), source.stride(0) * size, count, width * size
+        self._note("quire_copy_rows", (*read, target.data_ptr(), target.stride(0) * size))
+        return target
+
+
+def _are_rows(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether one is copied to the other row by row, as it is."""
+    same = target.shape == source.shape and target.dtype == source.dtype
+    return same and source.ndim == 2 and source.stride(1) == target.stride(1) == 1
 
 
 def _word(kind: type, argument: Any) -> int:

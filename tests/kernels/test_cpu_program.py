@@ -108,6 +108,26 @@ def test_rotations_are_exact_to_the_last_place(
 
 
 @pytest.mark.skipif(not linear.is_available(), reason="no AVX-512 BF16 and VNNI")
+def test_a_part_of_wider_rows_is_copied_by_a_program() -> None:
+    x, wide = torch.zeros(3, 8), torch.full((3, 20), 7.0)
+
+    def copied() -> torch.Tensor:
+        wide[:, 4:12].copy_(x)
+        return wide[:, 2:10].new_empty((3, 8)).copy_(wide[:, 6:14])
+
+    program, result = Recorder(Workspace())(copied)
+    assert len(program) == 2
+    assert (wide == 7.0).all()
+    x.copy_(torch.randn(x.shape))
+    program()
+    assert torch.equal(wide[:, 4:12], x)
+    assert (wide[:, :4] == 7.0).all()
+    assert (wide[:, 12:] == 7.0).all()
+    assert torch.equal(result, wide[:, 6:14])
+    with pytest.raises(NotRecordableError, match="copy_"):  # another dtype
+        Recorder(Workspace())(lambda: wide.half().new_empty((3, 20)).copy_(wide))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 @pytest.mark.parametrize("columns", [31, 64, 100])
 def test_rows_of_a_held_weight(dtype: torch.dtype, columns: int) -> None:

@@ -134,7 +134,7 @@ def _layers(reader: ConfigReader, first_dense: int) -> tuple[LayerSpec, ...]:
 
 
 def _draft_layers(reader: ConfigReader) -> int:
-    """Layers for multi-token prediction, which are not served."""
+    """Layers for multi-token prediction, which draft where that is asked for."""
     newer = reader.whole("num_mtp_layers", 0)
     return reader.whole("num_nextn_predict_layers", newer)
 

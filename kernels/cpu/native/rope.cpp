@@ -73,3 +73,11 @@ extern "C" void quire_rows(const char* table, const int64_t* ids, int64_t count,
   for (int64_t i = 0; i < count; ++i) std::memcpy(out + i * bytes, table + ids[i] * bytes, bytes);
 }
 QUIRE_RECORDED(quire_rows)
+
+// Rows of `bytes` each, which lie `from_stride` and `to_stride` bytes apart.
+extern "C" void quire_copy_rows(const char* from, int64_t from_stride, int64_t count, int64_t bytes,
+                                char* to, int64_t to_stride) {
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(to + i * to_stride, from + i * from_stride, bytes);
+}
+QUIRE_RECORDED(quire_copy_rows)

@@ -1,0 +1,100 @@
+"""A head's parameters in the form it computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.errors import ModelLoadError
+from engine.models.draft_head.network import DraftHeadModules
+from engine.models.draft_head.spec import DraftHeadSpec, own_name
+from engine.models.linear import LinearMethod
+from engine.models.loader import Weights, stored
+from engine.models.modules import Modules, layer_bytes, make_layer, make_table
+from engine.models.norms import NormWeights
+from engine.models.safetensors import Header, read_tensor
+from engine.models.spec import DecoderSpec
+
+
+def make_draft_head(
+    spec: DraftHeadSpec,
+    weights: Weights,
+    method: LinearMethod,
+    model: tuple[DecoderSpec, Modules],
+    scored_ids: torch.Tensor | None,
+    *,
+    stacked: bool = False,
+) -> tuple[DraftHeadModules, int]:
+    """Read the weights and make the layer; with ``stacked``, its experts as tensors of all of them.
+
+    Args:
+        model: what it drafts for, whose matrices it borrows where it has none.
+        scored_ids: see ``DraftHeadModules``.
+
+    Returns:
+        The modules, and the bytes of what is not borrowed.
+
+    Raises:
+        ModelLoadError: they cannot be read, or the device has no room for them.
+    """
+
+    def norm(name: str) -> NormWeights | None:
+        weight = weights.get(name)
+        return None if weight is None else NormWeights(weight)
+
+    model_spec, borrowed = model
+    layer = make_layer(spec.layer, weights, method, 0, stacked=stacked)
+    fc = method.make(stored(weights, "fc.weight"), weights.get("fc.bias"))
+    num_bytes = layer_bytes(layer) + fc.num_bytes
+    embed, head, head_spec = borrowed.embed, borrowed.head, model_spec
+    if spec.has_embedding:
+        embed, table_bytes = make_table(stored(weights, "embedding"), method)
+        num_bytes += table_bytes
+    if spec.has_scores:
+        head = method.make_head(stored(weights, "head"))
+        head_spec = spec.layer
+        num_bytes += head.num_bytes
+    assert head is not None  # a model that generates has one
+    modules = DraftHeadModules(
+        fc=fc,
+        token_norm=norm("token_norm"),
+        state_norm=norm("state_norm"),
+        layer=layer,
+        norm=norm("norm"),
+        embed=embed,
+        head=head,
+        head_spec=head_spec,
+        scored_ids=scored_ids,
+    )
+    return modules, num_bytes
+
+
+def read_scored_ids(
+    spec: DraftHeadSpec, headers: Sequence[Header], device: torch.device
+) -> torch.Tensor | None:
+    """The tokens that an EAGLE-3 head scores, from ``d2t``: how far each one's id lies behind its
+    place. None where it scores all. Without ``headers``, where weights are random, the first ones.
+
+    Raises:
+        ModelLoadError: they are no such tokens.
+    """
+    count = spec.num_scored
+    if spec.kind != "eagle3" or count == spec.layer.vocab_size:
+        return None
+    ids = torch.arange(count)
+    for header in headers:
+        for entry in header.entries.values():
+            if own_name(spec, entry.name) != "d2t":
+                continue
+            if entry.shape != (count,) or entry.dtype not in (torch.int64, torch.int32):
+                raise ModelLoadError(
+                    f"{header.path}: tensor 'd2t' must be {count} integers, one a draft token"
+                )
+            with header.path.open("rb") as file:
+                ids = ids + read_tensor(file, entry)
+            if ids.min() < 0 or ids.max() >= spec.layer.vocab_size or ids.unique().numel() != count:
+                raise ModelLoadError(
+                    f"{header.path}: tensor 'd2t' names tokens twice, or that the model has not"
+                )
+    return ids.to(device)

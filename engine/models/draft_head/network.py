@@ -1,0 +1,136 @@
+"""A head at work: its layer, and what stands before and behind it.
+
+A head at position t reads the token at t + 1, e, and what the model made of the text up to t, f; it
+foresees the token at t + 2:
+
+    mtp, eagle    x = fc[norm(e), norm(f)]    x += attention(norm(x))            x += mlp(norm(x))
+    eagle3        x = f                       x += attention[norm(e), norm(f)]   x += mlp(norm(x))
+
+(EAGLE's first version has none of these norms but the MLP's.) From its second guess on it reads x,
+what it made itself, in the place of f.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.models.block import Block, Rotation, StepState
+from engine.models.draft_head.spec import DraftHeadSpec
+from engine.models.ends import Rotations, finish_logits
+from engine.models.linear import Head, Linear
+from engine.models.modules import Layer
+from engine.models.norms import NormWeights, RmsNorm, Unnormed
+from engine.models.spec import DecoderSpec
+from kernels.attention import LayerCache
+from kernels.operations import Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHeadModules:
+    """All that is loaded of a head, and what it borrows from its model."""
+
+    fc: Linear
+    token_norm: NormWeights | None
+    state_norm: NormWeights | None
+    layer: Layer
+    norm: NormWeights | None
+    embed: Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, hidden_size]
+    head: Head  # scores tokens
+    head_spec: DecoderSpec  # how its scores are finished
+    scored_ids: torch.Tensor | None  # [num_scored] int64, the tokens; None: all, in their order
+
+
+class DraftHead:
+    """A loaded head, with the face of a decoder of one layer.
+
+    Args:
+        spec: what it is.
+        modules: its parameters.
+        kernels: what computes attention and all that is no matrix product.
+        max_model_len: longest context served, in tokens.
+        device: of the parameters.
+    """
+
+    def __init__(
+        self,
+        spec: DraftHeadSpec,
+        modules: DraftHeadModules,
+        kernels: Kernels,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self.spec = spec.layer
+        self.taps = spec.taps
+        self._reads_both = spec.kind == "eagle3"
+        self._modules = modules
+        operations, eps = kernels.operations, spec.layer.norm.eps
+
+        def norm(weights: NormWeights | None) -> RmsNorm | Unnormed:
+            return Unnormed() if weights is None else RmsNorm(weights.weight, eps, operations)
+
+        self._token_norm = norm(modules.token_norm)
+        self._state_norm = norm(modules.state_norm)
+        self._norm = norm(modules.norm)
+        self._block = Block(spec.layer, modules.layer, kernels, 0)
+        self._rotations = Rotations(spec.layer, max_model_len, operations, device)
+
+    def rotations(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
+        """Cosines and sines of a step's positions, for its ``StepState``."""
+        return self._rotations(positions)
+
+    def condense(self, states: torch.Tensor) -> torch.Tensor:
+        """What it keeps of a token: [n, as many states as it taps, one after the other] ->
+        [n, hidden_size]."""
+        return self._modules.fc(states) if self.taps else states
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        state: StepState,
+        caches: Sequence[LayerCache],
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run the layer, and store its keys and values.
+
+        Args:
+            input_ids: [num_tokens] int64, each behind the token whose state it is read with.
+            state: the step's, with ``read_states``.
+            caches: of its one layer, written in place.
+            wanted: [num_wanted] int64, the tokens whose result is read; None for all of them.
+
+        Returns:
+            [num_wanted or num_tokens, hidden_size], for ``logits``, and to be read with the next
+            guess.
+        """
+        assert state.read_states is not None
+        block = self._block
+        both = torch.cat(
+            (
+                self._token_norm(self._modules.embed(input_ids)),
+                self._state_norm(state.read_states),
+            ),
+            dim=-1,
+        )
+        if self._reads_both:
+            x, read = state.read_states.clone(), both
+        else:
+            x = self._modules.fc(both)
+            read = block.attention_norm(x)
+        attended = block.attend(read, state, caches[0])
+        if wanted is not None:
+            x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
+        normed = block.mlp_norm.add(block.output(attended, None), x)
+        x += block.mlp(normed, None)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden_size] -> [n, vocab_size] float32; -inf of tokens that it does not score."""
+        modules = self._modules
+        scores = finish_logits(modules.head_spec, modules.head.logits(self._norm(hidden)))
+        if modules.scored_ids is None:
+            return scores
+        shape = scores.shape[0], self.spec.vocab_size
+        return scores.new_full(shape, float("-inf")).index_copy_(1, modules.scored_ids, scores)

@@ -1,0 +1,119 @@
+"""What a head that drafts is, its parameters, and what checkpoints call them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.models import weights
+from engine.models.spec import DecoderSpec
+from engine.models.weights import Parameter, Target
+
+DraftHeadKind = Literal["mtp", "eagle", "eagle3"]
+
+
+@dataclass(frozen=True)
+class DraftHeadSpec:
+    """A head of one decoder layer. T is the hidden size of the model it drafts for, H its own."""
+
+    kind: DraftHeadKind
+    layer: DecoderSpec  # whose one layer it is; its vocabulary is the model's
+    model_size: int  # T
+    num_scored: int  # tokens that its scores are of: all, or the likeliest
+    taps: tuple[int, ...] = ()  # layers of the model whose inputs it reads; none: the last norm
+    fc_bias: bool = False
+    has_embedding: bool = False  # of its own; else the model's
+    has_scores: bool = False  # a matrix of its own that scores tokens; else the model's
+    index: int = 0  # of an ``mtp`` layer in its checkpoint, behind the model's last
+
+    @property
+    def architecture(self) -> str:
+        """What messages call it."""
+        return f"{self.layer.architecture} {self.kind}"
+
+
+def draft_head_parameters(spec: DraftHeadSpec) -> dict[str, Parameter]:
+    """All parameters of a head, by name; those of its layer begin with ``0.``"""
+    hidden = spec.layer.hidden_size
+    found = {
+        name: parameter
+        for name, parameter in weights.parameters(spec.layer).items()
+        if name.startswith("0.")
+    }
+    num_read = len(spec.taps) * spec.model_size if spec.taps else 2 * hidden
+    found["fc.weight"] = Parameter((hidden,), (num_read,))
+    if spec.fc_bias:
+        found["fc.bias"] = Parameter((hidden,))
+    if spec.kind != "mtp":
+        del found["0.attention_norm"]
+    if spec.kind == "eagle3":
+        found["0.qkv.weight"] = Parameter(found["0.qkv.weight"].parts, (2 * hidden,))
+    if spec.kind != "eagle":
+        for name in ("token_norm", "state_norm", "norm"):
+            found[name] = Parameter((hidden,), is_norm=True)
+    if spec.has_embedding:
+        found["embedding"] = Parameter((spec.layer.vocab_size,), (hidden,))
+    if spec.has_scores:
+        found["head"] = Parameter((spec.num_scored,), (hidden,))
+    return found
+
+
+def draft_head_targets(spec: DraftHeadSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
+    """Where each tensor of a checkpoint goes, by its full name (see ``own_name``)."""
+    prefix, names = (mtp_prefix(spec), _MTP) if spec.kind == "mtp" else ("layers.0.", _EAGLE)
+    places = {
+        prefix + name.removeprefix("model.layers.0."): target
+        for name, target in weights.targets(spec.layer, wanted).items()
+        if target.parameter.startswith("0.")
+    }
+    for name, parameter in names.items():
+        if parameter in wanted:
+            full = prefix + name if spec.kind == "mtp" else name
+            places[full] = Target(parameter, 0)
+    return places
+
+
+def mtp_prefix(spec: DraftHeadSpec) -> str:
+    """What the tensors of an ``mtp`` layer begin with."""
+    return f"model.layers.{spec.index}."
+
+
+def own_name(spec: DraftHeadSpec, name: str) -> str:
+    """A tensor's full name: EAGLE's heads are written with and without ``model.``, the layer of
+    EAGLE-3's under two names."""
+    if spec.kind == "mtp":
+        return name
+    name = name.removeprefix("model.")
+    return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
+
+
+def is_unused(spec: DraftHeadSpec, name: str) -> bool:
+    """Whether a tensor may be passed over: the model's own, computed here, or a map of tokens,
+    which is read by itself."""
+    if spec.kind == "mtp":
+        is_foreign = not name.startswith(mtp_prefix(spec))
+        return is_foreign or weights.is_redundant(spec.layer, name)
+    return name in TOKEN_MAPS or weights.is_redundant(spec.layer, "model." + name)
+
+
+# EAGLE-3: how far a scored token's id lies from the model's, and which tokens are scored at all.
+TOKEN_MAPS = ("d2t", "t2d")
+
+_MTP = {
+    "eh_proj.weight": "fc.weight",
+    "enorm.weight": "token_norm",
+    "hnorm.weight": "state_norm",
+    "shared_head.norm.weight": "norm",
+    "embed_tokens.weight": "embedding",
+    "shared_head.head.weight": "head",
+}
+_EAGLE = {
+    "fc.weight": "fc.weight",
+    "fc.bias": "fc.bias",
+    "layers.0.input_layernorm.weight": "token_norm",
+    "layers.0.hidden_norm.weight": "state_norm",
+    "norm.weight": "norm",
+    "embed_tokens.weight": "embedding",
+    "lm_head.weight": "head",
+}

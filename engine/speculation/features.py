@@ -1,0 +1,83 @@
+"""What a model has made of each token in its KV cache, kept for a head that drafts from it.
+
+A head is to read what the model made of *every* token of a text, those of cached prefixes too, and
+the model computes each of them once. So its states lie beside the KV cache, by the same slots:
+
+    step ─► hidden states ─► condensed ─► table[slot]  ◄─ blocks are shared, copied and given back
+                                              │           as those of keys and values are
+                            head ◄── later ───┘
+
+A block holds states whenever it holds keys and values, and a head can read a text when it is to
+guess for it, and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.kv_cache.storage import zeros
+from engine.models.block import StepState, Taps
+from engine.models.decoder import Decoder
+from engine.models.draft_head.network import DraftHead
+from engine.types import BlockCopy
+from kernels.attention import LayerCache
+
+
+class Features:
+    """The table, and how a step fills it.
+
+    Args:
+        head: who reads it.
+        num_blocks, block_size: of the KV cache.
+        dtype: of hidden states.
+        device: of the model.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.head = head
+        self._block_size = block_size
+        shape = (num_blocks * block_size, head.spec.hidden_size)
+        self._table = zeros(shape, dtype, device)
+
+    def run(
+        self,
+        model: Decoder,
+        input_ids: torch.Tensor,
+        state: StepState,
+        caches: Sequence[LayerCache],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A forward pass of the model: its result for all tokens, and what is to be kept of each,
+        [num_tokens, hidden_size] and [num_tokens, the head's hidden_size]."""
+        taps = Taps(self.head.taps) if self.head.taps else None
+        hidden = model.forward(input_ids, state, caches, None, taps)
+        if taps is None:
+            return hidden, hidden
+        assert taps.states is not None
+        return hidden, self.head.condense(taps.states)
+
+    def empty(self, count: int) -> torch.Tensor:
+        """Room for those of so many tokens: [count, hidden_size]."""
+        return self._table.new_empty((count, self._table.shape[1]))
+
+    def keep(self, slots: torch.Tensor, features: torch.Tensor) -> None:
+        """Write those of tokens in these slots: [n] int64 and [n, hidden_size]."""
+        self._table.index_copy_(0, slots, features)
+
+    def of(self, slots: torch.Tensor) -> torch.Tensor:
+        """Those of these slots: [n] int64 -> [n, hidden_size]."""
+        return self._table.index_select(0, slots)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """The second block of each pair becomes what the first one is."""
+        pairs = torch.tensor(copies, device=self._table.device).view(-1, 2)
+        blocks = self._table.view(-1, self._block_size, self._table.shape[1])
+        blocks[pairs[:, 1]] = blocks[pairs[:, 0]]

@@ -1,0 +1,159 @@
+"""From a config to a head that drafts: read and refused before anything loads, loaded after its
+model, whose embeddings and scores it borrows."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.kv_cache.storage import KVCache, bytes_per_token
+from engine.models.checkpoint import ModelConfig, read_headers
+from engine.models.draft_head.make import make_draft_head, read_scored_ids
+from engine.models.draft_head.network import DraftHead, DraftHeadModules
+from engine.models.draft_head.read import mtp_spec, read_eagle_config, with_present
+from engine.models.draft_head.spec import DraftHeadSpec
+from engine.models.linear import LinearMethod
+from engine.models.loader import Weights, dummy_weights, load_weights
+from engine.models.modules import Modules
+from engine.models.safetensors import Header
+from engine.models.spec import DecoderSpec
+from engine.models.stored import Format
+from engine.runner.kernels import choose_kernels
+from engine.runner.rows import RowTable
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.features import Features
+from engine.speculation.load import draft_attention
+from engine.types import MemoryPlan
+from kernels.attention import AttentionSpec
+from kernels.operations import Kernels
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """A head that can be loaded."""
+
+    spec: DraftHeadSpec
+    model_spec: DecoderSpec
+    headers: list[Header]
+    stored_as: Format | None  # how its matrices are quantised in the checkpoint
+    attention: AttentionSpec
+    kernels: Kernels
+    rejects: bool
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What its keys and values take, and the states that it reads."""
+        dtype = self.attention.dtype
+        cached = bytes_per_token(self.spec.layer, dtype, self.attention.cache_dtype)
+        return cached + self.spec.layer.hidden_size * dtype.itemsize
+
+    def load(self, config: EngineConfig, method: LinearMethod, model: Modules) -> LoadedHead:
+        """Its parameters, beside those of its model. Raises ModelLoadError."""
+        dtype, device = self.attention.dtype, self.attention.device
+        if config.load_format == "dummy":
+            weights: Weights = dummy_weights(self.spec, dtype, device, config.seed + 1)
+        else:
+            weights = load_weights(self.spec, self.headers, dtype, device, None, self.stored_as)
+        modules, num_bytes = make_draft_head(
+            self.spec,
+            weights,
+            method,
+            (self.model_spec, model),
+            read_scored_ids(self.spec, self.headers, device),
+            stacked=self.kernels.name == "triton",
+        )
+        return LoadedHead(self, modules, num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """A head's parameters, before there is a cache."""
+
+    plan: HeadPlan
+    modules: DraftHeadModules
+    num_bytes: int  # of what it does not borrow from its model
+
+    def features(self, memory: MemoryPlan) -> Features:
+        """The head, and where what it reads of the model is kept."""
+        plan, attention = self.plan, self.plan.attention
+        head = DraftHead(
+            plan.spec, self.modules, plan.kernels, memory.max_model_len, attention.device
+        )
+        size = memory.num_blocks, memory.block_size
+        return Features(head, *size, attention.dtype, attention.device)
+
+    def drafts(self, features: Features, memory: MemoryPlan, rows: RowTable) -> DraftModel:
+        """Put together with a cache of as many blocks as the model's.
+
+        Raises:
+            ModelLoadError: it does not fit.
+        """
+        plan, attention = self.plan, self.plan.attention
+        size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
+        return DraftModel(
+            features.head,
+            KVCache(plan.spec.layer, *size, attention.cache_dtype),
+            plan.kernels,
+            attention,
+            rows,
+            vocab_size=plan.model_spec.vocab_size,
+            rejects=plan.rejects,
+            features=features,
+        )
+
+
+def plan_head(
+    config: EngineConfig,
+    model: ModelConfig,
+    spec: DecoderSpec,
+    headers: list[Header],
+    stored_as: Format | None,
+    attention: AttentionSpec,
+) -> HeadPlan | None:
+    """The head that ``config`` asks for; None where it asks for none.
+
+    Args:
+        config: of the engine.
+        model, spec: that it drafts for.
+        headers, stored_as: of that model's checkpoint.
+        attention: of that model; device, dtype and block size are the head's too.
+
+    Raises:
+        ModelLoadError: it cannot be used, or there is none.
+    """
+    speculation = config.speculation
+    if speculation is None or not speculation.has_head:
+        return None
+    if not spec.generates:
+        raise ModelLoadError(f"{model.directory}: a model without text has nothing to guess ahead")
+    is_dummy = config.load_format == "dummy"
+    if speculation.method == "mtp":
+        if model.gguf is not None:
+            raise ModelLoadError(f"{config.model}: heads of GGUF files are not read (speculation)")
+        if speculation.draft_model is not None:
+            logger.warning("speculation mtp: no use is made of draft_model")
+        head = mtp_spec(spec, _names(headers), model.directory)
+        if spec.num_draft_layers > 1:
+            logger.info("of %d mtp layers the first guesses alone", spec.num_draft_layers)
+    elif speculation.draft_model is None:
+        raise ModelLoadError("speculation with an EAGLE head needs draft_model, its directory")
+    else:
+        directory = Path(speculation.draft_model)
+        head = read_eagle_config(directory, spec)
+        headers, stored_as = [], None
+        if not is_dummy:
+            headers = read_headers(directory, config.load_format)
+            head = with_present(head, _names(headers), directory)
+    own_attention = draft_attention(head.layer, attention)
+    kernels = choose_kernels(config.attention_backend, own_attention)
+    rejects = speculation.draft_sampling == "rejection"
+    return HeadPlan(head, spec, headers, stored_as, own_attention, kernels, rejects)
+
+
+def _names(headers: list[Header]) -> set[str]:
+    return {name for header in headers for name in header.entries}

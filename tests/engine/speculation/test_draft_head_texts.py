@@ -1,0 +1,175 @@
+"""Texts with a head that drafts are those without; a head that has learnt them is mostly right."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+
+from engine.config import SpeculationConfig
+from engine.core import EngineCore
+from engine.requests import fan_out
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.features import Features
+from engine.speculation.pace import Pace
+from engine.types import SamplingParams
+from kernels.cpu.linear import is_available
+from tests import tiny_draft_heads, tiny_models
+from tests.engine.runner.test_speculation import (
+    GREEDY,
+    PROMPTS,
+    SCHEDULES,
+    config_of,
+    generate,
+    requests_of,
+)
+from tests.engine.speculation.test_draft_head import KINDS, saved
+
+
+class Served(NamedTuple):
+    """A model, how it speculates, and what it says to ``PROMPTS`` without."""
+
+    model: str
+    speculation: SpeculationConfig
+    greedy: dict[str, list[int]]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def served(request, tmp_path_factory) -> Served:
+    """With a head that has learnt the greedy texts."""
+    kind, directory = request.param, tmp_path_factory.mktemp(request.param)
+    base = tiny_draft_heads.build_mtp("deepseek_v3") if kind == "mtp" else None
+    twin = tiny_draft_heads.build(kind, base or tiny_models.build("llama"))
+    model, _ = saved(twin, directory)
+    greedy, _, _ = generate(config_of(model, None), requests_of(**GREEDY))
+    texts = [[*prompt, *greedy[str(index)]] for index, prompt in enumerate(PROMPTS)]
+    twin.learn(texts, [len(prompt) for prompt in PROMPTS], steps=120)
+    return Served(*saved(twin, directory), greedy)
+
+
+def first_kept(core: EngineCore) -> float:
+    """How many of the first drafts of a row were kept."""
+    drafts = core.stats.drafts
+    assert drafts.num_drafts > 30
+    return drafts.accepted_per_position[0] / drafts.num_drafts
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_greedy_text_is_the_same_and_foreseen(served, schedule):
+    config = config_of(served.model, served.speculation, **SCHEDULES[schedule])
+    texts, _, core = generate(config, requests_of(**GREEDY))
+    assert texts == served.greedy
+    assert first_kept(core) > 0.6
+    assert (core.stats.num_preemptions > 0) == (schedule == "preempted")
+
+
+def test_heads_that_read_at_the_wrong_place_foresee_little(served, monkeypatch):
+    """The bound above is one that a wrong shift does not pass."""
+    config = config_of(served.model, served.speculation)
+    of, init = Features.of, DraftModel.__init__
+
+    def of_the_token_before(self, slots):
+        return of(self, (slots - 1).clamp(min=0))
+
+    def beside_its_own_state(self, *args: Any, **options: Any):
+        init(self, *args, **options)
+        self._lead = 0
+
+    for owner, name, wrong in (
+        (Features, "of", of_the_token_before),
+        (DraftModel, "__init__", beside_its_own_state),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, wrong)
+            texts, _, core = generate(config, requests_of(**GREEDY))
+        assert texts == served.greedy
+        assert first_kept(core) < 0.4
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "sampled": {"temperature": 0.8},
+    "penalised": {"frequency_penalty": 1.0, "top_p": 0.9, "logit_bias": {7: 3.0}},
+    "told": {"logprobs": 3, "prompt_logprobs": 1, "temperature": 0.3},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_coupled_drafts_change_no_text_whatever_is_asked_for(served, asked):
+    requests = requests_of(**ASKED[asked])
+    expected, _, _ = generate(config_of(served.model, None), requests)
+    texts, _, core = generate(config_of(served.model, served.speculation), requests)
+    assert texts == expected
+    assert core.stats.drafts.num_accepted_tokens > 0
+
+
+def test_rejection_leaves_greedy_text_and_draws_from_what_the_head_said(served):
+    speculation = msgspec.structs.replace(served.speculation, draft_sampling="rejection")
+    config = config_of(served.model, speculation)
+    texts, _, core = generate(config, requests_of(**GREEDY))
+    assert texts == served.greedy
+    assert first_kept(core) > 0.6
+    sampled = requests_of(temperature=0.5)
+    crowd, _, core = generate(config, sampled)
+    assert core.stats.drafts.num_accepted_tokens > 0
+    assert generate(config, sampled[3:4])[0]["3"] == crowd["3"]
+
+
+@pytest.mark.parametrize("schedule", ["chunks of seven", "preempted", "overlapped"])
+def test_a_head_that_is_seldom_asked_has_read_all(served, schedule, monkeypatch):
+    """What a model made of prefixes, forks and preempted texts is there when a head asks late."""
+    rng = random.Random(3)
+    monkeypatch.setattr(Pace, "claim", lambda pace, acceptance: rng.choice((0, 0, 1, 2)))
+    requests = requests_of(**GREEDY)
+    requests += fan_out(
+        "forked", PROMPTS[1], SamplingParams(n=3, temperature=0.0, max_tokens=20, ignore_eos=True)
+    )
+    core = EngineCore.load(config_of(served.model, served.speculation, **SCHEDULES[schedule]))
+    texts: dict[str, list[int]] = {}
+    for wave in ("", "again-"):  # the second finds the prefixes of the first
+        for request in requests:
+            fork_of = request.fork_of and wave + request.fork_of
+            core.add(msgspec.structs.replace(request, id=wave + request.id, fork_of=fork_of))
+        while core.has_work:
+            output = core.step()
+            for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+                texts.setdefault(row_id, []).extend(tokens)
+    assert core.stats.prefix_cache_hits > 0
+    for row_id, text in texts.items():
+        name = row_id.removeprefix("again-")
+        expected = served.greedy[name if name in served.greedy else "1"]
+        assert text == expected[: len(text)]
+    assert first_kept(core) > 0.6
+
+
+@pytest.mark.skipif(not is_available(), reason="no native linear layers here")
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_recorded_steps_leave_a_head_the_same_states(kind, tmp_path, monkeypatch):
+    """In bfloat16, to the bit; prompts' chunks and single tokens, with drafts and without."""
+    shape = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
+    model = str(tiny_models.save("llama", tmp_path / "model", **shape))
+    twin = tiny_draft_heads.build(kind, tiny_models.build("llama", **shape))
+    head = str(twin.save(tmp_path / "head"))
+    monkeypatch.setattr(Pace, "claim", lambda pace, acceptance: 2 * (pace._num_rows % 2))
+    texts, tables, drafts = [], [], []
+    for enforce_eager in (False, True):
+        speculation = SpeculationConfig(method="eagle", draft_model=head)
+        config = msgspec.structs.replace(
+            config_of(model, speculation, attention_backend="cpu", max_num_batched_tokens=11),
+            dtype="bfloat16",
+            enforce_eager=enforce_eager,
+        )
+        told, _, core = generate(config, requests_of(**GREEDY))
+        texts.append(told)
+        tables.append(core._runner._features._table)
+        drafts.append(core.stats.drafts)
+        if not enforce_eager:
+            programs = core._runner._graphs
+            assert programs._is_recordable
+            assert len(programs._programs) > 3
+    assert texts[0] == texts[1]
+    assert drafts[0] == drafts[1]
+    assert drafts[0].num_draft_tokens > 0
+    assert torch.equal(tables[0], tables[1])
