@@ -26,7 +26,7 @@ from tests import tiny_models
 Kind = Literal["mtp", "eagle", "eagle3"]
 
 NUM_LAYERS = 3  # of the models
-NUM_SCORED = 90  # tokens that the EAGLE-3 head scores
+NUM_SCORED = 140  # tokens that the EAGLE-3 head scores
 
 
 class Norm(nn.Module):
@@ -211,7 +211,7 @@ def _own_config(config: Any, kind: Kind) -> dict[str, Any]:
     return {
         **{"vocab_size": config.vocab_size, "hidden_size": config.hidden_size},
         **{"intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4},
-        **{"num_key_value_heads": 2 if kind == "eagle3" else 4, "head_dim": 12},
+        **{"num_key_value_heads": 2 if kind == "eagle3" else 4, "head_dim": 16},
         **{"max_position_embeddings": 64, "rms_norm_eps": 1e-5},
         **{"bos_token_id": 1, "eos_token_id": 2},
     }

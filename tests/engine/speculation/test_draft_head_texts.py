@@ -62,7 +62,7 @@ def test_greedy_text_is_the_same_and_foreseen(served, schedule):
     config = config_of(served.model, served.speculation, **SCHEDULES[schedule])
     texts, _, core = generate(config, requests_of(**GREEDY))
     assert texts == served.greedy
-    assert first_kept(core) > 0.6
+    assert first_kept(core) > 0.5
     assert (core.stats.num_preemptions > 0) == (schedule == "preempted")
 
 
@@ -86,7 +86,7 @@ def test_heads_that_read_at_the_wrong_place_foresee_little(served, monkeypatch):
             patch.setattr(owner, name, wrong)
             texts, _, core = generate(config, requests_of(**GREEDY))
         assert texts == served.greedy
-        assert first_kept(core) < 0.4
+        assert first_kept(core) < 0.35
 
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -110,7 +110,7 @@ def test_rejection_leaves_greedy_text_and_draws_from_what_the_head_said(served):
     config = config_of(served.model, speculation)
     texts, _, core = generate(config, requests_of(**GREEDY))
     assert texts == served.greedy
-    assert first_kept(core) > 0.6
+    assert first_kept(core) > 0.5
     sampled = requests_of(temperature=0.5)
     crowd, _, core = generate(config, sampled)
     assert core.stats.drafts.num_accepted_tokens > 0
@@ -141,7 +141,7 @@ def test_a_head_that_is_seldom_asked_has_read_all(served, schedule, monkeypatch)
         name = row_id.removeprefix("again-")
         expected = served.greedy[name if name in served.greedy else "1"]
         assert text == expected[: len(text)]
-    assert first_kept(core) > 0.6
+    assert first_kept(core) > 0.5
 
 
 @pytest.mark.skipif(not is_available(), reason="no native linear layers here")
