@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,6 +13,8 @@ import torch
 from engine.config import SpeculationConfig
 from engine.core import EngineCore
 from engine.requests import fan_out
+from engine.runner import load
+from engine.runner.graphs import DecodeGraphs
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.speculation.pace import Pace
@@ -173,3 +176,25 @@ def test_recorded_steps_leave_a_head_the_same_states(kind, tmp_path, monkeypatch
     assert drafts[0] == drafts[1]
     assert drafts[0].num_draft_tokens > 0
     assert torch.equal(tables[0], tables[1])
+
+
+def test_captured_steps_leave_a_head_what_it_reads(served, monkeypatch):
+    """As on a GPU, where steps are padded: what stands for a graph is a function called again."""
+    replays = []
+
+    def captured(*parts: Any, features: Features, **_: Any) -> DecodeGraphs:
+        def capture(function: Callable[[], None]) -> Callable[[], None]:
+            function()
+            return lambda: replays.append(function())
+
+        graphs = DecodeGraphs(*parts, 30, capture, features)
+        with torch.inference_mode():
+            while graphs.capture_next():
+                pass
+        return graphs
+
+    monkeypatch.setattr(load, "DecodePrograms", captured)
+    texts, _, core = generate(config_of(served.model, served.speculation), requests_of(**GREEDY))
+    assert texts == served.greedy
+    assert replays
+    assert first_kept(core) > 0.5
