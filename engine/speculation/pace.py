@@ -5,13 +5,16 @@ yields
 
     E(k) = 1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a)
 
-tokens (Leviathan et al. 2023, equation 1), and costs its share of the step plus ``k`` times what a
-draft adds to it. The ``k`` with the most tokens a second is taken, none where that is less than
-without. Both costs are measured, for each number of rows: with few rows a step costs the reading of
-the weights, and drafts are nearly free; with many it costs the multiplications, and they are not.
+tokens (Leviathan et al. 2023, equation 1; where a draft's rate depends on its place in the row, the
+same sum of products), and costs its share of the step plus ``k`` times what a draft adds to it. The
+``k`` with the most tokens a second is taken, none where that is less than without. Both costs are
+measured, for each number of rows: with few rows a step costs the reading of the weights, and drafts
+are nearly free; with many it costs the multiplications, and they are not.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _GAIN = 1.03  # what drafting must promise over not drafting: below it is noise
 _SAMPLES = 4  # of a cost, before it is believed
@@ -189,8 +192,9 @@ class Pace:
         else:
             self._forced = None
 
-    def num_drafts(self, acceptance: float) -> int:
-        """How many drafts a row of this step should have."""
+    def num_drafts(self, acceptance: float, factors: Sequence[float] = ()) -> int:
+        """How many drafts a row of this step should have; ``factors``: by what its acceptance at
+        each place differs (``Positions``)."""
         if not self._adaptive:
             return self._most
         if self._forced is not None:
@@ -198,16 +202,16 @@ class Pace:
         share_s, draft_s = self._now.plain_s / self._num_rows, self._now.draft_s
         best, best_rate, tokens, kept = 0, _GAIN / share_s, 1.0, 1.0
         for count in range(1, self._most + 1):
-            kept *= acceptance
+            kept *= min(1.0, acceptance * factors[count - 1]) if factors else acceptance
             tokens += kept
             rate = tokens / (share_s + count * draft_s)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
 
-    def claim(self, acceptance: float) -> int:
+    def claim(self, acceptance: float, factors: Sequence[float] = ()) -> int:
         """The same for a row that is about to draft them."""
-        count = self.num_drafts(acceptance)
+        count = self.num_drafts(acceptance, factors)
         if count and self._forced is not None:
             self._num_unprobed -= 1
         return count

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engine.config import SpeculationConfig
 from engine.speculation.pace import Acceptance, Pace, prior_acceptance
+from engine.speculation.positions import Positions
 from engine.speculation.proposer import Drafter, Proposer, make_proposer
 from engine.types import DraftStats, Request, StepPlan
 
@@ -48,6 +49,7 @@ class Speculator:
         self._proposer = make_proposer(config) if proposer is None else proposer
         self._pace = Pace(config.num_draft_tokens, adaptive=config.adaptive)
         self._of_all = prior_acceptance()
+        self._positions = Positions(config.num_draft_tokens)
         self._is_cold = False  # drafts of the newest step cost more than those of later ones will
         self._num_drafts = 0
         self._num_draft_tokens = 0
@@ -76,11 +78,11 @@ class Speculator:
         draft.num_unguessed += 1
         if draft.num_unguessed % _PATIENCE:
             return False
-        return self._pace.num_drafts(draft.acceptance.rate) > 0
+        return self._pace.num_drafts(draft.acceptance.rate, self._positions.factors) > 0
 
     def propose(self, draft: Draft, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """Drafts behind ``token_ids``: as many as pay for themselves, and at most ``most``."""
-        wanted = min(most, self._pace.claim(draft.acceptance.rate))
+        wanted = min(most, self._pace.claim(draft.acceptance.rate, self._positions.factors))
         if wanted <= 0:
             draft.acceptance.fade()
             self._of_all.fade()
@@ -97,6 +99,7 @@ class Speculator:
         draft.num_accepted += num_accepted
         draft.acceptance.learn(num_drafts, num_accepted)
         self._of_all.learn(num_drafts, num_accepted)
+        self._positions.learn(num_drafts, num_accepted)
         self._num_drafts += 1
         self._num_draft_tokens += num_drafts
         for position in range(num_accepted):

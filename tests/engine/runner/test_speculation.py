@@ -283,7 +283,7 @@ def test_a_draft_model_that_is_seldom_asked_has_read_all(tiny, other, schedule, 
     """The model as its own draft is always right, so each guess tells whether it has read what
     it should: prompts, cached prefixes that it never guessed in, forks, what was preempted."""
     rng = random.Random(3)
-    monkeypatch.setattr(Pace, "claim", lambda pace, acceptance: rng.choice((0, 0, 0, 1, 3)))
+    monkeypatch.setattr(Pace, "claim", lambda pace, *_: rng.choice((0, 0, 0, 1, 3)))
     requests = requests_of(**GREEDY)
     forks = SamplingParams(n=3, temperature=0.0, max_tokens=9, ignore_eos=True)
     requests += fan_out("forked", PROMPTS[1], forks)

@@ -124,7 +124,7 @@ def test_rejection_leaves_greedy_text_and_draws_from_what_the_head_said(served):
 def test_a_head_that_is_seldom_asked_has_read_all(served, schedule, monkeypatch):
     """What a model made of prefixes, forks and preempted texts is there when a head asks late."""
     rng = random.Random(3)
-    monkeypatch.setattr(Pace, "claim", lambda pace, acceptance: rng.choice((0, 0, 1, 2)))
+    monkeypatch.setattr(Pace, "claim", lambda pace, *_: rng.choice((0, 0, 1, 2)))
     requests = requests_of(**GREEDY)
     requests += fan_out(
         "forked", PROMPTS[1], SamplingParams(n=3, temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -155,7 +155,7 @@ def test_recorded_steps_leave_a_head_the_same_states(kind, tmp_path, monkeypatch
     model = str(tiny_models.save("llama", tmp_path / "model", **shape))
     twin = tiny_draft_heads.build(kind, tiny_models.build("llama", **shape))
     head = str(twin.save(tmp_path / "head"))
-    monkeypatch.setattr(Pace, "claim", lambda pace, acceptance: 2 * (pace._num_rows % 2))
+    monkeypatch.setattr(Pace, "claim", lambda pace, *_: 2 * (pace._num_rows % 2))
     texts, tables, drafts = [], [], []
     for enforce_eager in (False, True):
         speculation = SpeculationConfig(method="eagle", draft_model=head)
