@@ -16,9 +16,10 @@ import logging
 from collections.abc import Sequence
 
 from engine.errors import EngineDead, Failure
+from engine.plan_rows import ScheduledRow
 from engine.runner.protocol import Runner
 from engine.scheduler import Scheduler
-from engine.types import ScheduledRow, StepPlan, StepResult, TokenLogprobs
+from engine.types import StepPlan, StepResult, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 

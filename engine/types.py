@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from engine.errors import Failure, InvalidParameter
+from engine.plan_rows import PlanRows
 from engine.pooling import PoolingInfo, PoolingParams
 
 if TYPE_CHECKING:
@@ -174,21 +175,6 @@ class AddedRow(msgspec.Struct, frozen=True):
     grammar: CompiledGrammar | None = None  # the request's
 
 
-class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's share of a step: tokens at positions [start, start + len(token_ids)).
-
-    The last ``num_drafts`` of them are guesses that the step verifies: each is kept while it is
-    what the logits before it choose. They are known, or all ``DRAFT_TOKEN``.
-    """
-
-    id: str
-    start: int
-    token_ids: tuple[int, ...]  # the last may be PENDING_TOKEN
-    new_block_ids: tuple[int, ...]  # appended to the row's block table since its last plan
-    samples: bool  # whether the last position's logits choose the next token
-    num_drafts: int = 0  # behind one known token; only in a row that samples
-
-
 class BlockCopy(NamedTuple):
     """A block whose contents the runner copies before the step's own writes."""
 
@@ -199,7 +185,7 @@ class BlockCopy(NamedTuple):
 class StepPlan(msgspec.Struct, frozen=True):
     """What one step computes. The scheduler decides, the runner obeys."""
 
-    rows: tuple[ScheduledRow, ...] = ()
+    rows: PlanRows = msgspec.field(default_factory=PlanRows)
     added: tuple[AddedRow, ...] = ()  # before their first row
     removed: tuple[str, ...] = ()  # preempted, finished or aborted since the last plan: forget
     copies: tuple[BlockCopy, ...] = ()
@@ -213,7 +199,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     @property
     def num_tokens(self) -> int:
         """Tokens computed by this step, over all rows."""
-        return sum(len(row.token_ids) for row in self.rows)
+        return self.rows.num_tokens
 
 
 # ---------------------------------------------------------------- runner -> scheduler

@@ -13,7 +13,7 @@ which keeps the prefixes of different ones apart.
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -44,8 +44,8 @@ class PrefixChain:
         digests = self._digests
         size = self._block_size
         for start in range(len(digests) * size, num_blocks * size, size):
-            block = array("q", token_ids[start : start + size])
-            self._parent = _digest(self._key, self._parent, block.tobytes())
+            block = struct.pack(f"{size}i", *token_ids[start : start + size])
+            self._parent = _digest(self._key, self._parent, block)
             digests.append(self._parent)
         return digests
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.types import ScheduledRow
+from engine.plan_rows import PlanRows, ScheduledRow
 from kernels.reference.drafts import NO_DRAFT
 
 
@@ -45,25 +45,21 @@ class StepDrafts:
         return np.arange(self.draft_ids.size, dtype=np.int32) - self.begins[self.groups]
 
 
-def spread(rows: tuple[ScheduledRow, ...]) -> tuple[ScheduledRow, ...]:
+def spread(rows: PlanRows) -> PlanRows:
     """The rows, with a row for each token of those that verify drafts. Their blocks are known."""
-    spread_rows: list[ScheduledRow] = []
+    spread_rows = PlanRows()
     for row in rows:
         if not row.num_drafts:
             spread_rows.append(row)
             continue
-        spread_rows += [
-            ScheduledRow(row.id, position, (token,), (), samples=True)
-            for position, token in enumerate(row.token_ids, row.start)
-        ]
-    return tuple(spread_rows)
+        for position, token in enumerate(row.token_ids, row.start):
+            spread_rows.append(ScheduledRow(row.id, position, (token,), (), samples=True))
+    return spread_rows
 
 
-def step_drafts(
-    rows: tuple[ScheduledRow, ...], proposed: torch.Tensor | None = None
-) -> StepDrafts | None:
+def step_drafts(rows: PlanRows, proposed: torch.Tensor | None = None) -> StepDrafts | None:
     """The drafts of these rows, all of them known; None where there are none."""
-    if not any(row.num_drafts for row in rows):
+    if not rows.num_drafts:
         return None
     sizes: list[int] = []
     draft_ids: list[int] = []

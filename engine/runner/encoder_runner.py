@@ -6,12 +6,13 @@ import torch
 
 from engine.errors import Failure, InvalidParameter
 from engine.models.encoder.model import Encoder
+from engine.plan_rows import PlanRows
 from engine.profiler import Spans
 from engine.runner.model_runner import translated_errors
 from engine.runner.outcome import tell_pooled
 from engine.runner.pooling import pool_rows
 from engine.runner.protocol import Computed, Launched
-from engine.types import Adapter, EngineInfo, Request, ScheduledRow, StepPlan, StepResult
+from engine.types import Adapter, EngineInfo, Request, StepPlan, StepResult
 
 
 class EncoderRunner:
@@ -58,11 +59,11 @@ class EncoderRunner:
         with translated_errors(), torch.inference_mode():
             return Computed(self._compute(plan.rows))
 
-    def _compute(self, rows: tuple[ScheduledRow, ...]) -> StepResult:
-        requests = [self._requests[row.id] for row in rows]
-        lengths = [len(row.token_ids) for row in rows]
+    def _compute(self, rows: PlanRows) -> StepResult:
+        requests = [self._requests[row_id] for row_id in rows.ids]
+        lengths = [len(token_ids) for token_ids in rows.token_ids]
         with self._spans("inputs"):
-            token_ids = torch.tensor([token for row in rows for token in row.token_ids])
+            token_ids = torch.tensor([token for token_ids in rows.token_ids for token in token_ids])
             kinds = torch.cat([_token_types(request) for request in requests])
             device = self._model.device
             token_ids, kinds = token_ids.to(device), kinds.to(device)

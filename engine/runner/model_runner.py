@@ -20,6 +20,7 @@ from engine.kv_cache.storage import KVCache
 from engine.lora.batch import step_adapters
 from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
+from engine.plan_rows import PlanRows
 from engine.profiler import Spans
 from engine.runner.drafts import StepDrafts, spread, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
@@ -42,7 +43,7 @@ from engine.runner.transfer import Downloads, Uploads
 from engine.sampling.logprobs import logprob_columns
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
-from engine.types import Adapter, EngineInfo, ScheduledRow, StepPlan, StepResult
+from engine.types import Adapter, EngineInfo, StepPlan, StepResult
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepInputs
 from kernels.operations import Kernels
@@ -161,7 +162,7 @@ class ModelRunner:
             sampled, told = self._compute(rows, batch, inputs, drafts)
         return Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
 
-    def _guess(self, plan: StepPlan) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
+    def _guess(self, plan: StepPlan) -> tuple[PlanRows, torch.Tensor | None]:
         """The plan's rows with guesses where they ask for them, and what these were drawn from."""
         if self._draft is None:
             return plan.rows, None
@@ -239,7 +240,7 @@ class ModelRunner:
 
     def _compute(
         self,
-        rows: tuple[ScheduledRow, ...],
+        rows: PlanRows,
         batch: HostBatch,
         inputs: _Inputs,
         drafts: StepDrafts | None,
@@ -257,7 +258,7 @@ class ModelRunner:
             return self._sampler.sample(logits, batch, slots, positions, drafts), told
 
     def _forward(
-        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, inputs: _Inputs
+        self, rows: PlanRows, batch: HostBatch, inputs: _Inputs
     ) -> tuple[torch.Tensor, _Told]:
         """Hidden states of the sampling rows' last tokens, [S, hidden_size]; told of prompts."""
         judges, pools = self._judges(batch), self._pools(batch)
@@ -282,9 +283,7 @@ class ModelRunner:
         pooled = self._rows.pooled
         return bool(pooled) and not pooled.isdisjoint(batch.slots.tolist())
 
-    def _pool(
-        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, hidden: torch.Tensor
-    ) -> list[PooledRow]:
+    def _pool(self, rows: PlanRows, batch: HostBatch, hidden: torch.Tensor) -> list[PooledRow]:
         requests = [self._rows.requests[slot] for slot in batch.slots.tolist()]
         bounds = batch.query_start.tolist()
         return list(pool_rows(rows, requests, bounds, hidden, self._model.logits))
@@ -302,9 +301,7 @@ class ModelRunner:
         lengths = {slot: len(self._rows.requests[slot].prompt_token_ids) for slot in judged}
         return any(starts.get(slot, length) < length - 1 for slot, length in lengths.items())
 
-    def _judge(
-        self, rows: tuple[ScheduledRow, ...], batch: HostBatch, hidden: torch.Tensor
-    ) -> list[JudgedRow]:
+    def _judge(self, rows: PlanRows, batch: HostBatch, hidden: torch.Tensor) -> list[JudgedRow]:
         """Log-probabilities of prompt tokens, for the rows that asked."""
         judged: list[JudgedRow] = []
         for index, (row, slot) in enumerate(zip(rows, batch.slots.tolist(), strict=True)):

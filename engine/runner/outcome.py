@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from engine.errors import Failure
+from engine.plan_rows import PlanRows
 from engine.runner.drafts import StepDrafts
 from engine.runner.pooling import PooledRow
 from engine.runner.transfer import Downloads
 from engine.sampling.logprobs import LogprobColumns, entries
-from engine.types import ScheduledRow, StepResult, TokenLogprobs
+from engine.types import StepResult, TokenLogprobs
 from kernels.sampling import Sampled
 
 NOT_FINITE = Failure(
@@ -59,7 +60,7 @@ class Outcome:
 
     def __init__(
         self,
-        rows: tuple[ScheduledRow, ...],
+        rows: PlanRows,
         sampling_rows: np.ndarray,
         sampled: SampledRows | None,
         judged: list[JudgedRow],
@@ -68,7 +69,9 @@ class Outcome:
         drafts: StepDrafts | None = None,
     ) -> None:
         self._drafts = drafts
-        self._ids = [rows[row].id for row in sampling_rows.tolist()]
+        self._ids = rows.ids
+        if sampling_rows.size != len(rows):
+            self._ids = [rows.ids[row] for row in sampling_rows.tolist()]
         self._sampled = sampled
         self._judged = judged
         self._pooled = pooled
@@ -86,7 +89,12 @@ class Outcome:
 
     def result(self) -> StepResult:
         """Wait for the device, and tell; a row with an error is in ``errors`` alone."""
-        tensors = iter(self._fetched.wait())
+        fetched = self._fetched.wait()
+        if len(fetched) == len(Sampled._fields) and self._sampled is not None:
+            plain = self._plain_result(Sampled(*fetched), self._sampled.failures)
+            if plain is not None:
+                return plain
+        tensors = iter(fetched)
         errors: dict[str, Failure] = {}
         token_ids: list[int] = []
         is_finite: list[bool] = []
@@ -128,6 +136,14 @@ class Outcome:
             pooled=pooled,
             errors=errors,
         )
+
+    def _plain_result(self, sampled: Sampled, failures: dict[int, Failure]) -> StepResult | None:
+        """A step that tells nothing but tokens, one a row; None where a row has failed."""
+        count = len(self._ids)
+        if failures or not sampled.is_finite[:count].all():
+            return None
+        token_ids = sampled.token_ids[:count].tolist()
+        return StepResult(tuple(self._ids), tuple(zip(token_ids, strict=True)), (None,) * count)
 
 
 def _joined(

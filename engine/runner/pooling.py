@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.types import Request, ScheduledRow
+from engine.plan_rows import ScheduledRow
+from engine.types import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from engine.errors import InvalidParameter, ModelLoadError
 from engine.models.checkpoint import fingerprint, read_config
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
+from engine.plan_rows import ScheduledRow
 from engine.pooling import PoolingInfo
 from engine.profiler import Spans
 from engine.runner.protocol import Computed, Launched
@@ -28,7 +29,6 @@ from engine.types import (
     EngineInfo,
     MemoryPlan,
     Request,
-    ScheduledRow,
     StepPlan,
     StepResult,
 )

@@ -17,7 +17,7 @@ from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import StepBuilder
 from engine.speculation.speculator import Speculator
-from engine.types import PENDING_TOKEN, ScheduledRow
+from engine.types import PENDING_TOKEN
 
 
 def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator) -> None:
@@ -26,9 +26,10 @@ def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator
         for seq in step.seqs:
             seq.awaits_token = False
         return
-    for index, (row, seq) in enumerate(zip(step.rows, step.seqs, strict=True)):
-        newest, *others = row.token_ids
-        if not row.samples or others or row.start < seq.num_prompt:
+    rows = step.rows
+    for place, (seq, token_ids) in enumerate(zip(step.seqs, rows.token_ids, strict=True)):
+        newest, *others = token_ids
+        if others or rows.starts[place] < seq.num_prompt or place in rows.silent:
             continue
         if seq.draft is None:
             seq.draft = speculator.begin(seq.request)
@@ -40,7 +41,7 @@ def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator
         most = min(most, _num_slots(seq, state))
         drafts = speculator.propose(seq.draft, seq.token_ids, most) if most > 0 else ()
         if drafts:
-            step.rows[index] = _with_drafts(row, seq, drafts, state)
+            rows.extend_row(place, drafts, _blocks_for(seq, drafts, state))
             step.budget -= len(drafts)
 
 
@@ -68,20 +69,12 @@ def _num_slots(seq: Sequence, state: SchedulerState) -> int:
     return seq.table.capacity - seq.num_computed + spare * pool.block_size
 
 
-def _with_drafts(
-    row: ScheduledRow, seq: Sequence, drafts: tuple[int, ...], state: SchedulerState
-) -> ScheduledRow:
+def _blocks_for(seq: Sequence, drafts: tuple[int, ...], state: SchedulerState) -> tuple[int, ...]:
+    """Count the drafts of ``seq`` as computed; returns the new blocks that they need."""
     pool, end = state.pool, seq.num_computed + len(drafts)
     missing = max(0, pool.blocks_for(end) - len(seq.table.block_ids))
     blocks = pool.extend(seq.table, missing)
     state.num_wasted += missing * pool.block_size - len(drafts)
     seq.num_computed = end
     seq.draft_ids = drafts
-    return ScheduledRow(
-        row.id,
-        row.start,
-        row.token_ids + drafts,
-        row.new_block_ids + tuple(blocks),
-        samples=True,
-        num_drafts=len(drafts),
-    )
+    return tuple(blocks)

@@ -29,10 +29,10 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as List
 
+from engine.plan_rows import PlanRows
 from engine.scheduler.policy import Shortage
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.waiting import Waiting, WaitingQueue
-from engine.types import ScheduledRow
 
 _OUTPUT_TOKEN = 2.0  # its cost in tokens of a prompt, as in the paper
 _RECENT_STEPS = 1024  # for which a tenant that was served counts as one that may come back
@@ -59,12 +59,12 @@ class FairPolicy:
         self._queue = _FairQueue(self._counters, self._recent)
         return self._queue
 
-    def charge(self, seqs: List[Sequence], rows: List[ScheduledRow]) -> None:
+    def charge(self, seqs: List[Sequence], rows: PlanRows) -> None:
         """Raise the counters by the tokens that a step chooses; prompts are counted as a whole."""
         counters = self._counters
         tenants: set[str] = set()
-        for seq, row in zip(seqs, rows, strict=True):
-            if row.samples:
+        for place, seq in enumerate(seqs):
+            if place not in rows.silent:
                 tenant = seq.request.tenant
                 tenants.add(tenant)
                 counters[tenant] += _OUTPUT_TOKEN / seq.request.weight

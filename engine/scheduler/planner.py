@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.config import SchedulerConfig
-from engine.kv_cache.pool import Prefix
+from engine.kv_cache.pool import BlockTable, Prefix
+from engine.plan_rows import PlanRows, ScheduledRow
 from engine.scheduler.drafts import plan_drafts
 from engine.scheduler.policy import Shortage
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, StepBuilder, added_row
 from engine.speculation.speculator import Speculator
-from engine.types import PENDING_TOKEN, ScheduledRow
+from engine.types import PENDING_TOKEN
 
 _PENDING = (PENDING_TOKEN,)
 
@@ -73,11 +74,12 @@ class Planner:
     # ------------------------------------------------------------ who runs
 
     def _plan_running(self, step: StepBuilder, running: list[Sequence]) -> None:
-        # The one loop that sees every sequence at every step. Nearly all of them add one token to
-        # their last block, so that case is inline and touches no more than it must. In an
-        # overlapped loop that token is one that the step before this one is about to choose.
+        # The one loop that sees every sequence at every step. Nearly all of them add one token, so
+        # that case is inline and touches no more than it must. In an overlapped loop that token is
+        # one that the step before this one is about to choose.
         budget, num_decoded = step.budget, 0
-        add_row, add_seq = step.rows.append, step.seqs.append
+        rows, add_seq = step.rows, step.seqs.append
+        add_id, add_start, add_tokens = rows.ids.append, rows.starts.append, rows.token_ids.append
         for seq in running:
             if not budget:
                 break
@@ -86,9 +88,11 @@ class Planner:
                 continue  # its mask, its place or its drafts depend on what is on its way
             start = seq.num_computed
             end = len(token_ids) + pending
-            if end - start == 1 and end <= table.capacity and end < seq.max_num_tokens:
-                tokens = _PENDING if pending else (token_ids[start],)
-                add_row(ScheduledRow(seq.id, start, tokens, (), True))
+            decodes = end - start == 1 and end < seq.max_num_tokens
+            if decodes and (end <= table.capacity or self._grow(rows, table)):
+                add_id(seq.id)
+                add_start(start)
+                add_tokens(_PENDING if pending else (token_ids[start],))
                 add_seq(seq)
                 seq.num_computed = end
                 seq.num_pending = pending + 1
@@ -102,6 +106,15 @@ class Planner:
                 budget = step.budget
         step.budget = budget
         self._state.num_wasted -= num_decoded
+
+    def _grow(self, rows: PlanRows, table: BlockTable) -> bool:
+        """Give the row that is added next a block more, if one is free."""
+        pool = self._state.pool
+        if not pool.num_free:
+            return False
+        rows.new_blocks[len(rows.ids)] = tuple(pool.extend(table, 1))
+        self._state.num_wasted += pool.block_size
+        return True
 
     def _plan_more(self, step: StepBuilder, seq: Sequence) -> None:
         """Plan a running sequence that needs blocks or has several tokens to compute."""

@@ -16,9 +16,9 @@ from collections.abc import Sequence as List
 from typing import NamedTuple, Protocol
 
 from engine.config import Policy as PolicyName
+from engine.plan_rows import PlanRows
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.waiting import SortKey, Waiting, WaitingQueue
-from engine.types import ScheduledRow
 
 
 class Shortage(NamedTuple):
@@ -40,7 +40,7 @@ class Policy(Protocol):
         """The queue of those who wait."""
         ...
 
-    def charge(self, seqs: List[Sequence], rows: List[ScheduledRow]) -> None:
+    def charge(self, seqs: List[Sequence], rows: PlanRows) -> None:
         """A step serves ``seqs`` with ``rows``."""
         ...
 
@@ -77,7 +77,7 @@ class KeyPolicy:
         """By the key."""
         return WaitingQueue(self.rank)
 
-    def charge(self, seqs: List[Sequence], rows: List[ScheduledRow]) -> None:
+    def charge(self, seqs: List[Sequence], rows: PlanRows) -> None:
         """Nothing: what was given does not matter."""
 
     def grant(self, seq: Sequence, num_tokens: int) -> None:

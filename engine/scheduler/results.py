@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from engine.plan_rows import ScheduledRow
 from engine.scheduler.drafts import settle
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, Planned
 from engine.speculation.speculator import Speculator
-from engine.types import EngineOutput, FinishReason, ScheduledRow, StepPlan, StepResult
+from engine.types import EngineOutput, FinishReason, StepPlan, StepResult
 
 
 class ResultTaker:
@@ -38,10 +39,8 @@ class ResultTaker:
                 seq.num_landed = max(seq.num_landed, end)
                 state.pool.publish(seq.chain, seq.token_ids, table, start, end)
         self._take_tokens(sampled, result, now_s)
-        if sampled is not planned.seqs:
-            for row, seq in zip(plan.rows, planned.seqs, strict=True):
-                if not row.samples:
-                    self._end_without_tokens(row, seq, now_s)
+        for place in sorted(plan.rows.silent):
+            self._end_without_tokens(plan.rows[place], planned.seqs[place], now_s)
         if state.window is not None:
             for seq, table, _, _ in planned.fills:
                 if seq.table is table and seq.status is Status.RUNNING:
@@ -134,15 +133,15 @@ class ResultTaker:
     def _take_prompt_logprobs(
         self, plan: StepPlan, seqs: list[Sequence], result: StepResult
     ) -> None:
-        for row, seq in zip(plan.rows, seqs, strict=True):
-            logprobs = result.prompt_logprobs.get(row.id)
+        for seq, row_id, start in zip(seqs, plan.rows.ids, plan.rows.starts, strict=True):
+            logprobs = result.prompt_logprobs.get(row_id)
             if logprobs is None or seq.status is Status.FINISHED:
                 continue
             # Entry i of a sequence belongs to its token i + 1; a row at s brings entries from s.
-            fresh = logprobs[max(0, seq.num_prompt_logprobs - row.start) :]
+            fresh = logprobs[max(0, seq.num_prompt_logprobs - start) :]
             if fresh:
                 seq.num_prompt_logprobs += len(fresh)
-                self._state.news.prompt_logprobs[row.id] = fresh
+                self._state.news.prompt_logprobs[row_id] = fresh
                 self._state.news.tell_cached(seq)
 
     def _take_pooled(self, fills: list[Fill], result: StepResult) -> None:
@@ -179,12 +178,15 @@ def _sampled(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[S
     """The sequences of the result's ids, in order; the plan's own list where that is all."""
     if len(result.ids) == len(seqs):
         return seqs
+    silent = plan.rows.silent
+    if len(result.ids) + len(silent) == len(seqs):
+        return [seq for place, seq in enumerate(seqs) if place not in silent]
     told = set(result.ids)
     found: list[Sequence] = []
-    for row, seq in zip(plan.rows, seqs, strict=True):
-        if row.id in told:
+    for place, (row_id, seq) in enumerate(zip(plan.rows.ids, seqs, strict=True)):
+        if row_id in told:
             found.append(seq)
-        elif row.samples:  # it failed, or lost its blocks before the step was run again
+        elif place not in silent:  # it failed, or lost its blocks before the step was run again
             seq.num_pending -= 1
             seq.draft_ids = ()
     return found

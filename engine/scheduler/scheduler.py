@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from engine.config import SchedulerConfig
 from engine.errors import Failure, InvalidParameter
 from engine.kv_cache.pool import BlockPool, BlockTable
+from engine.plan_rows import ScheduledRow
 from engine.scheduler.planner import Planner
 from engine.scheduler.policy import make_policy
 from engine.scheduler.results import ResultTaker
@@ -29,7 +30,7 @@ from engine.scheduler.sequence import leader_of, sequence_of
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Planned, replay
 from engine.speculation.speculator import Speculator
-from engine.types import EngineOutput, EngineStats, Request, ScheduledRow, StepPlan, StepResult
+from engine.types import EngineOutput, EngineStats, Request, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from engine.kv_cache.pool import BlockTable
+from engine.plan_rows import PlanRows, ScheduledRow
 from engine.scheduler.sequence import Sequence, Status
-from engine.types import AddedRow, BlockCopy, ScheduledRow, StepPlan
+from engine.types import AddedRow, BlockCopy, StepPlan
 
 # The part of a step that is left to the prompts of who yields to others (``Policy.yields``): what
 # arrives meanwhile waits for the step's end.
@@ -54,7 +55,7 @@ class StepBuilder:
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens that still fit
         self.spare = max(1, budget // _YIELDING)  # of them for prompts of who yields
-        self.rows: list[ScheduledRow] = []
+        self.rows = PlanRows()
         self.seqs: list[Sequence] = []  # of the rows
         self.added: list[AddedRow] = []
         self.copies: list[BlockCopy] = []
@@ -66,7 +67,7 @@ class StepBuilder:
         """Take a row back that was planned before its sequence was chosen for preemption."""
         if seq in self.seqs:
             index = self.seqs.index(seq)
-            row = self.rows.pop(index)
+            row = self.rows.remove(index)
             del self.seqs[index]
             self.budget += len(row.token_ids)
             seq.num_pending -= row.samples
@@ -74,7 +75,7 @@ class StepBuilder:
     def build(self, removed: list[str]) -> StepPlan:
         """The finished plan; the builder is not used again."""
         return StepPlan(
-            rows=tuple(self.rows),
+            rows=self.rows,
             added=tuple(self.added),
             removed=tuple(removed),
             copies=tuple(self.copies),
@@ -100,10 +101,10 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
         seqs: of the plan's rows, by id.
         rows: some of the plan's.
     """
-    planned = {row.id for row in plan.rows}
+    planned = set(plan.rows.ids)
     removed = [request_id for request_id in plan.removed if request_id not in planned]
     added: list[AddedRow] = []
-    whole: list[ScheduledRow] = []
+    whole = PlanRows()
     targets = {copy.target for copy in plan.copies}
     for row in rows:
         seq = seqs[row.id]
@@ -120,7 +121,7 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
         tokens = tuple(seq.token_ids[start : row.start + num_known]) + row.token_ids[num_known:]
         whole.append(ScheduledRow(row.id, start, tokens, table, row.samples, row.num_drafts))
     return StepPlan(
-        rows=tuple(whole),
+        rows=whole,
         added=tuple(added),
         removed=tuple(removed),
     )

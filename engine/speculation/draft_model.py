@@ -25,20 +25,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 
 from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
 from engine.models.draft_head.network import DraftHead
+from engine.plan_rows import PlanRows, ScheduledRow
 from engine.runner.inputs import HostBatch, build, geometry, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from engine.speculation.features import Features
 from engine.speculation.read_blocks import ReadBlocks
-from engine.types import PENDING_TOKEN, ScheduledRow, StepPlan
+from engine.types import PENDING_TOKEN, StepPlan
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
@@ -126,7 +126,7 @@ class DraftModel:
         for row_id in row_ids:
             self._places.pop(row_id, None)
 
-    def guess(self, plan: StepPlan) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
+    def guess(self, plan: StepPlan) -> tuple[PlanRows, torch.Tensor | None]:
         """The plan's rows with guesses where they have ``DRAFT_TOKEN``.
 
         The rows' tables hold the plan's blocks already.
@@ -136,7 +136,7 @@ class DraftModel:
             the rows; None where they are judged without it.
         """
         places = self._follow(plan)
-        counts = [row.num_drafts for row in plan.rows]
+        counts = [plan.rows.num_drafts.get(place, 0) for place in range(len(plan.rows))]
         # Tokens that only the device knows are read while it does.
         reading = [i for i, n in enumerate(counts) if n or PENDING_TOKEN in places[i].unread[-1:]]
         if not reading:
@@ -144,7 +144,7 @@ class DraftModel:
         # Those that want the most come first: the passes run on ever fewer of them.
         reading.sort(key=lambda i: -counts[i])
         reads = [places[i] for i in reading]
-        row_ids = [plan.rows[i].id for i in reading]
+        row_ids = [plan.rows.ids[i] for i in reading]
         wanting = [i for i in reading if counts[i]]
         for row_id, place in zip(row_ids, reads, strict=True):
             self._catch_up(row_id, place)
@@ -332,13 +332,13 @@ class DraftModel:
 
     def _filled(
         self, plan: StepPlan, places: list[_Place], wanting: list[int], guesses: list[_Guess]
-    ) -> tuple[tuple[ScheduledRow, ...], torch.Tensor | None]:
+    ) -> tuple[PlanRows, torch.Tensor | None]:
         """The rows with their guesses, which a decoder has read but for the last."""
         if not guesses:
             return plan.rows, None
         told = torch.cat([guess.token_ids for guess in guesses]).tolist()
         firsts = np.cumsum([0, *(guess.token_ids.numel() for guess in guesses)])
-        rows = list(plan.rows)
+        rows = PlanRows.of(plan.rows)
         nth = {index: at for at, index in enumerate(wanting)}
         order: list[int] = []
         for index, row in enumerate(plan.rows):
@@ -352,12 +352,11 @@ class DraftModel:
                 places[index].unread = [drafts[-1]]
             else:
                 places[index].unread = list(drafts)
-            known = row.token_ids[: len(row.token_ids) - row.num_drafts]
-            rows[index] = msgspec.structs.replace(row, token_ids=known + drafts)
+            rows.token_ids[index] = row.token_ids[: len(row.token_ids) - row.num_drafts] + drafts
         if not self._rejects:
-            return tuple(rows), None
+            return rows, None
         proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
-        return tuple(rows), proposed[torch.tensor(order, device=proposed.device)]
+        return rows, proposed[torch.tensor(order, device=proposed.device)]
 
 
 def _decode_batch(slots: np.ndarray, starts: np.ndarray, token_ids: np.ndarray) -> HostBatch:

@@ -114,6 +114,6 @@ class Speculator:
         is_cold, self._is_cold = self._is_cold, False
         if plan.added or not plan.rows or is_cold:
             return
-        if all(row.samples and len(row.token_ids) == row.num_drafts + 1 for row in plan.rows):
-            num_drafts = sum(row.num_drafts for row in plan.rows)
+        num_drafts = sum(plan.rows.num_drafts.values())
+        if not plan.rows.silent and plan.num_tokens == len(plan.rows) + num_drafts:
             self._pace.observe(len(plan.rows), num_drafts, seconds)

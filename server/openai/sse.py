@@ -73,6 +73,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. Raises ClientGone, and what ``events`` raises before its first."""
+        # In a task of its own, which wakes for each step of the stream: this one would be resumed
+        # through every middleware around it, some thirty calls deep. Cancelling it cancels both.
+        await asyncio.create_task(self._stream(scope, receive, send))
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = _Writer(self, send)
         ending = self._ending
         heart = asyncio.create_task(self._beat(writer))

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from engine.client import LoadProgress
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import Failure, ModelLoadError
+from engine.plan_rows import ScheduledRow
 from engine.pooling import PoolingInfo, PoolingParams
 from engine.profiler import Spans
 from engine.runner.protocol import Computed, Launched
@@ -31,7 +32,6 @@ from engine.types import (
     MemoryPlan,
     Request,
     SamplingParams,
-    ScheduledRow,
     StepPlan,
     StepResult,
     TokenLogprobs,

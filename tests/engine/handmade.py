@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import CacheConfig, CacheDtype, Device, EngineConfig, SchedulerConfig
+from engine.plan_rows import PlanRows, ScheduledRow
 from engine.runner import load_runner
 from engine.runner.model_runner import ModelRunner
 from engine.types import (
@@ -13,7 +14,6 @@ from engine.types import (
     AddedRow,
     Request,
     SamplingParams,
-    ScheduledRow,
     StepPlan,
     StepResult,
 )
@@ -75,7 +75,7 @@ class Hand:
 
         With ``pending`` the last token of each row is one that the runner knows by itself.
         """
-        rows = tuple(self._row(row_id, count, pending) for row_id, count in counts.items())
+        rows = PlanRows.of(self._row(row_id, count, pending) for row_id, count in counts.items())
         added, self._added = tuple(self._added), []
         result = self.runner.launch(StepPlan(rows, added, tuple(removed), tuple(copies))).result()
         for row_id, tokens in zip(result.ids, result.token_ids, strict=True):

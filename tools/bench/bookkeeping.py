@@ -109,7 +109,7 @@ def _build(plan: StepPlan, table: RowTable, uploads: Uploads) -> None:
 
 
 def _chosen(plan: StepPlan) -> StepResult:
-    ids = tuple(row.id for row in plan.rows if row.samples)
+    ids = tuple(plan.rows.ids)
     return StepResult(ids, ((7,),) * len(ids), (None,) * len(ids))
 
 
