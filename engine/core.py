@@ -90,6 +90,7 @@ class EngineCore:
             info.memory.num_blocks,
             info.memory.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching and not info.whole_prompts,
+            max_idle=info.memory.max_idle_blocks,
         )
         limits = _limits(config, info)
         if speculator is None and config.speculation is not None:

@@ -344,6 +344,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_size: int
     max_model_len: int  # longest context served
+    max_idle_blocks: int | None = None  # see BlockPool
     cache_dtype: str = ""  # of keys and values; "" where there is no cache
 
     def describe(self) -> str:

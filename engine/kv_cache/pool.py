@@ -12,9 +12,13 @@ handed out for something else.
          │                   ▼ │ ────────────────────────────────────► free, cached
          └──────────────── evicted by allocate ◄─────────────────────────────┘ (back of the queue)
 
-The free queue is in order of eviction: blocks that hold nothing, then the least recently freed.
-A table is released tail first, so that a prefix loses its end before its beginning and what is
-left can still be matched. Every operation costs O(1) a block.
+Blocks that hold nothing are handed out first, then the least recently freed. A table is released
+tail first, so that a prefix loses its end before its beginning and what is left can still be
+matched. Every operation costs O(1) a block.
+
+On a CPU a block costs no memory before it is first written. There only so many idle prefixes are
+kept by writing to new blocks; beyond that the oldest makes room, so that the memory taken follows
+what runs at once and not all that has ever run.
 
 No torch: blocks are numbers here, and ``engine/kv_cache/storage.py`` owns the memory they name.
 """
@@ -66,6 +70,8 @@ class BlockPool:
         block_size: tokens a block.
         enable_prefix_caching: off, nothing is ever published or matched.
         hash_key: key of the prefix digests, 16 to 64 bytes; None draws one.
+        max_idle: free blocks that keep their prefix while there are blocks never used before;
+            None: all of them.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class BlockPool:
         *,
         enable_prefix_caching: bool = True,
         hash_key: bytes | None = None,
+        max_idle: int | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens holds nothing")
@@ -83,7 +90,10 @@ class BlockPool:
         self._caching = enable_prefix_caching
         self._hash_key = secrets.token_bytes(32) if hash_key is None else hash_key
         self._references = [0] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # empty
+        self._idle: OrderedDict[int, None] = OrderedDict()  # free and cached, the oldest first
+        self._max_idle = num_blocks if max_idle is None else max_idle
+        self._num_used = 0  # blocks that have ever been handed out: those of lower numbers
         self._digest_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._num_shared = 0  # blocks with more than one reference
@@ -91,7 +101,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, cached ones included."""
-        return len(self._free)
+        return len(self._free) + len(self._idle)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens need."""
@@ -119,7 +129,7 @@ class BlockPool:
         references = self._references
         for block in block_ids:
             if references[block] == 0:
-                del self._free[block]
+                del self._idle[block]
             elif references[block] == 1:
                 self._num_shared += 1
             references[block] += 1
@@ -225,7 +235,7 @@ class BlockPool:
 
     def stats(self, num_wasted_slots: int = 0) -> BlockStats:
         """A snapshot, in O(1). Only the scheduler knows how many held slots hold no token."""
-        free = len(self._free)
+        free = self.num_free
         return BlockStats(
             total=self.num_blocks,
             held=self.num_blocks - free,
@@ -250,8 +260,9 @@ class BlockPool:
         for block, references in enumerate(self._references):
             if references != holders[block]:
                 problems.append(f"block {block}: {references} references, {holders[block]} holders")
-            if (references == 0) != (block in self._free):
-                where = "is free" if block in self._free else "is not free"
+            is_free = block in self._free or block in self._idle
+            if (references == 0) != is_free:
+                where = "is free" if is_free else "is not free"
                 problems.append(f"block {block}: {references} references, and it {where}")
             digest = self._digest_of[block]
             if digest is not None and self._block_of.get(digest) != block:
@@ -267,12 +278,22 @@ class BlockPool:
     # ------------------------------------------------------------ helpers
 
     def _take_free(self) -> int:
-        block, _ = self._free.popitem(last=False)
+        block = self._next_free()
         digest = self._digest_of[block]
         if digest is not None:  # evicted: what it held is about to be overwritten
             self._digest_of[block] = None
             del self._block_of[digest]
         self._references[block] = 1
+        return block
+
+    def _next_free(self) -> int:
+        """Off its queue: a block that holds nothing, or that of the prefix idle for longest."""
+        block = next(iter(self._free), None)
+        if block is None or (block >= self._num_used and len(self._idle) > self._max_idle):
+            block, _ = self._idle.popitem(last=False)
+            return block
+        del self._free[block]
+        self._num_used = max(self._num_used, block + 1)
         return block
 
     def _give_up(self, block_ids: Sequence[int]) -> None:
@@ -282,9 +303,11 @@ class BlockPool:
             if references[block] == 1:
                 self._num_shared -= 1
             elif references[block] == 0:
-                free[block] = None
-                if self._digest_of[block] is None:
-                    free.move_to_end(block, last=False)  # holds nothing: the first to go
+                if self._digest_of[block] is not None:
+                    self._idle[block] = None
+                else:
+                    free[block] = None
+                    free.move_to_end(block, last=False)  # before those never used
 
     def _append(self, table: BlockTable, block_ids: Sequence[int]) -> None:
         table.block_ids.extend(block_ids)

@@ -29,6 +29,8 @@ SCALE_DTYPE = torch.float32
 # whatever the cache is given: it gets little, but room for one sequence of full length if it can.
 _CPU_SHARE = 0.25
 _CPU_USUAL_BYTES = 512 * 2**20
+# Of those, what prefixes that nobody uses may keep for themselves; room for one sequence too.
+_CPU_IDLE_BYTES = 64 * 2**20
 
 
 class KVCache:
@@ -92,6 +94,7 @@ def plan_memory(
     a_token = bytes_per_token(spec, dtype, codes) + draft_bytes_per_token
     block_bytes = a_token * block_size
     available = available_bytes(device)
+    max_idle_blocks: int | None = None
     if cache.num_blocks is not None:
         num_blocks = cache.num_blocks
     elif cache.memory_bytes is not None:
@@ -103,6 +106,7 @@ def plan_memory(
         else:
             longest_bytes = blocks_a_sequence * block_bytes
             budget = min(int(available * _CPU_SHARE), max(_CPU_USUAL_BYTES, longest_bytes))
+            max_idle_blocks = max(_CPU_IDLE_BYTES, longest_bytes) // block_bytes
         num_blocks = min(budget // block_bytes, blocks_a_sequence * scheduler.max_num_seqs)
     if num_blocks < 1:
         raise ModelLoadError(
@@ -123,6 +127,7 @@ def plan_memory(
         num_blocks=num_blocks,
         block_size=block_size,
         max_model_len=max_model_len or min(wanted_len, holds),
+        max_idle_blocks=max_idle_blocks,
         cache_dtype=str(codes or dtype).removeprefix("torch."),
     )
 

@@ -49,6 +49,7 @@ def make_info(
     *,
     vocab_size: int = VOCAB,
     window: int | None = None,
+    max_idle_blocks: int | None = None,
 ) -> EngineInfo:
     return EngineInfo(
         model="fake",
@@ -68,6 +69,7 @@ def make_info(
             num_blocks=num_blocks,
             block_size=block_size,
             max_model_len=max_model_len,
+            max_idle_blocks=max_idle_blocks,
         ),
         fingerprint="fake",
         load_s=0.0,

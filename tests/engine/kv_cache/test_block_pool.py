@@ -37,10 +37,13 @@ class PoolMachine(RuleBasedStateMachine):
     """
 
     holders = Bundle("holders")
+    max_idle = NUM_BLOCKS
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(NUM_BLOCKS, SIZE)
+        self.pool = BlockPool(NUM_BLOCKS, SIZE, max_idle=self.max_idle)
+        self.ever_held: set[int] = set()
+        self.most_held = 0
         self.live: list[_Holder] = []
         self.contents: dict[int, tuple[str, tuple[int, ...]]] = {}
 
@@ -117,9 +120,35 @@ class PoolMachine(RuleBasedStateMachine):
         )
         assert stats.cached <= NUM_BLOCKS
 
+    @invariant()
+    def idle_prefixes_take_no_more_memory_than_they_may(self) -> None:
+        held = {block for holder in self.live for block in holder.table.block_ids}
+        self.ever_held |= held
+        self.most_held = max(self.most_held, len(held))
+        assert len(self.ever_held) <= self.most_held + self.max_idle
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+class SparingPoolMachine(PoolMachine):
+    """The same where memory is taken by the blocks that are written to."""
+
+    max_idle = 2
+
+
+for _machine in (PoolMachine, SparingPoolMachine):
+    _machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_pool_machine = PoolMachine.TestCase
+test_sparing_pool_machine = SparingPoolMachine.TestCase
+
+
+def test_prefixes_idle_for_longest_make_room_before_new_blocks_are_used() -> None:
+    pool = BlockPool(64, 2, max_idle=4)
+    texts = [[n, n, n + 1, n + 1] for n in range(0, 40, 2)]
+    for token_ids in texts:
+        pool.release(_computed(pool, token_ids).table)
+    assert [_num_cached(pool, token_ids) for token_ids in texts[-3:]] == [2, 2, 2]
+    assert not any(_num_cached(pool, token_ids) for token_ids in texts[:-3])
+    table = BlockTable()
+    assert len(set(pool.extend(table, 64))) == 64, "who runs may have them all"
 
 
 def _computed(pool: BlockPool, token_ids: list[int], salt: str = "") -> _Holder:

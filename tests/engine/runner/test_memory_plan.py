@@ -60,6 +60,15 @@ def test_a_modest_share_by_default(free):
     assert plan().free_bytes == 768 * MIB
 
 
+def test_prefixes_keep_little_of_what_nobody_asked_for_and_all_of_what_was_asked_for(free):
+    free(400 * GIB)
+    # One text of full length, which may go on, or a little where texts are short.
+    assert plan().max_idle_blocks == 8192 // 16
+    assert plan(max_model_len=1024, max_num_seqs=64).max_idle_blocks == 64 * MIB // (16 * A_TOKEN)
+    assert plan(CacheConfig(memory_bytes=GIB)).max_idle_blocks is None
+    assert plan(CacheConfig(num_blocks=7)).max_idle_blocks is None
+
+
 def test_what_is_asked_for_is_what_there_is(free):
     free(8 * GIB)
     assert plan(CacheConfig(memory_bytes=GIB, block_size=8)).num_blocks == GIB // (8 * A_TOKEN)

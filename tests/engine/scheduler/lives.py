@@ -70,7 +70,10 @@ class Life:
         )
         self.limit = min(self.max_len, num_blocks * size)
         self.window = random.Random(seed).randint(1, 24) if seed % 5 >= 3 else None
-        info = make_info(num_blocks, size, self.max_len, window=self.window)
+        max_idle = random.Random(seed).choice((None, None, 0, 3))
+        info = make_info(
+            num_blocks, size, self.max_len, window=self.window, max_idle_blocks=max_idle
+        )
         self.runner = self._make_runner(info)
         self.now_s = 0.0  # a second a step
         self.num_drafts = rng.choice((0, 1, 3, 5)) if seed % 3 == 2 else 0

@@ -74,7 +74,7 @@ def match_last_token(patch: pytest.MonkeyPatch) -> None:
 @planted
 def keep_stale_digest(patch: pytest.MonkeyPatch) -> None:
     def take_free(self: BlockPool) -> int:
-        block, _ = self._free.popitem(last=False)
+        block = self._next_free()
         self._references[block] = 1
         return block
 
