@@ -51,6 +51,7 @@ class Stream:
         self.num_resumed = 0  # engines that have died with it
 
         self._has_news = False
+        self._has_details = False  # more than tokens are to be told
         self._finish_reason: FinishReason | None = None
         self._stop_token_id: int | None = None
         self._timings: RequestTimings | None = None
@@ -83,18 +84,21 @@ class Stream:
         if self._ended:
             return
         self.aborted = True
-        self._finish_reason = "abort"
+        self._finish_reason, self._has_details = "abort", True
         self._wake()
         self._abort(self.request.id)
 
     def _take(self) -> RequestOutput:
         token_ids = tuple(self._token_ids[self._num_taken :])
         self._num_taken = len(self._token_ids)
+        self._has_news = False
+        if not self._has_details:
+            return RequestOutput(id=self.request.id, token_ids=token_ids)
+        self._has_details = False
         logprobs, self._logprobs = self._logprobs, []
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
         num_cached = None if self._cached_taken else self._num_cached
         self._cached_taken = self._num_cached is not None
-        self._has_news = False
         self._exhausted = self._finish_reason is not None
         return RequestOutput(
             id=self.request.id,
@@ -112,20 +116,28 @@ class Stream:
 
     def push(self, token_ids: tuple[int, ...], reason: FinishReason | None) -> None:
         """One step's tokens."""
-        if self._ended:
+        if self._finish_reason is not None or self._error is not None:
             return
         if self._first_token_s is None and token_ids:
             self._first_token_s = time.monotonic()
         self._token_ids += token_ids
-        self._finish_reason = reason
-        self._wake()
+        if reason is not None:
+            self._finish_reason, self._has_details = reason, True
+        self._has_news = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # What few outputs have; the same output's ``push`` comes after it.
 
     def add_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
         """Those of the tokens that the same output pushes."""
+        self._has_details = True
         self._logprobs += logprobs
 
     def add_prompt_logprobs(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
         """The next ones of the prompt, less those that a resumed request brings once more."""
+        self._has_details = True
         repeated = min(self._num_repeated, len(logprobs))
         self._num_repeated -= repeated
         self._prompt_logprobs += logprobs[repeated:]
@@ -133,21 +145,25 @@ class Stream:
 
     def set_embedding(self, embedding: bytes) -> None:
         """The vector, whose request ends with the same output."""
+        self._has_details = True
         self._embedding = embedding
 
     def set_num_cached(self, num_cached: int) -> None:
         """How much of the prompt was cached: the first word on it counts."""
         if self._num_cached is None:
+            self._has_details = True
             self._num_cached = num_cached
 
     def set_stop_token(self, token_id: int) -> None:
         """The token that ends it with the same output."""
+        self._has_details = True
         self._stop_token_id = token_id
 
     def set_timings(self, timings: RequestTimings) -> None:
         """When things happened. A restarted engine does not know of the first token."""
         if self.num_resumed and self._first_token_s is not None:
             timings = msgspec.structs.replace(timings, first_token_s=self._first_token_s)
+        self._has_details = True
         self._timings = timings
 
     def fail(self, error: EngineError) -> None:

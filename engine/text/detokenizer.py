@@ -34,16 +34,19 @@ class IncrementalDetokenizer:
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._skipped -= shown_special_ids
         self._utf8 = _Utf8Decoder("replace")
+        self._is_whole = True  # no unfinished character is held back
         self._lead_left = 0 if continuation else tokenizer.rules.max_lead
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that ``token_ids`` complete."""
         token_bytes, skipped = self._tokenizer.token_bytes, self._skipped
         data = b"".join([token_bytes(id_) for id_ in token_ids if id_ not in skipped])
-        return self._strip(self._utf8.decode(data))
+        text = self._decode(data)
+        return self._strip(text) if self._lead_left else text
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that was never completed."""
+        self._is_whole = True
         return self._strip(self._utf8.decode(b"", final=True))
 
     @property
@@ -54,6 +57,18 @@ class IncrementalDetokenizer:
     def is_skipped(self, token_id: int) -> bool:
         """Whether the token is left out as a special one."""
         return token_id in self._skipped
+
+    def _decode(self, data: bytes) -> str:
+        """Characters that ``data`` completes; most tokens are whole ones, for which Python's
+        incremental decoder would take several times as long."""
+        if self._is_whole:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._utf8.decode(data)
+        self._is_whole = not self._utf8.getstate()[0]
+        return text
 
     def _strip(self, text: str) -> str:
         lead = self._tokenizer.rules.lead

@@ -102,7 +102,12 @@ class OutputDecoder:
         if self.finished:
             return TextDelta()
         token_ids = output.token_ids
-        if self._matcher is None and self._sampling.logprobs is None:
+        is_plain = self._matcher is None and self._sampling.logprobs is None
+        if is_plain and output.finish_reason is None:  # nearly all of a busy server's
+            text = self._detokenizer.push(token_ids)
+            self.num_tokens += len(token_ids)
+            return TextDelta(text=text, token_ids=token_ids)
+        if is_plain:
             shown = len(token_ids) - self._is_silent_end(output)
             text = self._detokenizer.push(token_ids[:shown])
         else:

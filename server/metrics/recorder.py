@@ -112,6 +112,7 @@ class Metrics:
             numbers.observe("iteration_tokens_total", output.stats.step_tokens)
         now = time.monotonic()
         observe_gap = partial(numbers.observe, "inter_token_latency_seconds")
+        gaps: dict[tuple[float, int], int] = {}  # of equal steps before, which most requests share
         for id, tokens in zip(output.ids, output.token_ids, strict=True):
             if not tokens or id not in last_token_s:
                 continue
@@ -122,8 +123,11 @@ class Metrics:
                 if len(tokens) > 1:
                     observe_gap(0.0, len(tokens) - 1)
             else:
-                observe_gap((now - last) / len(tokens), len(tokens))
+                told = last, len(tokens)
+                gaps[told] = gaps.get(told, 0) + 1
             last_token_s[id] = now
+        for (last, count), times in gaps.items():
+            observe_gap((now - last) / count, count * times)
 
     # ------------------------------------------------------------ read by a scrape
 

@@ -135,11 +135,12 @@ class ChatCall:
         """The answer as server-sent events, without the closing ``[DONE]``."""
         conversation = self._conversation
         started: set[int] = set()
+        tells_usage = self._body.continuous_usage
         with conversation.generation() as generation:
             readers = [conversation.reader(choice) for choice in generation.choices]
             gathered = None if self._keeper is None else Gathered(generation)
             async for step in generation.steps():
-                usage = generation.usage if self._body.continuous_usage else None
+                usage = generation.usage if tells_usage else None
                 event = self._step_events(step, started, readers, usage, gathered)
                 if event:
                     yield event

@@ -135,9 +135,10 @@ class CompletionCall:
         """The answer as server-sent events, without the closing ``[DONE]``."""
         # Text given out so far by choice; a choice that is not there has not begun.
         offsets: dict[int, int] = {}
+        tells_usage = self._body.continuous_usage
         with self._generation() as generation:
             async for step in generation.steps():
-                usage = generation.usage if self._body.continuous_usage else None
+                usage = generation.usage if tells_usage else None
                 event = self._step_events(step, offsets, usage)
                 if event:
                     yield event
