@@ -325,16 +325,16 @@ def refused_drafts_count_as_computed(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_sequence_goes_on_before_its_drafts_are_judged(patch: pytest.MonkeyPatch) -> None:
-    plan = drafts._with_drafts
+    count = drafts._blocks_for
 
-    def forget(row, seq, ids, state):
-        row = plan(row, seq, ids, state)
+    def forget(seq, ids, state):
+        blocks = count(seq, ids, state)
         seq.num_computed -= len(ids)
         state.num_wasted += len(ids)
         seq.draft_ids = ()
-        return row
+        return blocks
 
-    patch.setattr(drafts, "_with_drafts", forget)
+    patch.setattr(drafts, "_blocks_for", forget)
 
 
 @planted
