@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from engine.errors import ModelLoadError
 from engine.speculation.draft_model import DraftModel
 from engine.types import Request, SamplingParams
 from tests import tiny_draft_heads, tiny_models
+from tests.engine.quantization import stored
 from tests.engine.runner.test_speculation import PROMPTS, config_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -167,3 +169,41 @@ def test_an_mtp_layer_that_lacks_a_tensor_is_refused(tmp_path):
     with pytest.raises(ModelLoadError, match=r"missing.*model\.layers\.3\.hnorm\.weight"):
         EngineCore.load(config_of(model, speculation))
     EngineCore.load(config_of(model, None))  # without a head nobody reads it
+
+
+def test_an_mtp_layer_in_codes_guesses_as_what_they_stand_for(tmp_path, monkeypatch):
+    """In blocks of fp8 beside its model, as DeepSeek-V3 is published; ``eh_proj`` is dense there."""
+    monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)  # it would round more
+    twin = tiny_draft_heads.build("mtp", tiny_draft_heads.build_mtp("deepseek_v3"))
+    dense, codes = tmp_path / "dense", tmp_path / "codes"
+    _, speculation = saved(twin, dense)
+    meant, written = load_file(dense / "model.safetensors"), {}
+    for name, tensor in list(meant.items()):
+        is_dense = any(
+            word in name for word in ("norm", "embed", "lm_head", "mlp.gate.", "eh_proj")
+        )
+        if tensor.ndim != 2 or is_dense:
+            written[name] = tensor
+            continue
+        parts, value = stored.float8(tensor, form="block", name=".weight_scale_inv", block=(24, 40))
+        written |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
+        meant[name] = value.float()
+    shutil.copytree(dense, codes)
+    save_file(meant, dense / "model.safetensors", {"format": "pt"})
+    save_file(written, codes / "model.safetensors", {"format": "pt"})
+    fp8 = {"quant_method": "fp8", "weight_block_size": [24, 40], "activation_scheme": "dynamic"}
+    tiny_models.edit_config(codes, quantization_config=fp8)
+    told: list[list[Any]] = []
+    guess = DraftModel.guess
+
+    def noted(self, plan):
+        rows, proposed = guess(self, plan)
+        told[-1].append([row.token_ids for row in rows])
+        return rows, proposed
+
+    monkeypatch.setattr(DraftModel, "guess", noted)
+    for directory in (dense, codes):
+        told.append([])
+        generate(EngineCore.load(config_of(str(directory), speculation)), {"a": PROMPTS[0]})
+    assert told[0] == told[1]
+    assert len(told[0]) > 10
