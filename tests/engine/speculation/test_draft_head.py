@@ -172,7 +172,7 @@ def test_an_mtp_layer_that_lacks_a_tensor_is_refused(tmp_path):
 
 
 def test_an_mtp_layer_in_codes_guesses_as_what_they_stand_for(tmp_path, monkeypatch):
-    """In blocks of fp8 beside its model, as DeepSeek-V3 is published; ``eh_proj`` is dense there."""
+    """In blocks of fp8 beside its model, as DeepSeek-V3 is published, with a dense ``eh_proj``."""
     monkeypatch.setattr("kernels.cpu.linear.is_available", lambda: False)  # it would round more
     twin = tiny_draft_heads.build("mtp", tiny_draft_heads.build_mtp("deepseek_v3"))
     dense, codes = tmp_path / "dense", tmp_path / "codes"
