@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kernels.attention import LayerCache
 from kernels.cpu import kv_store as native
+from kernels.cpu.backend import CpuAttention
 from kernels.cpu.native import build
 from kernels.reference import fused as reference
 from kernels.reference.attention import ReferenceAttention
@@ -204,3 +205,28 @@ def test_the_reference_reads_codes_as_the_definition_says(
     state = backend.plan(problem.geometry, problem.spec)
     output = backend.forward(state, problem.layer, problem.query, problem.cache)
     torch.testing.assert_close(output.double(), attend(problem), atol=1e-5, rtol=1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize("head_dim", [64, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_code_of_fp8_is_widened_to_its_very_value(dtype: torch.dtype, head_dim: int) -> None:
+    """Those without an exponent too: a token that sees itself alone gets its own value back."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[(codes & 0x7F) == 0x7F] = 0  # the nans
+    num_rows = -(-256 // (2 * head_dim))
+    shape = num_rows, 2, head_dim
+    values = codes.repeat(2)[: num_rows * 2 * head_dim].view(torch.float8_e4m3fn).view(shape)
+    kinds = {"dtype": dtype, "cache_dtype": torch.float8_e4m3fn}
+    problem = make_problem([1] * num_rows, [0] * num_rows, head_dim=head_dim, **kinds)
+    cache, geometry = problem.cache, problem.geometry
+    assert cache.value_scales is not None
+    for row, slot in enumerate(geometry.slots):
+        block = int(geometry.tables[slot, 0])
+        cache.values[block, :, 0] = values[row]
+        cache.value_scales[block, :, 0] = 1.0
+    backend = CpuAttention()
+    state = backend.plan(problem.geometry, problem.spec)
+    output = backend.forward(state, problem.layer, problem.query, cache)
+    expected = values.to(dtype).repeat_interleave(2, dim=1)  # two queries share a head
+    torch.testing.assert_close(output.view(expected.shape), expected, atol=0, rtol=0)
