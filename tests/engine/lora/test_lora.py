@@ -38,8 +38,9 @@ ADAPTERS = {
 FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
 # Run at one schedule: those whose layers are their own.
 MORE_FAMILIES = [
-    *("gpt2", "gpt_oss", "falcon", "falcon_groups", "llama4", "qwen2_moe"),
-    *("deepseek_v2_lite", "deepseek_v2", "deepseek_v3", "deepseek_v3_halves"),
+    *("gpt2", "falcon_groups", "llama4", "qwen2_moe"),
+    *("deepseek_v2_lite", "deepseek_v3", "deepseek_v3_halves"),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_oss", "falcon", "deepseek_v2")),
 ]
 _LATENT = ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 _LATENT_RANKED = ["q_a_proj", "q_b_proj", *_LATENT[1:]]
