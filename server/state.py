@@ -83,7 +83,7 @@ class ServerState:
     settings: Settings
     engine: EngineClient
     metrics: Metrics
-    shared: Shared
+    shared: Shared = field(default_factory=Shared)
     requests_in_flight: int = 0  # HTTP requests that a graceful end waits for
     draining: bool = False  # told to end: unready, and no new work
     # Asks all API workers for their numbers; None where there is only this process.
