@@ -11,7 +11,7 @@ namespace {
 // row's result does not depend on the rest of the batch, nor on the number of threads.
 constexpr int64_t SPLIT = 512;
 constexpr int64_t CHUNK_ROWS = 64;       // queries times heads of a group in a prefill item
-constexpr int64_t SMALL = 1 << 18;       // multiplications below which a second thread is a loss
+constexpr int64_t SMALL = 1 << 15;       // multiplications below which a second thread is a loss
 
 struct Item {
   int64_t row;

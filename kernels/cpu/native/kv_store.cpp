@@ -9,7 +9,7 @@
 namespace quire {
 namespace {
 
-constexpr int64_t GRAIN = 8192;  // values below which a second thread costs more than it computes
+constexpr int64_t GRAIN = 4096;  // values below which a second thread costs more than it computes
 constexpr int64_t MAX_HEAD_DIM = 512;
 
 struct Projection {

@@ -9,7 +9,7 @@ namespace quire {
 namespace {
 
 // Values below which a second thread costs more than it computes.
-constexpr int64_t GRAIN = 16384;
+constexpr int64_t GRAIN = 4096;
 
 inline int64_t grain_rows(int64_t dim) { return std::max<int64_t>(1, GRAIN / dim); }
 

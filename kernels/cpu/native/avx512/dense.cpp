@@ -51,17 +51,20 @@ void quire_dense_pack(const bf16* weight, int64_t outputs, int64_t columns, int6
 void quire_dense_rows(int32_t dtype, const bf16* packed, const int64_t* ids, int64_t count,
                       int64_t inputs, int64_t columns, void* out) {
   with_type(dtype, [&]<class T>() {
-    T* row = static_cast<T*>(out);
-    for (int64_t i = 0; i < count; ++i, row += columns) {
-      const bf16* pairs = packed + ids[i] / PANEL * PANEL * inputs + ids[i] % PANEL * 2;
-      for (int64_t k = 0; k < columns; ++k) {
-        const bf16 value = pairs[k / 2 * 2 * PANEL + k % 2];
-        if constexpr (std::is_same_v<T, float>)
-          row[k] = to_float(value);
-        else
-          row[k].bits = value;
+    // Each pair of a row's values comes from a line of its own.
+    parallel_rows(count, 4, [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        T* row = static_cast<T*>(out) + i * columns;
+        const bf16* pairs = packed + ids[i] / PANEL * PANEL * inputs + ids[i] % PANEL * 2;
+        for (int64_t k = 0; k < columns; ++k) {
+          const bf16 value = pairs[k / 2 * 2 * PANEL + k % 2];
+          if constexpr (std::is_same_v<T, float>)
+            row[k] = to_float(value);
+          else
+            row[k].bits = value;
+        }
       }
-    }
+    });
   });
 }
 
