@@ -20,6 +20,7 @@ namespace {
 
 constexpr auto PATIENCE = std::chrono::microseconds(60);  // for which a helper looks for work
 constexpr int LOOKS = 32;                                 // between two looks at the clock
+constexpr int BUSY_LOOKS = 500;                           // at helpers at the end of an operation
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -46,7 +47,7 @@ class Team {
     body(data, 0);
     is_in_team = false;
     state_.fetch_and(~OPEN, std::memory_order_relaxed);
-    while (state_.load(std::memory_order_acquire) & COUNT) pause();
+    await_helpers();
     is_used_.store(false, std::memory_order_release);
     return true;
   }
@@ -65,9 +66,24 @@ class Team {
   void end_watch() { is_watched_.store(false, std::memory_order_relaxed); }
 
  private:
-  // The state is an operation's number, whether it is open, and how many helpers compute it. It
-  // wraps around: a helper that has slept for so long joins the operation that is open now.
-  static constexpr uint32_t COUNT = 0xff, OPEN = 0x100, LOW = COUNT | OPEN, NEXT = 0x200;
+  // The state is an operation's number, whether its end is slept for, whether it is open, and how
+  // many helpers compute it. It wraps around: a helper that has slept for so long joins the
+  // operation that is open now.
+  static constexpr uint32_t COUNT = 0xff, OPEN = 0x100, AWAITED = 0x200;
+  static constexpr uint32_t LOW = COUNT | OPEN | AWAITED, NEXT = 0x400;
+
+  void await_helpers() {
+    for (int i = 0; i < BUSY_LOOKS; ++i) {
+      if (!(state_.load(std::memory_order_acquire) & COUNT)) return;
+      pause();
+    }
+    // A helper has lost its core in the middle of a piece. Asleep, this thread leaves it its own.
+    uint32_t state = state_.fetch_or(AWAITED, std::memory_order_acquire) | AWAITED;
+    while (state & COUNT) {
+      syscall(SYS_futex, &state_, FUTEX_WAIT_PRIVATE, state, nullptr, nullptr, 0);
+      state = state_.load(std::memory_order_acquire);
+    }
+  }
 
   void grow(int64_t helpers) {
     for (; num_helpers_ < helpers; ++num_helpers_) {
@@ -89,7 +105,8 @@ class Team {
       while (state & OPEN && (state & ~LOW) == seen)
         if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acquire)) {
           if (self < threads_) body_(data_, self);
-          state_.fetch_sub(1, std::memory_order_release);
+          const uint32_t before = state_.fetch_sub(1, std::memory_order_release);
+          if ((before & (COUNT | AWAITED)) == (AWAITED | 1)) wake();
           break;
         }
     }
