@@ -18,9 +18,11 @@ extern "C" int omp_get_max_threads(void);
 namespace quire {
 namespace {
 
-constexpr auto PATIENCE = std::chrono::microseconds(60);  // for which a helper looks for work
+using Clock = std::chrono::steady_clock;
+
+constexpr auto PATIENCE = std::chrono::microseconds(60);  // of a look at others
 constexpr int LOOKS = 32;                                 // between two looks at the clock
-constexpr int BUSY_LOOKS = 500;                           // at helpers at the end of an operation
+constexpr int CAUTION = 8;  // times as long as a helper's core was missed it is not asked for again
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -34,11 +36,12 @@ thread_local bool is_in_team = false;  // this thread is computing a piece of an
 
 class Team {
  public:
-  // False: somebody else is using it.
+  // False: somebody else is using it, or its cores.
   bool run(int64_t threads, void (*body)(void*, int64_t), void* data) {
-    if (is_used_.exchange(true, std::memory_order_acquire)) return false;
+    if (!take()) return false;
     grow(threads - 1);
     body_ = body, data_ = data, threads_ = threads;
+    const auto begun = Clock::now();
     const uint32_t opened = (state_.load(std::memory_order_relaxed) & ~LOW) + NEXT + OPEN;
     // In one order with a helper's count among the sleepers: one of both sees the other.
     state_.store(opened, std::memory_order_seq_cst);
@@ -46,21 +49,18 @@ class Team {
     is_in_team = true;
     body(data, 0);
     is_in_team = false;
-    state_.fetch_and(~OPEN, std::memory_order_relaxed);
-    await_helpers();
-    is_used_.store(false, std::memory_order_release);
+    if (state_.fetch_and(~OPEN, std::memory_order_acquire) & COUNT) await_helpers(begun);
+    give_back();
     return true;
   }
 
   void begin_watch() {
-    if (!has_helpers_.load(std::memory_order_relaxed)) return;
-    is_watched_.store(true, std::memory_order_seq_cst);
-    if (!sleepers_.load(std::memory_order_seq_cst)) return;
+    if (!has_helpers_.load(std::memory_order_relaxed) || !take()) return;
+    is_watched_.store(true, std::memory_order_relaxed);
     // No operation, but a state that nobody has seen: whoever sleeps on the last one wakes up.
-    if (is_used_.exchange(true, std::memory_order_acquire)) return;
     state_.store((state_.load(std::memory_order_relaxed) & ~LOW) + NEXT, std::memory_order_seq_cst);
-    is_used_.store(false, std::memory_order_release);
-    wake();
+    if (sleepers_.load(std::memory_order_seq_cst)) wake();
+    give_back();
   }
 
   void end_watch() { is_watched_.store(false, std::memory_order_relaxed); }
@@ -72,17 +72,39 @@ class Team {
   static constexpr uint32_t COUNT = 0xff, OPEN = 0x100, AWAITED = 0x200;
   static constexpr uint32_t LOW = COUNT | OPEN | AWAITED, NEXT = 0x400;
 
-  void await_helpers() {
-    for (int i = 0; i < BUSY_LOOKS; ++i) {
-      if (!(state_.load(std::memory_order_acquire) & COUNT)) return;
-      pause();
+  bool take() {
+    if (is_used_.exchange(true, std::memory_order_acquire)) return false;
+    if (is_wary_ && Clock::now() < wary_until_) {
+      give_back();
+      return false;
     }
-    // A helper has lost its core in the middle of a piece. Asleep, this thread leaves it its own.
+    is_wary_ = false;
+    return true;
+  }
+  void give_back() { is_used_.store(false, std::memory_order_release); }
+
+  // Until all helpers have done what they had begun, of an operation that began so.
+  void await_helpers(Clock::time_point operation_begun) {
+    const auto begun = Clock::now();
+    // Nobody computes for longer than this thread has: it would have taken some of that over.
+    const auto longest = std::max<Clock::duration>(PATIENCE, begun - operation_begun);
+    while (state_.load(std::memory_order_acquire) & COUNT) {
+      for (int i = 0; i < LOOKS && state_.load(std::memory_order_acquire) & COUNT; ++i) pause();
+      if (Clock::now() - begun > longest) return await_core(begun);
+    }
+  }
+
+  // A helper has lost its core in the middle of a piece. Asleep, this thread leaves it its own; and
+  // as others want that core, it is left to them for a while.
+  void await_core(Clock::time_point begun) {
     uint32_t state = state_.fetch_or(AWAITED, std::memory_order_acquire) | AWAITED;
     while (state & COUNT) {
       syscall(SYS_futex, &state_, FUTEX_WAIT_PRIVATE, state, nullptr, nullptr, 0);
       state = state_.load(std::memory_order_acquire);
     }
+    const auto now = Clock::now();
+    is_wary_ = true, wary_until_ = now + CAUTION * (now - begun);
+    is_watched_.store(false, std::memory_order_relaxed);
   }
 
   void grow(int64_t helpers) {
@@ -120,14 +142,14 @@ class Team {
       return (state & ~LOW) != seen;
     };
     for (;;) {
-      const auto end = std::chrono::steady_clock::now() + PATIENCE;
+      const auto end = Clock::now() + PATIENCE;
       do {
         for (int i = 0; i < LOOKS; ++i) {
           if (is_new()) return state;
           pause();
         }
       } while (is_watched_.load(std::memory_order_relaxed) ||
-               std::chrono::steady_clock::now() < end);
+               Clock::now() < end);
       sleepers_.fetch_add(1, std::memory_order_seq_cst);
       state = state_.load(std::memory_order_seq_cst);
       if ((state & ~LOW) == seen)
@@ -148,6 +170,8 @@ class Team {
   alignas(64) std::atomic<bool> is_used_{false};
   std::atomic<bool> has_helpers_{false};
   int64_t num_helpers_ = 0;
+  bool is_wary_ = false;
+  Clock::time_point wary_until_;
 };
 
 // Never destroyed: helpers look at it to the end of the process.

@@ -7,6 +7,9 @@
 // process that speaks HTTP. OpenMP's team, which has to be complete at the end of every operation,
 // loses there more than it gains; and it spins for milliseconds when there is nothing to do.
 //
+// One that has begun and then loses its core keeps the caller waiting; for some time after that the
+// caller computes alone, so that a busy machine costs a small part of the time at worst.
+//
 // Helpers look for work without sleeping while operations follow one another, and sleep soon after
 // the last. There is one team in a process. While a thread uses it, the operations of other threads
 // are computed by these alone, as are operations within operations.
