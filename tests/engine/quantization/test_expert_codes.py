@@ -43,9 +43,11 @@ def stacked(monkeypatch):
     ],
 )
 def test_experts_of_one_product_stay_in_codes(kind, written, tmp_path, caplog, stacked):
-    """Within what scales lose in sixteen bits."""
+    """Within what scales lose in sixteen bits: an eighth of what bfloat16 makes of so small a model
+    (``test_formats.py``)."""
     directory, expected = _write(kind, written, tmp_path)
-    torch.testing.assert_close(paged_logits(directory), expected, atol=1e-3, rtol=0)
+    error = paged_logits(directory) - expected
+    assert float(error.norm() / expected.norm()) < 0.01
     for layer in stacked[0].layers:
         for part in layer.mlp.stacked[:2]:
             assert isinstance(part, TiledWeight)
