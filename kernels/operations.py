@@ -138,6 +138,18 @@ class Operations(Protocol):
         """See ``kernels.reference.feedback``."""
         ...
 
+    def accept_drafts(
+        self,
+        newest: torch.Tensor,
+        slots: torch.Tensor,
+        token_ids: torch.Tensor,
+        is_kept: torch.Tensor,
+        sizes: torch.Tensor,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.drafts``."""
+        ...
+
     def copy_blocks(
         self, cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor, /
     ) -> None:

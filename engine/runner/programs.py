@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,12 +28,20 @@ from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from engine.speculation.features import Features
 from kernels.attention import AttentionSpec, BatchGeometry
-from kernels.cpu.program import NotRecordableError, Recorder, Workspace
+from kernels.cpu.program import NotRecordableError, Program, Recorder, Workspace
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
 from kernels.sampling import Sampled
 
 logger = logging.getLogger(__name__)
+
+
+class ReadProgram(NamedTuple):
+    """Stores keys and values of so many tokens, and chooses nothing."""
+
+    packed: torch.Tensor  # [3 * size] int32: slots, positions, token ids
+    bounds: BatchGeometry
+    forward: Program
 
 
 class DecodePrograms:
@@ -64,20 +73,37 @@ class DecodePrograms:
         self._features = features
         self._workspace = Workspace()
         self._programs: dict[int, DecodeGraph] = {}
+        self._readers: dict[int, ReadProgram] = {}
         self._is_recordable = True
 
     def find(self, batch: HostBatch) -> DecodeGraph | None:
         """The program of the batch's number of rows, made if need be; None where there is none."""
         if not batch.is_decode or not self._is_recordable:
             return None
-        size = batch.slots.size
+        return self.of_size(batch.slots.size)
+
+    def of_size(self, size: int) -> DecodeGraph | None:
+        """The program of so many rows, made if need be; None where there is none."""
         found = self._programs.get(size)
-        if found is None:
+        if found is None and self._is_recordable:
             try:
                 found = self._programs[size] = self._record(size)
             except (NotRecordableError, OSError) as error:  # the latter: no memory for it
                 self._is_recordable = False
                 logger.info("decode steps are not recorded: %s", error)
+        return found
+
+    def reader(self, size: int) -> ReadProgram:
+        """The program that reads so many tokens, made if need be; there is one where programs are.
+
+        A text's tokens may come in it and in any number, in order: all of a layer's keys and values
+        are stored before one is looked at.
+        """
+        found = self._readers.get(size)
+        if found is None:
+            packed, rows = spare_rows(size, self._rows, self._spec.device)
+            forward, (where, _) = Recorder(self._workspace)(partial(self._forward, size, rows))
+            found = self._readers[size] = ReadProgram(packed, where, forward)
         return found
 
     def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:

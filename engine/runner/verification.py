@@ -24,7 +24,7 @@ from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
-from kernels.reference.drafts import judge, num_accepted
+from kernels.reference.drafts import judge
 from kernels.reference.sampling_step import distribution
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
 
@@ -83,9 +83,7 @@ class Verifier:
             positions: [S] int64, of the tokens to be chosen.
         """
         state = self._rows.sampling
-        draft_ids, groups, places, begins = self._uploads.send(
-            (drafts.draft_ids, drafts.groups, drafts.places, drafts.begins)
-        )
+        draft_ids, sizes = self._uploads.send((drafts.draft_ids, drafts.sizes))
         parameters, failures = self._parameters(batch, drafts, slots, draft_ids)
         warm = self._warm(batch, drafts) if self._rejects else np.empty(0, np.int64)
         judged = torch.from_numpy(warm).to(logits.device) if warm.size else None
@@ -104,9 +102,9 @@ class Verifier:
                 positions[judged],
             )
             token_ids[judged], is_kept[judged] = tokens, kept
-        count, width = drafts.sizes.size, int(drafts.sizes.max())
-        accepted = num_accepted(is_kept, groups.long(), places.long(), count, width)
-        self._feed_back(token_ids, slots, begins.long(), accepted, groups, places, batch)
+        newest = self._rows.newest
+        accepted = self._operations.accept_drafts(newest, slots, token_ids, is_kept, sizes)
+        self._count(token_ids, slots, accepted, batch, drafts)
         return Judged(sampled, accepted, failures)
 
     def _warm(self, batch: HostBatch, drafts: StepDrafts) -> np.ndarray:
@@ -114,29 +112,25 @@ class Verifier:
         temperature = self._rows.sampling.temperature(batch.slots[batch.sampling_rows])
         return np.flatnonzero((drafts.draft_ids >= 0) & (temperature > 0))
 
-    def _feed_back(
+    def _count(
         self,
         token_ids: torch.Tensor,
         slots: torch.Tensor,
-        begins: torch.Tensor,
         accepted: torch.Tensor,
-        groups: torch.Tensor,
-        places: torch.Tensor,
         batch: HostBatch,
+        drafts: StepDrafts,
     ) -> None:
-        """The newest token of each sequence to its place, and all new ones to the counts."""
+        """Add the new tokens of texts with penalties to their counts."""
         state = self._rows.sampling
         counts = state.counts(batch.slots[batch.sampling_rows])
-        table, newest = state.table, token_ids[begins + accepted]
-        self._operations.feed_back(
-            self._rows.newest, slots[begins], newest, table.count_line, counts
+        if counts is None:
+            return
+        groups, places = self._uploads.send((drafts.groups, drafts.places))
+        lines = state.table.count_line[slots.long()].long()
+        is_counted = (places <= accepted[groups.long()]) & (lines >= 0)
+        counts.output.index_put_(
+            (lines.clamp(min=0), token_ids), is_counted.to(counts.output.dtype), accumulate=True
         )
-        if counts is not None:  # of the last token by ``feed_back``
-            lines = table.count_line[slots.long()].long()
-            is_counted = (places < accepted[groups.long()]) & (lines >= 0)
-            counts.output.index_put_(
-                (lines.clamp(min=0), token_ids), is_counted.to(counts.output.dtype), accumulate=True
-            )
 
     # ------------------------------------------------------------ parameters by judged token
 

@@ -28,6 +28,9 @@ def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator
         return
     rows = step.rows
     for place, (seq, token_ids) in enumerate(zip(step.seqs, rows.token_ids, strict=True)):
+        if seq.draft is not None and speculator.rests(seq.draft, len(seq.token_ids)):
+            seq.awaits_token = False
+            continue
         newest, *others = token_ids
         if others or rows.starts[place] < seq.num_prompt or place in rows.silent:
             continue

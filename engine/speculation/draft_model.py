@@ -22,7 +22,6 @@ them again from the model's.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -36,9 +35,10 @@ from engine.runner.inputs import HostBatch, build, geometry, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
+from engine.speculation.chains import GuessChains
 from engine.speculation.features import Features
-from engine.speculation.read_blocks import ReadBlocks
-from engine.types import PENDING_TOKEN, StepPlan
+from engine.speculation.read_blocks import Place, ReadBlocks
+from engine.types import PENDING_TOKEN, ScheduledRow, StepPlan
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
@@ -46,28 +46,14 @@ from kernels.reference.drafts import DRAFT_STREAM
 from kernels.reference.sampling import sample_gumbel
 from kernels.reference.sampling_step import distribution, position_keys
 
-
-@dataclass(slots=True)
-class _Place:
-    """How far the draft model has read one text."""
-
-    num_read: int
-    unread: list[int]  # tokens from there on that are known
-    num_noted: int = 0  # of what was read, entered into the books
-
-    def go_to(self, start: int) -> None:
-        """The text goes on at ``start``: what was guessed behind it is void."""
-        if start < self.num_read or start > self.num_read + len(self.unread):
-            self.num_read, self.unread = start, []
-            self.num_noted = min(self.num_noted, start)
-        else:
-            del self.unread[start - self.num_read :]
-
-
+# Plans without drafts that are followed later, all at once: few texts of theirs still run by then.
+_MOST_LATE = 256
 # Tokens that are read at once, of a text that has been put off for long.
 _MOST_READ = 1024
 # Tokens a row, in the mean, up to which a recorded step of single tokens costs less than a chunk.
 _MOST_SINGLE = 2
+# Tokens of all rows up to which recorded programs read them in less time than a chunk takes.
+_MOST_RECORDED = 256
 
 
 class _Guess(NamedTuple):
@@ -118,13 +104,20 @@ class DraftModel:
         # A program does not keep tokens of the large model from a table that lacks them.
         self._programs = programs if model.spec.vocab_size >= vocab_size else None
         self._uploads = Uploads(attention_spec.device)
-        self._places: dict[str, _Place] = {}
+        self._chains: GuessChains | None = None
+        if self._programs is not None and features is None and not rejects:
+            self._chains = GuessChains(self._programs, self._uploads)
+        self._places: dict[str, Place] = {}
+        self._late: list[StepPlan] = []  # not followed yet
+        self._gone: dict[str, int] = {}  # rows of these plans that went, and before which of them
         self._blocks = ReadBlocks(cache.layers[0].keys.shape[0], attention_spec.block_size)
 
     def forget(self, row_ids: Iterable[str]) -> None:
         """These rows are about to go; unknown ids are skipped."""
         for row_id in row_ids:
             self._places.pop(row_id, None)
+            if self._late:
+                self._gone[row_id] = len(self._late)
 
     def guess(self, plan: StepPlan) -> tuple[PlanRows, torch.Tensor | None]:
         """The plan's rows with guesses where they have ``DRAFT_TOKEN``.
@@ -135,8 +128,18 @@ class DraftModel:
             The rows, and what their drafts were drawn from, [drafts, vocab] float32 in the order of
             the rows; None where they are judged without it.
         """
-        places = self._follow(plan)
-        counts = [plan.rows.num_drafts.get(place, 0) for place in range(len(plan.rows))]
+        rows = plan.rows
+        is_quiet = not rows.num_drafts and all(ids[-1] >= 0 for ids in rows.token_ids)
+        # What a head reads lies in blocks that the model writes: copies of them are not put off.
+        if is_quiet and self._features is None and len(self._late) < _MOST_LATE:
+            self._late.append(plan)
+            return plan.rows, None
+        for number, late in enumerate(self._late):
+            self._follow(late, number)
+        self._late.clear()
+        self._gone.clear()
+        places = self._follow(plan, 0)
+        counts = [rows.num_drafts.get(place, 0) for place in range(len(rows))]
         # Tokens that only the device knows are read while it does.
         reading = [i for i, n in enumerate(counts) if n or PENDING_TOKEN in places[i].unread[-1:]]
         if not reading:
@@ -148,32 +151,88 @@ class DraftModel:
         wanting = [i for i in reading if counts[i]]
         for row_id, place in zip(row_ids, reads, strict=True):
             self._catch_up(row_id, place)
-        guesses = self._read(row_ids, reads, len(wanting))
         slots = np.array(self._rows.slots(row_ids), np.int32)
-        ends = np.array([place.num_read + len(place.unread) for place in reads], np.int32)
-        for slot, place, end in zip(slots.tolist(), reads, ends.tolist(), strict=True):
-            self._note(slot, place, end)
-        for depth in range(1, counts[wanting[0]] if wanting else 0):
-            width = sum(counts[i] > depth for i in wanting)
-            starts = ends[:width] + (depth - 1)
-            guesses.append(self._go_on(slots[:width], starts, guesses[-1]))
+        wants = [counts[i] for i in wanting]
+        guesses = self._chained(slots, row_ids, reads, wants)
+        if guesses is None:
+            guesses = self._one_by_one(slots, row_ids, reads, wants)
+        for slot, place in zip(slots.tolist(), reads, strict=True):
+            self._note(slot, place)
         return self._filled(plan, places, wanting, guesses)
 
-    def _follow(self, plan: StepPlan) -> list[_Place]:
-        """What the plan says of blocks and texts: one place a row, with all that it has unread."""
-        blocks, table = self._blocks, self._rows
+    def _chained(
+        self, slots: np.ndarray, row_ids: list[str], reads: list[Place], wants: list[int]
+    ) -> list[_Guess] | None:
+        """Read what is unread, and guess for the first rows as many tokens as they want, the most
+        first: by one native call. None where there is none."""
+        chains = self._chains
+        if chains is None or not wants or not chains.is_possible:
+            return None
+        self._rows.changes()
+        if self._rows.sampling.bias(slots) is not None:
+            return None
+        late = [place for place in reads if len(place.unread) > _MOST_SINGLE]
+        if late:
+            self._read_ahead(chains, slots, row_ids, reads)
+        lengths = [len(place.unread) for place in reads]
+        widths = [sum(want > depth for want in wants) for depth in range(wants[0])]
+        last = np.cumsum(lengths[: len(wants)]) - 1
+        passes = chains.guess(_unread(slots, reads, lengths), last, widths)
+        return [_Guess(token_ids, None) for token_ids in passes]
+
+    def _read_ahead(
+        self, chains: GuessChains, slots: np.ndarray, row_ids: list[str], reads: list[Place]
+    ) -> None:
+        """Read all but the last token of each row."""
+        ahead = [Place(place.num_read, place.unread[:-1]) for place in reads]
+        lengths = [len(place.unread) for place in ahead]
+        if sum(lengths) <= _MOST_RECORDED:
+            batch = _unread(slots, ahead, lengths)
+            chains.read(batch.slots, batch.starts, batch.token_ids)
+        else:
+            longer = [at for at, length in enumerate(lengths) if length]
+            self._read([row_ids[at] for at in longer], [ahead[at] for at in longer], 0)
+        for place, length in zip(reads, lengths, strict=True):
+            place.num_read += length
+            del place.unread[:-1]
+
+    def _one_by_one(
+        self, slots: np.ndarray, row_ids: list[str], reads: list[Place], wants: list[int]
+    ) -> list[_Guess]:
+        """The same by a pass from here for each guess."""
+        guesses = self._read(row_ids, reads, len(wants))
+        ends = np.array([place.end for place in reads], np.int32)
+        for depth in range(1, wants[0] if wants else 0):
+            width = sum(want > depth for want in wants)
+            starts = ends[:width] + (depth - 1)
+            guesses.append(self._go_on(slots[:width], starts, guesses[-1]))
+        return guesses
+
+    def _follow(self, plan: StepPlan, number: int) -> list[Place]:
+        """What the plan says of blocks and texts: one place a row, with all that it has unread.
+
+        Args:
+            plan: not followed yet.
+            number: among those that were put off; of rows that have gone since, only the blocks
+                matter.
+        """
+        blocks, table, gone = self._blocks, self._rows, self._gone
         added = {new.request.id: new for new in plan.added}
-        begun = []
-        places: list[_Place] = []
-        for row in plan.rows:
+        begun: list[tuple[ScheduledRow, Place]] = []
+        places: list[Place] = []
+        rows = list(plan.rows)
+        for row in rows:
             place = self._places.get(row.id)
+            new_blocks = row.new_block_ids
             if place is None:
-                place = self._places[row.id] = _Place(self._begin(row), [])
-                begun.append((row, place))
-                first_new = -(-row.start // self._spec.block_size)
-                blocks.renew(row.new_block_ids[first_new:])
-            else:
-                blocks.renew(row.new_block_ids)
+                if row.id in added:
+                    new_blocks = new_blocks[-(-row.start // self._spec.block_size) :]
+                place = Place(self._begin(row), [])
+                if gone.get(row.id, 0) <= number:
+                    self._places[row.id] = place
+                    begun.append((row, place))
+            if new_blocks:
+                blocks.renew(new_blocks)
             places.append(place)
         if plan.copies:
             blocks.copy(plan.copies)
@@ -193,29 +252,32 @@ class DraftModel:
                 known = (*new.request.prompt_token_ids, *new.output_ids)
                 place.unread = list(known[place.num_read + self._lead : row.start])
             place.num_noted = place.num_read
-        for row, place in zip(plan.rows, places, strict=True):
-            place.go_to(self._begin(row))
-            known_ids = row.token_ids[: len(row.token_ids) - row.num_drafts]
-            place.unread += known_ids[max(0, self._lead - row.start) :]
+        for row, place in zip(rows, places, strict=True):
+            begin, drafts = self._begin(row), row.num_drafts
+            if begin != place.num_read + len(place.unread):
+                place.go_to(begin)
+            known_ids = row.token_ids[:-drafts] if drafts else row.token_ids
+            place.unread += known_ids if begin else known_ids[max(0, self._lead - row.start) :]
         return places
 
     def _begin(self, row: ScheduledRow) -> int:
         """The place of a row's first token, or of the next one where it has none."""
         return max(0, row.start - self._lead)
 
-    def _catch_up(self, row_id: str, place: _Place) -> None:
+    def _catch_up(self, row_id: str, place: Place) -> None:
         """Read the most part of what has been put off for long."""
         while len(place.unread) > _MOST_READ:
-            self._read([row_id], [_Place(place.num_read, place.unread[:_MOST_READ])], 0)
+            self._read([row_id], [Place(place.num_read, place.unread[:_MOST_READ])], 0)
             place.num_read += _MOST_READ
             del place.unread[:_MOST_READ]
 
-    def _note(self, slot: int, place: _Place, end: int) -> None:
-        """All before ``end`` has been read."""
+    def _note(self, slot: int, place: Place) -> None:
+        """All that was unread has been read."""
+        end = place.end
         self._blocks.note(self._rows.host_tables[slot], place.num_noted, end)
         place.num_read, place.unread, place.num_noted = end, [], end
 
-    def _read(self, row_ids: list[str], reads: list[_Place], num_wanting: int) -> list[_Guess]:
+    def _read(self, row_ids: list[str], reads: list[Place], num_wanting: int) -> list[_Guess]:
         """Compute all that is unread of these rows, and the first guess of those that want one:
         they come first."""
         lengths = [len(place.unread) for place in reads]
@@ -244,14 +306,10 @@ class DraftModel:
         return [guess._replace(states=hidden)]
 
     def _read_singly(
-        self, row_ids: list[str], reads: list[_Place], lengths: list[int], num_wanting: int
+        self, row_ids: list[str], reads: list[Place], lengths: list[int], num_wanting: int
     ) -> list[_Guess] | None:
         """The same as a recorded step, each token a row of its own; None: there is none."""
-        batch = _decode_batch(
-            np.repeat(np.array(self._rows.slots(row_ids), np.int32), lengths),
-            np.array([place.num_read + i for place in reads for i in range(len(place.unread))]),
-            np.array([token for place in reads for token in place.unread]),
-        )
+        batch = _unread(np.array(self._rows.slots(row_ids), np.int32), reads, lengths)
         graph = self._programs.find(batch) if self._programs is not None else None
         if graph is None or self._programs is None:
             return None
@@ -331,7 +389,7 @@ class DraftModel:
         return _Guess(sample_gumbel(proposed.log(), keys), proposed)
 
     def _filled(
-        self, plan: StepPlan, places: list[_Place], wanting: list[int], guesses: list[_Guess]
+        self, plan: StepPlan, places: list[Place], wanting: list[int], guesses: list[_Guess]
     ) -> tuple[PlanRows, torch.Tensor | None]:
         """The rows with their guesses, which a decoder has read but for the last."""
         if not guesses:
@@ -357,6 +415,15 @@ class DraftModel:
             return rows, None
         proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
         return rows, proposed[torch.tensor(order, device=proposed.device)]
+
+
+def _unread(slots: np.ndarray, places: list[Place], lengths: list[int]) -> HostBatch:
+    """What is unread of these rows, each token as a row of its own."""
+    return _decode_batch(
+        np.repeat(slots, lengths),
+        np.array([at for place in places for at in range(place.num_read, place.end)]),
+        np.array([token for place in places for token in place.unread]),
+    )
 
 
 def _decode_batch(slots: np.ndarray, starts: np.ndarray, token_ids: np.ndarray) -> HostBatch:

@@ -50,9 +50,13 @@ class NgramDrafter:
 
     def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """What followed the last time; see ``Drafter``."""
-        self._index.extend(token_ids, len(token_ids) - 1)
+        index = self._index
+        index.extend(token_ids, len(token_ids) - 1)
+        # Where the shortest run is not, no longer one is: most looks are in vain, and end here.
+        if index.find(tuple(token_ids[-self._lengths[-1] :])) is None:
+            return ()
         for run in last_runs(token_ids, self._lengths):
-            end = self._index.find(run)
+            end = index.find(run)
             if end is not None:
                 return continuation(token_ids, end, most)
         return ()

@@ -8,25 +8,26 @@ yields
 tokens (Leviathan et al. 2023, equation 1; where a draft's rate depends on its place in the row, the
 same sum of products), and costs its share of the step plus ``k`` times what a draft adds to it. The
 ``k`` with the most tokens a second is taken, none where that is less than without. Both costs are
-measured, for each number of rows: with few rows a step costs the reading of the weights, and drafts
-are nearly free; with many it costs the multiplications, and they are not.
+measured, for each number of rows (``engine/speculation/costs.py``): with few rows a step costs the
+reading of the weights, and drafts are nearly free; with many it costs the multiplications, and they
+are not.
+
+To learn what drafts cost where there are none, some must be made in vain now and then. What that
+loses is a debt, paid back by a small share of all time; nothing is tried before it is paid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.speculation.costs import CostBook
+
 _GAIN = 1.03  # what drafting must promise over not drafting: below it is noise
-_SAMPLES = 4  # of a cost, before it is believed
-_KEPT_PLAIN, _KEPT_ADDED = 0.8, 0.9  # weights of the past, against the newest sample
-_MAX_SAMPLE = 3.0  # one above this many times the estimate is a hiccup of the machine
-_COLD = 8  # steps without drafts, after which those that draft first do more than their share
-_DOUBT = 0.2  # weight of what was learnt before such a pause
-_PROBES = 3  # steps that draft to learn what it costs by now
-_PROBED_ROWS = 8  # of a step that drafts to learn: the others lose nothing by it
-_FRESH = 64  # steps after which the cost that is not seen is looked at again
-_MAX_FRESH = 1024
-_LEAST_S = 1e-7  # of a step, whatever the clock says
+_TRIAL_STEPS = 3  # in a row that draft to learn what it costs: the first reads up on the texts
+_TRIAL_ROWS = 8  # of such a step: the others lose nothing by it
+_TRIAL_SHARE = 0.005  # of all time that may be lost to trials
+_LOOK_S, _LOOK_SHARE = 3e-6, 0.01  # looking in vain costs so long, and may cost so much of a row
+_MAX_REST = 16
 
 
 class Acceptance:
@@ -58,106 +59,16 @@ class Acceptance:
         self._successes = self._successes * kept + num_accepted
         self._trials = self._trials * kept + trials
 
-    def fade(self) -> None:
-        """A token has come without a draft."""
-        self._successes *= self._faded
-        self._trials *= self._faded
+    def fade(self, num_tokens: int = 1) -> None:
+        """So many tokens have come without a draft."""
+        left = self._faded**num_tokens
+        self._successes *= left
+        self._trials *= left
 
 
 def prior_acceptance() -> Acceptance:
     """Of all requests together; hopeful at first, so that each kind of text is tried."""
     return Acceptance(0.7, weight=8.0, kept=0.995)
-
-
-class _Mean:
-    """Of samples with weights, the newest counting most; the very first is cold and does not."""
-
-    __slots__ = ("_kept", "_total", "_weight", "num_samples")
-
-    def __init__(self, kept: float) -> None:
-        self._kept = kept
-        self._total = 0.0
-        self._weight = 0.0
-        self.num_samples = 0
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it has been seen often enough."""
-        return self.num_samples >= _SAMPLES
-
-    @property
-    def value(self) -> float:
-        """The mean; 0 before there is one."""
-        return self._total / self._weight if self._weight else 0.0
-
-    def learn(self, sample: float, weight: float = 1.0) -> None:
-        """Take a sample in."""
-        self.num_samples += 1
-        if self.num_samples > 1:
-            self._total = self._total * self._kept + sample * weight
-            self._weight = self._weight * self._kept + weight
-
-    def doubt(self) -> None:
-        """It was long ago: what comes now counts more."""
-        self._total *= _DOUBT
-        self._weight *= _DOUBT
-
-
-class _Costs:
-    """Of steps with about so many rows."""
-
-    __slots__ = ("_added", "_plain", "draft_age", "num_probes", "patience", "plain_age")
-
-    def __init__(self) -> None:
-        self._plain = _Mean(_KEPT_PLAIN)  # seconds of a step without drafts
-        self._added = _Mean(_KEPT_ADDED)  # what one draft added, weighted by their number
-        self.plain_age = 0  # steps since one without drafts
-        self.draft_age = 0  # steps since one with
-        self.patience = _FRESH  # until drafts are tried again
-        self.num_probes = 0  # steps for which they still are
-
-    @property
-    def plain_s(self) -> float:
-        """Seconds of a step without drafts."""
-        return self._plain.value
-
-    @property
-    def draft_s(self) -> float:
-        """Seconds that a draft adds."""
-        return max(self._added.value, _LEAST_S)
-
-    @property
-    def must_measure_plain(self) -> bool:
-        """Whether too little is known of a step without drafts."""
-        return not self._plain.is_known or self.plain_age >= _FRESH
-
-    def must_measure_drafts(self) -> bool:
-        """Whether too little is known of what drafts add; after long, it is looked at again."""
-        if self.draft_age >= self.patience and not self.num_probes:
-            self.num_probes = _PROBES
-            self.patience = min(2 * self.patience, _MAX_FRESH)  # in vain so far: ever more rarely
-        return not self._added.is_known or self.num_probes > 0
-
-    def learn(self, num_drafts: int, seconds: float) -> None:
-        """A step took so long."""
-        if self._plain.is_known:  # a hiccup of the machine says nothing
-            usual = self.plain_s + num_drafts * (self.draft_s if self._added.is_known else seconds)
-            seconds = min(seconds, _MAX_SAMPLE * usual)
-        if num_drafts:
-            if self.draft_age < _COLD:
-                self._added.learn((seconds - self.plain_s) / num_drafts, num_drafts)
-            else:
-                self._added.doubt()
-            if self.num_probes:
-                self.num_probes -= 1
-            else:
-                self.patience = _FRESH
-            self.plain_age += 1
-            self.draft_age = 0
-        else:
-            self._plain.learn(seconds)
-            self.plain_age = 0
-            self.draft_age += 1
 
 
 class Pace:
@@ -171,60 +82,124 @@ class Pace:
     def __init__(self, most: int, *, adaptive: bool = True) -> None:
         self._most = most
         self._adaptive = adaptive
-        self._costs: dict[int, _Costs] = {}
-        self._now = _Costs()
-        self._num_rows = 1
-        self._forced: int | None = None
-        self._num_unprobed = 0  # rows of this step that may still be made to draft
+        self._book = CostBook()
+        # Seconds of a row in the step that is planned, without drafts; 0: to be measured.
+        self._share_s = 0.0
+        self._draft_s = 0.0  # that each draft adds to it
+        self._trial: tuple[int, int] = (0, 0)  # rows for which steps are tried; steps left
+        self._num_trial_rows: int | None = None  # that this step may still try; None: it is none
+        self._debt_s = 0.0
 
-    def begin(self, num_rows: int) -> None:
-        """A step of so many rows, each with one token to compute, is about to be planned."""
+    def begin(self, num_rows: int) -> bool:
+        """A step of so many rows, each with one token to compute, is about to be planned; False
+        where not even drafts that are sure to be kept would pay."""
         if not self._adaptive:
-            return
-        self._num_rows = num_rows
-        self._now = costs = self._costs.setdefault(_bucket(num_rows), _Costs())
-        # A cost that was never seen, or not for long, is measured.
+            return True
+        self._num_trial_rows = None
+        costs = self._book.of(num_rows)
         if costs.must_measure_plain:
-            self._forced, self._num_unprobed = 0, 0
-        elif costs.must_measure_drafts():
-            # The most: of one alone the draft model's pass would seem to cost more than it does.
-            self._forced, self._num_unprobed = self._most, _PROBED_ROWS
-        else:
-            self._forced = None
+            self._share_s = 0.0
+            return False
+        self._share_s = costs.plain.value / num_rows
+        draft_s = self._book.added_s(num_rows)
+        self._draft_s = self._share_s if draft_s is None else draft_s
+        if draft_s is None or self._is_trial(num_rows):
+            self._num_trial_rows = _TRIAL_ROWS
+            return True
+        return self.num_drafts(1.0) > 0
 
-    def num_drafts(self, acceptance: float, factors: Sequence[float] = ()) -> int:
-        """How many drafts a row of this step should have; ``factors``: by what its acceptance at
-        each place differs (``Positions``)."""
+    def _is_trial(self, num_rows: int) -> bool:
+        """Whether this step drafts to learn what drafts cost by now."""
+        rows, num_steps = self._trial
+        if num_steps and rows == num_rows:
+            self._trial = rows, num_steps - 1
+            return True
+        costs = self._book.of(num_rows)
+        if self._debt_s > 0.0 or not costs.may_have_changed:
+            return False
+        costs.draft_age = 0
+        self._trial = num_rows, _TRIAL_STEPS - 1
+        return True
+
+    def num_drafts(
+        self, acceptance: float, factors: Sequence[float] = (), read_s: float = 0.0
+    ) -> int:
+        """How many drafts a row of this step should have.
+
+        Args:
+            acceptance: the chance that one is kept.
+            factors: by what that differs at each place (``Positions``).
+            read_s: seconds for each token to come that reading up on the text would take.
+        """
         if not self._adaptive:
             return self._most
-        if self._forced is not None:
-            return self._forced if self._num_unprobed else 0
-        share_s, draft_s = self._now.plain_s / self._num_rows, self._now.draft_s
+        if self._num_trial_rows is not None:
+            # The most: of one alone the draft model's pass would seem to cost more than it does.
+            return self._most if self._num_trial_rows else 0
+        share_s, draft_s = self._share_s, self._draft_s
+        if not share_s:
+            return 0
         best, best_rate, tokens, kept = 0, _GAIN / share_s, 1.0, 1.0
         for count in range(1, self._most + 1):
             kept *= min(1.0, acceptance * factors[count - 1]) if factors else acceptance
             tokens += kept
-            rate = tokens / (share_s + count * draft_s)
+            rate = tokens / (share_s + count * draft_s + tokens * read_s)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
 
-    def claim(self, acceptance: float, factors: Sequence[float] = ()) -> int:
+    def claim(self, acceptance: float, factors: Sequence[float] = (), read_s: float = 0.0) -> int:
         """The same for a row that is about to draft them."""
-        count = self.num_drafts(acceptance, factors)
-        if count and self._forced is not None:
-            self._num_unprobed -= 1
+        count = self.num_drafts(acceptance, factors, read_s)
+        if count and self._num_trial_rows is not None:
+            self._num_trial_rows -= 1
         return count
 
-    def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
-        """A step of rows with one known token each took so long, with so many drafts in all."""
+    @property
+    def is_trial(self) -> bool:
+        """Whether the step that is planned drafts to learn what drafts cost."""
+        return self._num_trial_rows is not None
+
+    @property
+    def rest(self) -> int:
+        """Tokens for which a row is not looked at, when there was nothing to guess."""
+        if not self._adaptive:
+            return 0
+        return min(_MAX_REST, int(_LOOK_S / (_LOOK_SHARE * self._share_s)))
+
+    @property
+    def read_s(self) -> float:
+        """Seconds a token that must be read before the first guess for a text."""
+        return self._book.read_s if self._adaptive else 0.0
+
+    def observe(
+        self,
+        num_rows: int,
+        num_drafts: int,
+        seconds: float,
+        *,
+        num_tokens: int = 0,
+        num_read: int = 0,
+        is_trial: bool = False,
+    ) -> None:
+        """A step of rows with one known token each took so long.
+
+        Args:
+            num_rows: of it.
+            num_drafts: verified by it, in all.
+            seconds: that it took.
+            num_tokens: that came of it.
+            num_read: tokens of texts that were read up on for its drafts.
+            is_trial: whether it drafted to learn what that costs.
+        """
         if not self._adaptive:
             return
-        costs = self._costs.setdefault(_bucket(num_rows), _Costs())
-        costs.learn(num_drafts, max(seconds, _LEAST_S))
-
-
-def _bucket(num_rows: int) -> int:
-    """Numbers of rows that cost about the same: three significant bits."""
-    shift = max(0, num_rows.bit_length() - 3)
-    return num_rows >> shift << shift
+        costs = self._book.of(num_rows)
+        if is_trial and costs.plain.is_known:
+            worth_s = costs.plain.value * max(num_tokens, num_rows) / num_rows
+            self._debt_s += max(0.0, seconds - worth_s)
+        self._debt_s = max(0.0, self._debt_s - _TRIAL_SHARE * seconds)
+        if num_read:
+            self._book.learn_read(num_rows, num_drafts, num_read, seconds)
+        else:
+            costs.learn(num_drafts, seconds)

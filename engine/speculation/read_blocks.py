@@ -1,12 +1,35 @@
-"""Which tokens of each KV block a draft model has read."""
+"""What a draft model has read: of each text, and of each KV block."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.types import BlockCopy
+
+
+@dataclass(slots=True)
+class Place:
+    """How far the draft model has read one text."""
+
+    num_read: int
+    unread: list[int]  # tokens from there on that are known
+    num_noted: int = 0  # of what was read, entered into the books
+
+    @property
+    def end(self) -> int:
+        """Tokens that are known."""
+        return self.num_read + len(self.unread)
+
+    def go_to(self, start: int) -> None:
+        """The text goes on at ``start``: what was guessed behind it is void."""
+        if start < self.num_read or start > self.num_read + len(self.unread):
+            self.num_read, self.unread = start, []
+            self.num_noted = min(self.num_noted, start)
+        else:
+            del self.unread[start - self.num_read :]
 
 
 class ReadBlocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from engine.config import SpeculationConfig
@@ -12,8 +13,12 @@ from engine.types import DraftStats, Request, StepPlan
 
 _KEPT = 0.9  # how much a request's acceptance remembers, a draft
 _PATIENCE = 4  # tokens between two tries, where a try costs the overlap of steps
-_COLD = 16  # tokens without drafts, after which a draft model reads up on a text first
+_COLD = 16  # tokens that a drafter has not seen: above, it reads up on the text first
 _PRIOR_WEIGHT = 2.0  # drafts that outweigh what other requests have shown
+_REST, _LONGEST_REST = 4, 32  # tokens until a row whose drafts would not pay is looked at again
+_USUAL_OUTPUT = 64.0  # tokens of a request, before one has ended
+_KEPT_OUTPUT = 0.95  # how much of it is remembered, a request
+_IN_FLIGHT = 4  # steps whose results are not there, at most
 
 
 class Draft:
@@ -24,16 +29,37 @@ class Draft:
         "drafter",
         "num_accepted",
         "num_drafted",
+        "num_prompt",
         "num_seen",
         "num_unguessed",
+        "rest",
+        "rests_above",
+        "rests_until",
+        "turned_down_at",
     )
 
-    def __init__(self, drafter: Drafter, acceptance: Acceptance) -> None:
+    def __init__(self, drafter: Drafter, acceptance: Acceptance, num_prompt: int) -> None:
         self.drafter = drafter
         self.acceptance = acceptance
+        self.num_prompt = num_prompt
         self.num_drafted = 0
-        self.num_seen = 0  # tokens that there were when it last drafted
+        self.num_accepted = 0
+        self.num_seen = 0  # tokens that there were when it last looked
         self.num_unguessed = 0  # tokens planned before the one before them was known
+        self.turned_down_at = 0  # tokens that there were when drafts would not have paid; 0: never
+        self.rest = _REST  # tokens, after the next time
+        self.rests_until = 0  # tokens that there will be when it is looked at again
+        self.rests_above = 0  # rows of a step: where they are no more, it is looked at at once
+
+
+class _Step:
+    """What is known of a planned step until its result is there."""
+
+    __slots__ = ("is_trial", "num_accepted", "num_read")
+
+    def __init__(self) -> None:
+        self.is_trial = False
+        self.num_read = 0  # tokens of texts that are read up on
         self.num_accepted = 0
 
 
@@ -48,9 +74,12 @@ class Speculator:
     def __init__(self, config: SpeculationConfig, proposer: Proposer | None = None) -> None:
         self._proposer = make_proposer(config) if proposer is None else proposer
         self._pace = Pace(config.num_draft_tokens, adaptive=config.adaptive)
+        self._is_adaptive = config.adaptive
         self._of_all = prior_acceptance()
         self._positions = Positions(config.num_draft_tokens)
-        self._is_cold = False  # drafts of the newest step cost more than those of later ones will
+        self._usual_output = _USUAL_OUTPUT
+        self._steps: deque[_Step] = deque(maxlen=_IN_FLIGHT)  # with rows; oldest first
+        self._num_rows = 0  # of the step that is planned
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._accepted = [0] * config.num_draft_tokens
@@ -62,13 +91,24 @@ class Speculator:
 
     def begin_step(self, num_rows: int) -> bool:
         """So many rows of the step may have drafts; False where not even sure ones would pay."""
-        self._pace.begin(num_rows)
-        return self._pace.num_drafts(1.0) > 0
+        if not num_rows:
+            return False
+        step = _Step()
+        self._steps.append(step)
+        self._num_rows = num_rows
+        pays = self._pace.begin(num_rows)
+        step.is_trial = pays and self._pace.is_trial
+        return pays
 
     def begin(self, request: Request) -> Draft:
         """Guess for a request from now on."""
         acceptance = Acceptance(self._of_all, _PRIOR_WEIGHT, _KEPT)
-        return Draft(self._proposer.begin(request), acceptance)
+        return Draft(self._proposer.begin(request), acceptance, len(request.prompt_token_ids))
+
+    def rests(self, draft: Draft, num_tokens: int) -> bool:
+        """Whether a text of so many tokens need not be looked at: not long ago it had no drafts,
+        among as many rows as now."""
+        return num_tokens < draft.rests_until and self._num_rows > draft.rests_above
 
     def is_worth_waiting(self, draft: Draft) -> bool:
         """Whether a text should wait for its newest token, so that drafts can follow it.
@@ -82,15 +122,28 @@ class Speculator:
 
     def propose(self, draft: Draft, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """Drafts behind ``token_ids``: as many as pay for themselves, and at most ``most``."""
-        wanted = min(most, self._pace.claim(draft.acceptance.rate, self._positions.factors))
+        length = len(token_ids)
+        num_unseen = length - draft.num_seen
+        is_cold = num_unseen > _COLD
+        if draft.turned_down_at:
+            draft.acceptance.fade(length - draft.turned_down_at)
+            self._of_all.fade(length - draft.turned_down_at)
+            draft.turned_down_at = 0
+        read_s = self._reading_s(draft, length) if is_cold else 0.0
+        factors = self._positions.factors
+        wanted = min(most, self._pace.claim(draft.acceptance.rate, factors, read_s))
         if wanted <= 0:
-            draft.acceptance.fade()
-            self._of_all.fade()
+            draft.turned_down_at = length
+            if self._is_adaptive and not self._pace.is_trial:
+                _rest(draft, length, draft.rest, self._num_rows)
+                draft.rest = min(_LONGEST_REST, 2 * draft.rest)
             return ()
+        if is_cold:
+            self._steps[-1].num_read += num_unseen
+        draft.num_seen, draft.rest = length, _REST
         drafts = draft.drafter.propose(token_ids, wanted)
-        if drafts:
-            self._is_cold |= len(token_ids) - draft.num_seen > _COLD
-            draft.num_seen = len(token_ids)
+        if not drafts:
+            _rest(draft, length, self._pace.rest, self._num_rows)
         return drafts
 
     def settle(self, draft: Draft, num_drafts: int, num_accepted: int) -> None:
@@ -100,6 +153,8 @@ class Speculator:
         draft.acceptance.learn(num_drafts, num_accepted)
         self._of_all.learn(num_drafts, num_accepted)
         self._positions.learn(num_drafts, num_accepted)
+        if self._steps:
+            self._steps[0].num_accepted += num_accepted
         self._num_drafts += 1
         self._num_draft_tokens += num_drafts
         for position in range(num_accepted):
@@ -107,13 +162,35 @@ class Speculator:
 
     def finish(self, request: Request, token_ids: Sequence[int]) -> None:
         """A request has ended with this text."""
+        num_output = len(token_ids) - len(request.prompt_token_ids)
+        self._usual_output += (1.0 - _KEPT_OUTPUT) * (num_output - self._usual_output)
         self._proposer.finish(request, token_ids)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long. Those that compute prompts too say nothing of what drafts cost."""
-        is_cold, self._is_cold = self._is_cold, False
-        if plan.added or not plan.rows or is_cold:
+        if not plan.rows or not self._steps:
             return
-        num_drafts = sum(plan.rows.num_drafts.values())
-        if not plan.rows.silent and plan.num_tokens == len(plan.rows) + num_drafts:
-            self._pace.observe(len(plan.rows), num_drafts, seconds)
+        step = self._steps.popleft()
+        if plan.added:
+            return
+        num_rows, num_drafts = len(plan.rows), sum(plan.rows.num_drafts.values())
+        if not plan.rows.silent and plan.num_tokens == num_rows + num_drafts:
+            self._pace.observe(
+                num_rows,
+                num_drafts,
+                seconds,
+                num_tokens=num_rows + step.num_accepted,
+                num_read=step.num_read,
+                is_trial=step.is_trial,
+            )
+
+    def _reading_s(self, draft: Draft, length: int) -> float:
+        """Seconds that reading up on a text costs each of the tokens it may yet have."""
+        num_output = length - draft.num_prompt
+        to_come = max(1.0, num_output, self._usual_output - num_output)
+        return self._pace.read_s * (length - draft.num_seen) / to_come
+
+
+def _rest(draft: Draft, length: int, num_tokens: int, num_rows: int) -> None:
+    draft.rests_until = length + num_tokens
+    draft.rests_above = num_rows // 2

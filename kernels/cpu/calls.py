@@ -50,6 +50,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_rows": (POINTER, POINTER, COUNT, COUNT, POINTER),
     "quire_build_inputs": (COUNT, *[POINTER] * 6, COUNT, COUNT, *[POINTER] * 4),
     "quire_feed_back": (POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, COUNT),
+    "quire_accept_drafts": (*[POINTER] * 3, COUNT, *[POINTER] * 3),
+    "quire_pass_on": (POINTER, COUNT, POINTER, POINTER, COUNT, POINTER, COUNT, POINTER, POINTER),
     "quire_sample": (POINTER, POINTER, POINTER, POINTER, COUNT, POINTER, POINTER),
     "quire_dense": (*_PRODUCT, POINTER, *_RESULT),
     "quire_dense_likeliest": (*_PRODUCT, POINTER, *_LIKELIEST),

@@ -1,5 +1,6 @@
 """The CPU kernels as one set (``kernels.operations.Operations``)."""
 
+from kernels.cpu.drafts import accept_drafts
 from kernels.cpu.feedback import feed_back
 from kernels.cpu.inputs import build_inputs
 from kernels.cpu.kv_store import copy_blocks, norm_rope_store
@@ -10,6 +11,7 @@ from kernels.reference.fused import gelu_mul, latent_rope_store
 from kernels.reference.moe import clamped_swiglu, fused_moe
 
 __all__ = [
+    "accept_drafts",
     "add_adapters",
     "add_rms_norm",
     "build_inputs",

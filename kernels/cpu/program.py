@@ -47,7 +47,7 @@ class Program:
 
     def __init__(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         library = build.open_library()
-        self._recorded = tuple(calls)  # keeps structures alive
+        self._recorded: tuple[Any, ...] = tuple(calls)  # keeps structures alive
         words = [list(map(_word, SIGNATURES[name], arguments)) for name, arguments in calls]
         flat = np.array([word for line in words for word in line], np.uint64)
         begins = np.cumsum([0, *map(len, words)])[:-1] * flat.itemsize + flat.ctypes.data
@@ -57,13 +57,21 @@ class Program:
         self._run: Any = library.quire_run
         self._run.argtypes, self._run.restype = (ctypes.c_void_p, ctypes.c_int64), None
 
+    @classmethod
+    def joined(cls, programs: Sequence[Program]) -> Program:
+        """One program that does what these do, one after the other; at least one."""
+        made = cls(())
+        made._recorded = tuple(programs)
+        made._calls = np.concatenate([each._calls for each in programs])
+        return made
+
     def __len__(self) -> int:
         """Calls."""
         return len(self._calls)
 
     def __add__(self, other: Program) -> Program:
         """Both, one after the other."""
-        return Program(self._recorded + other._recorded)
+        return Program.joined((self, other))
 
     def __call__(self) -> None:
         """Compute what was recorded, from what the operands hold now."""

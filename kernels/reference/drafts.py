@@ -17,24 +17,41 @@ DRAFT_STREAM, ACCEPT_STREAM, RESIDUAL_STREAM = 1, 2, 3
 NO_DRAFT = -1  # what follows the last token of a group
 
 
-def num_accepted(
-    is_kept: torch.Tensor, group: torch.Tensor, within: torch.Tensor, num_groups: int, width: int
+def accept_drafts(
+    newest: torch.Tensor,
+    slots: torch.Tensor,
+    token_ids: torch.Tensor,
+    is_kept: torch.Tensor,
+    sizes: torch.Tensor,
 ) -> torch.Tensor:
-    """Drafts of each group before the first that is refused.
+    """Count the drafts of each group before the first that is refused, and keep the token behind
+    them where the next step's inputs look for it.
 
     Args:
-        is_kept: [n] bool, whether the draft behind each judged token is what was chosen there;
-            false behind the last of a group.
-        group, within: [n] int64, whose it is, and its place there from 0.
-        num_groups: of the step.
-        width: of the largest, at least.
+        newest: [slots] int64, the last token chosen for each request; written.
+        slots: [n] int32, of the judged tokens, group by group.
+        token_ids: [n] int64, what was chosen behind each.
+        is_kept: [n] bool, whether that is the draft there; not looked at where there is none.
+        sizes: [groups] int32, tokens of each.
 
     Returns:
-        [num_groups] int64.
+        [groups] int64.
     """
-    grid = torch.zeros(num_groups, width, dtype=torch.int64, device=is_kept.device)
-    grid[group, within] = is_kept.long()
-    return grid.cumprod(dim=1).sum(dim=1)
+    ends = sizes.long().cumsum(0)
+    begins = ends - sizes
+    places = torch.arange(is_kept.numel(), device=is_kept.device)
+    is_refused = ~is_kept
+    is_refused[ends - 1] = True
+    # Of each token, how many were refused up to and with it, in all groups so far.
+    num_refused = is_refused.long().cumsum(0)
+    groups = torch.repeat_interleave(
+        torch.arange(sizes.numel(), device=sizes.device), sizes.long(), output_size=places.numel()
+    )
+    before = num_refused[begins] - is_refused[begins].long()
+    is_before_first = num_refused == before[groups]
+    accepted = torch.zeros_like(ends).index_add_(0, groups, is_before_first.long())
+    newest[slots[begins].long()] = token_ids[begins + accepted]
+    return accepted
 
 
 def judge(

@@ -1,5 +1,6 @@
 """The reference kernels as one set (``kernels.operations.Operations``)."""
 
+from kernels.reference.drafts import accept_drafts
 from kernels.reference.feedback import feed_back
 from kernels.reference.fused import add_rms_norm, gelu_mul, latent_rope_store, norm_rope_store
 from kernels.reference.inputs import build_inputs
@@ -10,6 +11,7 @@ from kernels.reference.moe import clamped_swiglu, fused_moe
 from kernels.reference.sampling_step import sample
 
 __all__ = [
+    "accept_drafts",
     "add_adapters",
     "add_rms_norm",
     "build_inputs",

@@ -1,5 +1,6 @@
 """The triton kernels as one set (``kernels.operations.Operations``)."""
 
+from kernels.reference.drafts import accept_drafts
 from kernels.reference.layers import rope_tables
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
@@ -11,6 +12,7 @@ from kernels.triton.moe import fused_moe
 from kernels.triton.sampling import sample
 
 __all__ = [
+    "accept_drafts",
     "add_adapters",
     "add_rms_norm",
     "build_inputs",

@@ -156,6 +156,22 @@ def test_feed_back(is_counted: bool) -> None:
         assert torch.equal(ours, theirs)
 
 
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_accept_drafts(groups: list[list[bool]]) -> None:
+    """What is said behind the last token of a group is not looked at."""
+    is_kept = torch.tensor([kept for group in groups for kept in group])
+    sizes = torch.tensor([len(group) for group in groups], dtype=torch.int32)
+    token_ids = torch.arange(100, 100 + is_kept.numel())
+    slots = torch.arange(len(groups), dtype=torch.int32).flip(0).repeat_interleave(sizes)
+    wanted = [([*group[:-1], False]).index(False) for group in groups]
+    for twin in (operations, reference):
+        newest = torch.zeros(len(groups) + 1, dtype=torch.int64)
+        accepted = twin.accept_drafts(newest, slots, token_ids, is_kept, sizes)
+        assert accepted.tolist() == wanted
+        begins = sizes.cumsum(0) - sizes
+        assert newest.tolist() == [*(token_ids[begins + accepted].flip(0).tolist()), 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_copy_blocks(dtype: torch.dtype) -> None:
     ours = LayerCache(*torch.randn(2, 9, 2, 16, 80).to(dtype))

@@ -1,10 +1,14 @@
 """What speculation gains on a model: tokens a second with it over those without, in turn.
 
     python -m tools.bench.speculation demo/model --draft demo/draft \\
-        --questions tests/demo/heldout.jsonl
+        --questions tests/demo/heldout.jsonl --concurrency 1 --output results.json
 
-The same prompts are continued by one engine for each way to guess, round after round; a round's
-time is that of its steps after the first of each batch, which computes the prompts.
+The same prompts are continued greedily by one engine for each way to guess, round after round; a
+round's time is that of its steps after those of each batch that compute prompts. A ratio is the
+median over rounds of a round's rate over that of the round without speculation beside it. With
+``--again`` each question has been asked and answered before in its conversation, so the answer is
+there to be copied. ``--cpu-time`` counts the process's own seconds, for a machine that others use
+too.
 """
 
 from __future__ import annotations
@@ -14,15 +18,19 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.types import Request, SamplingParams
+
+_OFF = "off"
 
 
 class _Round(NamedTuple):
@@ -31,67 +39,68 @@ class _Round(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", help="a directory in Hugging Face format, with a chat template")
-    parser.add_argument("--draft", required=True, help="its draft model's directory")
-    parser.add_argument(
-        "--questions", type=Path, required=True, help='JSON lines with "messages" each'
-    )
-    parser.add_argument("--num-questions", type=int, default=12)
-    parser.add_argument("--concurrency", type=int, default=1)
-    parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--ignore-eos", action="store_true")
-    parser.add_argument("--num-draft-tokens", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args(argv)
-    requests = _requests(options)
+    """Prints a line of JSON, and writes it where it is asked to."""
+    options = _parser().parse_args(argv)
     cores = {
         name: EngineCore.load(_config(options, speculation))
         for name, speculation in _ways(options).items()
+        if name == _OFF or not options.ways or name in options.ways
     }
+    requests = _requests(options, cores[_OFF])
+    clock = time.process_time if options.cpu_time else time.perf_counter
     rounds: dict[str, list[_Round]] = {name: [] for name in cores}
-    for number in range(options.rounds + 1):  # the first is to warm up
+    began_s = time.perf_counter()
+    for number in range(options.rounds + options.warm_rounds):
         for name, core in cores.items():
-            made = _run(core, requests, options.concurrency)
-            if number:
+            made = _run(core, requests, options.concurrency, clock)
+            if number >= options.warm_rounds:
                 rounds[name].append(made)
-    plain = statistics.median(one.rate for one in rounds["off"])
-    told: dict[str, Any] = {
-        "model": Path(options.model).name,
-        "concurrency": options.concurrency,
-        "ignore_eos": options.ignore_eos,
-        "tokens_per_s": plain,
-    }
-    for name, each in rounds.items():
-        drafts = cores[name].stats.drafts
-        told[name] = {
-            "ratio": statistics.median(one.rate for one in each) / plain,
-            "tokens_a_step": statistics.median(one.tokens_a_step for one in each),
-            "rates": [round(one.rate) for one in each],
-            "drafted": drafts.num_draft_tokens,
-            "accepted": drafts.num_accepted_tokens,
-        }
-    print(json.dumps(told))
+        if time.perf_counter() - began_s > options.limit_s and rounds[_OFF]:
+            break
+    told = {**_setting(options), "ways": _told(cores, rounds)}
+    line = json.dumps(told)
+    print(line)
+    if options.output is not None:
+        options.output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def _ways(options: argparse.Namespace) -> dict[str, SpeculationConfig | None]:
-    most = options.num_draft_tokens
-    draft = SpeculationConfig(
-        method="draft", draft_model=options.draft, num_draft_tokens=most, adaptive=False
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    return {
-        "off": None,
-        "draft, always the most": draft,
-        "draft": SpeculationConfig(
-            method="draft", draft_model=options.draft, num_draft_tokens=most
-        ),
-        "ngram": SpeculationConfig(method="ngram", num_draft_tokens=most),
-    }
+    add = parser.add_argument
+    add("model", help="a directory in Hugging Face format, with a chat template")
+    add("--draft", required=True, help="its draft model's directory")
+    add("--questions", type=Path, required=True, help='JSON lines with "messages" each')
+    add("--num-questions", type=int, default=12)
+    add("--again", action="store_true", help="the longest answers once more")
+    add("--concurrency", type=int, default=1)
+    add("--max-tokens", type=int, default=96)
+    add("--ignore-eos", action="store_true")
+    add("--num-draft-tokens", type=int, default=4)
+    add("--rounds", type=int, default=9)
+    add("--warm-rounds", type=int, default=1, help="that do not count")
+    add("--limit-s", type=float, default=100.0, help="no round begins after")
+    add("--threads", type=int, default=1)
+    add("--ways", action="append", help="only these, beside off")
+    add("--cpu-time", action="store_true")
+    add("--output", type=Path, help="a file for the result")
+    return parser
+
+
+def _ways(options: argparse.Namespace) -> dict[str, SpeculationConfig | None]:
+    ways: dict[str, SpeculationConfig | None] = {_OFF: None}
+    for method in ("draft", "ngram", "suffix"):
+        draft_model = options.draft if method == "draft" else None
+        for adaptive in (True, False):
+            ways[method if adaptive else f"{method}, always the most"] = SpeculationConfig(
+                method=method,
+                draft_model=draft_model,
+                num_draft_tokens=options.num_draft_tokens,
+                adaptive=adaptive,
+            )
+    return ways
 
 
 def _config(options: argparse.Namespace, speculation: SpeculationConfig | None) -> EngineConfig:
@@ -104,37 +113,95 @@ def _config(options: argparse.Namespace, speculation: SpeculationConfig | None) 
     )
 
 
-def _requests(options: argparse.Namespace) -> list[Request]:
+def _setting(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "model": Path(options.model).name,
+        "workload": "again" if options.again else "questions",
+        "num_questions": options.num_questions,
+        "concurrency": options.concurrency,
+        "max_tokens": options.max_tokens,
+        "ignore_eos": options.ignore_eos,
+        "num_draft_tokens": options.num_draft_tokens,
+        "threads": options.threads,
+        "clock": "cpu" if options.cpu_time else "wall",
+        "torch": torch.__version__,
+    }
+
+
+def _told(cores: dict[str, EngineCore], rounds: dict[str, list[_Round]]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name, each in rounds.items():
+        ratios = [own.rate / off.rate for own, off in zip(each, rounds[_OFF], strict=True)]
+        drafts = cores[name].stats.drafts
+        told[name] = {
+            "tokens_per_s": round(statistics.median(one.rate for one in each)),
+            "ratio": round(statistics.median(ratios), 3),
+            "ratios": [round(ratio, 2) for ratio in ratios],
+            "tokens_a_step": round(statistics.median(one.tokens_a_step for one in each), 2),
+            "drafted": drafts.num_draft_tokens,
+            "accepted": drafts.num_accepted_tokens,
+        }
+    return told
+
+
+def _requests(options: argparse.Namespace, core: EngineCore) -> list[Request]:
+    """The questions, chosen evenly; of ``--again`` those with the longest answers."""
     tokenizer = Tokenizer.from_dir(options.model)
     template = ChatTemplate.from_dir(options.model, tokenizer, None)
-    lines = options.questions.read_text().splitlines()
-    chosen = lines[:: max(1, len(lines) // options.num_questions)][: options.num_questions]
+    lines = options.questions.read_text(encoding="utf-8").splitlines()
+    asked = [json.loads(line)["messages"] for line in lines]
+    if options.again:
+        answers = _answers(core, [template.encode_chat_sync(messages) for messages in asked])
+        ranked = sorted(zip(answers, asked, strict=True), key=lambda pair: -len(pair[0]))
+        asked = [
+            [*messages, {"role": "assistant", "content": tokenizer.decode(answer)}, messages[-1]]
+            for answer, messages in ranked[: options.num_questions]
+        ]
+    chosen = asked[:: max(1, len(asked) // options.num_questions)][: options.num_questions]
     sampling = SamplingParams(
         temperature=0.0, max_tokens=options.max_tokens, ignore_eos=options.ignore_eos, seed=1
     )
-    requests = []
-    for index, line in enumerate(chosen):
-        prompt = template.encode_chat_sync(json.loads(line)["messages"])
-        requests.append(Request(id=str(index), prompt_token_ids=tuple(prompt), sampling=sampling))
+    prompts = [tuple(template.encode_chat_sync(messages)) for messages in chosen]
     template.close()
-    return requests
+    return [
+        Request(id=str(index), prompt_token_ids=prompt, sampling=sampling)
+        for index, prompt in enumerate(prompts)
+    ]
 
 
-def _run(core: EngineCore, requests: Sequence[Request], concurrency: int) -> _Round:
+def _answers(core: EngineCore, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What the model says, without the token that ends it."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=96, seed=1)
+    for index, prompt in enumerate(prompts):
+        core.add(Request(id=str(index), prompt_token_ids=tuple(prompt), sampling=sampling))
+    answers: list[list[int]] = [[] for _ in prompts]
+    while core.has_work:
+        output = core.step()
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            answers[int(row_id)] += tokens
+    ends = core.info.eos_token_ids
+    return [[token for token in answer if token not in ends] for answer in answers]
+
+
+def _run(
+    core: EngineCore, requests: Sequence[Request], concurrency: int, clock: Callable[[], float]
+) -> _Round:
     num_tokens = num_steps = 0
     seconds = 0.0
     for begin in range(0, len(requests), concurrency):
-        for request in requests[begin : begin + concurrency]:
+        batch = requests[begin : begin + concurrency]
+        for request in batch:
             core.add(request)
-        is_first = True
+        begun: set[str] = set()
         while core.has_work:
-            begun_s = time.perf_counter()
+            counts = len(begun) == len(batch)
+            begun_s = clock()
             output = core.step()
-            if not is_first:
-                seconds += time.perf_counter() - begun_s
+            begun.update(output.ids)
+            if counts:
+                seconds += clock() - begun_s
                 num_tokens += sum(map(len, output.token_ids))
                 num_steps += 1
-            is_first = False
     return _Round(num_tokens / seconds, num_tokens / num_steps)
 
 

@@ -26,8 +26,8 @@ from kernels.reference.drafts import (
     DRAFT_STREAM,
     NO_DRAFT,
     RESIDUAL_STREAM,
+    accept_drafts,
     judge,
-    num_accepted,
 )
 from kernels.reference.sampling import sample_gumbel
 from kernels.reference.sampling_step import distribution, position_keys, sample
@@ -237,9 +237,12 @@ def test_coupled_texts_are_those_without_drafts():
 
 def test_drafts_are_kept_up_to_the_first_that_is_wrong():
     is_kept = torch.tensor([True, False, True, False, False, True, True, False])
-    group = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2])
-    within = torch.tensor([0, 1, 2, 3, 0, 0, 1, 2])
-    assert num_accepted(is_kept, group, within, 3, 4).tolist() == [1, 0, 2]
+    slots = torch.tensor([2, 2, 2, 2, 0, 3, 3, 3], dtype=torch.int32)
+    sizes = torch.tensor([4, 1, 3], dtype=torch.int32)
+    newest, token_ids = torch.full((4,), -1), torch.arange(10, 18)
+    accepted = accept_drafts(newest, slots, token_ids, is_kept, sizes)
+    assert accepted.tolist() == [1, 0, 2]
+    assert newest.tolist() == [14, -1, 11, 17]
 
 
 def test_a_likelier_draft_is_always_kept_and_an_impossible_one_never():

@@ -26,12 +26,12 @@ def live(num_rows: int, plain_s: float, draft_s: float, kept: list[float], **cha
     seconds = plain_seconds = 0.0
     num_tokens, lengths = 0, Counter[int]()
     for _ in range(num_steps):
-        pace.begin(num_rows)
+        is_trial = pace.begin(num_rows) and pace.is_trial
         counts = [pace.claim(acceptance.rate) for acceptance in acceptances]
         disturbed = 1 + noise * rng.random()
         step_s = (plain_s + draft_s * sum(counts)) * disturbed
-        pace.observe(num_rows, sum(counts), step_s)
         seconds += step_s
+        before = num_tokens
         plain_seconds += plain_s * disturbed
         for count, acceptance, share in zip(counts, acceptances, kept, strict=True):
             accepted = 0
@@ -45,6 +45,8 @@ def live(num_rows: int, plain_s: float, draft_s: float, kept: list[float], **cha
             else:
                 acceptance.fade()
                 of_all.fade()
+        told = num_tokens - before
+        pace.observe(num_rows, sum(counts), step_s, num_tokens=told, is_trial=is_trial)
     return Outcome(num_tokens / (num_rows * num_steps) * plain_seconds / seconds, lengths)
 
 
@@ -79,12 +81,68 @@ def test_what_has_become_cheap_is_found_out():
     pace, acceptance = Pace(MOST), Acceptance(0.9, 2.0, 0.9)
     asked = []
     for step in range(6000):
-        pace.begin(8)
+        is_trial = pace.begin(8) and pace.is_trial
         asked.append(pace.num_drafts(acceptance.rate))
-        per_draft_s = 2e-3 if step < 2000 else 1e-5
-        pace.observe(8, asked[-1] * 8, 4e-3 + per_draft_s * asked[-1] * 8)
+        per_draft_s = 5e-4 if step < 2000 else 1e-5
+        step_s = 4e-3 + per_draft_s * asked[-1] * 8
+        pace.observe(8, asked[-1] * 8, step_s, num_tokens=8, is_trial=is_trial)
     assert sum(asked[500:2000]) < 30
-    assert sum(asked[5000:]) > 3.5 * 1000
+    assert sum(asked[5500:]) > 3.5 * 500
+
+
+@pytest.mark.parametrize(("num_rows", "draft_s"), [(64, 2e-4), (64, 2e-3), (16, 1e-2)])
+def test_what_learning_costs_is_a_small_share_of_the_time(num_rows, draft_s):
+    """However dear drafts are: a second of steps that draft in vain is not seen twice."""
+    pace, plain_s = Pace(MOST), 5e-3
+    lost_s = seconds = 0.0
+    for _ in range(20_000):
+        is_trial = pace.begin(num_rows) and pace.is_trial
+        num_drafts = sum(pace.claim(0.9) for _ in range(num_rows)) if is_trial else 0
+        step_s = plain_s + num_drafts * draft_s
+        pace.observe(num_rows, num_drafts, step_s, num_tokens=num_rows, is_trial=is_trial)
+        seconds += step_s
+        lost_s += step_s - plain_s
+    of_one_trial_s = 3 * 8 * MOST * draft_s
+    assert 0 < lost_s < 0.006 * seconds + 2 * of_one_trial_s
+
+
+def test_other_numbers_of_rows_begin_with_what_is_known():
+    """Two steps to see what one costs without drafts, and no trial."""
+    pace = Pace(MOST)
+    for num_rows in (4, 3, 2, 1):
+        for step in range(12):
+            is_trial = pace.begin(num_rows) and pace.is_trial
+            count = pace.claim(0.95)
+            assert not is_trial or num_rows == 4
+            if num_rows < 4:
+                assert count == (MOST if step >= 2 else 0)
+            num_drafts = count * num_rows
+            pace.observe(num_rows, num_drafts, 4e-3 + 1e-4 * num_drafts, is_trial=is_trial)
+
+
+def test_a_hiccup_at_the_start_is_not_believed():
+    """The first steps of all are cold: ten times what is usual."""
+    pace = Pace(MOST)
+    for step in range(8):
+        is_trial = pace.begin(1) and pace.is_trial
+        count = pace.claim(0.9)
+        seconds = (1e-3 + 1e-4 * count) * (10 if step in (0, 2) else 1)
+        pace.observe(1, count, seconds, num_tokens=1, is_trial=is_trial)
+    pace.begin(1)
+    assert pace.num_drafts(0.9) == MOST
+
+
+def test_reading_up_on_a_text_must_pay_too():
+    """Drafts that gain a tenth are not worth reading for as long as the text will last."""
+    pace = Pace(MOST)
+    for _ in range(8):
+        is_trial = pace.begin(8) and pace.is_trial
+        count = pace.claim(0.9)
+        pace.observe(8, 8 * count, 8e-3 + 8 * count * 6e-4, num_tokens=8, is_trial=is_trial)
+    pace.begin(8)
+    assert pace.num_drafts(0.9) > 0
+    assert pace.num_drafts(0.9, read_s=1e-5) > 0
+    assert pace.num_drafts(0.9, read_s=1e-3) == 0
 
 
 def test_always_the_most_where_it_is_asked_for():

@@ -1,0 +1,121 @@
+"""All passes of a draft model over some rows as one native call: no Python between two guesses.
+
+    unread tokens ─► [ pass ─ choose ─ pass on ─ pass ─ choose ─ pass on ─ ... ] ─► guesses
+
+The passes are recorded steps (``engine/runner/programs.py``), on ever fewer rows: those that want
+the most come first. What is chosen by one is laid where the next reads its tokens. A chain is put
+together from programs that are there, so each combination of widths that comes has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.runner.graphs import DecodeGraph
+from engine.runner.inputs import HostBatch
+from engine.runner.programs import DecodePrograms
+from engine.runner.transfer import Uploads
+from kernels.cpu.drafts import pass_on
+from kernels.cpu.program import NotRecordableError, Program, Recorder, Workspace
+
+_MOST_CHAINS = 512  # that are kept; each takes some kilobytes
+_LONGEST_READ = 128  # tokens of one program that only reads
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    first: DecodeGraph
+    last_tokens: np.ndarray  # [rows that want guesses] int32, in the first pass; written
+    guesses: torch.Tensor  # [all guesses] int64, pass by pass
+    in_order: torch.Tensor  # [rows that want guesses] int32, which the links read
+    run: Program
+
+
+class GuessChains:
+    """Chains of one draft model.
+
+    Args:
+        programs: of its steps, which do not feed back.
+        uploads: of the device.
+    """
+
+    def __init__(self, programs: DecodePrograms, uploads: Uploads) -> None:
+        self._programs = programs
+        self._uploads = uploads
+        self._chains: dict[tuple[int, ...], _Chain] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the model's steps can be recorded."""
+        return self._programs.of_size(1) is not None
+
+    def read(self, slots: np.ndarray, positions: np.ndarray, token_ids: np.ndarray) -> None:
+        """Store the keys and values of these tokens, those of one text in order. All [n] int32."""
+        begin = 0
+        while begin < slots.size:
+            left = slots.size - begin
+            size = min(_LONGEST_READ, 1 << (left.bit_length() - 1))
+            piece = slice(begin, begin + size)
+            reader = self._programs.reader(size)
+            parts = (slots[piece], positions[piece], token_ids[piece])
+            np.concatenate(parts, out=reader.packed.numpy())
+            reader.forward()
+            begin += size
+
+    def guess(
+        self, batch: HostBatch, last_tokens: np.ndarray, widths: Sequence[int]
+    ) -> tuple[torch.Tensor, ...]:
+        """Read a batch of single tokens, and guess behind it.
+
+        Args:
+            batch: some tokens of each text, each as a row, in order.
+            last_tokens: [widths[0]] int32, where in it the last token lies of each text that wants
+                guesses, those that want the most first.
+            widths: texts that want at least one guess, at least two, and so on; falling, at least
+                one of them, none of them 0.
+
+        Returns:
+            The guesses of each pass, [width] int64; the next call overwrites them.
+
+        Raises:
+            NotRecordableError: there is no memory for a program.
+        """
+        key = (batch.slots.size, *widths)
+        chain = self._chains.get(key)
+        if chain is None:
+            if len(self._chains) == _MOST_CHAINS:
+                self._chains.clear()
+            chain = self._chains[key] = self._make(*key)
+        self._programs.load(chain.first, batch, self._uploads)
+        chain.last_tokens[:] = last_tokens
+        chain.run()
+        return chain.guesses.split(tuple(widths))
+
+    def _make(self, size: int, *widths: int) -> _Chain:
+        graphs = [self._graph(size), *(self._graph(width) for width in widths[1:])]
+        guesses = torch.empty(sum(widths), dtype=torch.int64)
+        last_tokens = np.empty(widths[0], np.int32)
+        record = Recorder(Workspace())
+        parts: list[Program] = []
+        rows, in_order = torch.from_numpy(last_tokens), torch.arange(widths[0], dtype=torch.int32)
+        for graph, after, chosen in zip(
+            graphs, [*graphs[1:], None], guesses.split(widths), strict=True
+        ):
+            if not isinstance(graph.forward, Program) or not isinstance(graph.sample, Program):
+                raise TypeError("only recorded steps make a chain")
+            target = () if after is None else (after.packed, after.positions)
+            arguments = (graph.packed, graph.sampled.token_ids, rows[: chosen.numel()], chosen)
+            link, _ = record(lambda arguments=(*arguments, *target): pass_on(*arguments))
+            parts += [graph.forward, graph.sample, link]
+            rows = in_order
+        return _Chain(graphs[0], last_tokens, guesses, in_order, Program.joined(parts))
+
+    def _graph(self, size: int) -> DecodeGraph:
+        graph = self._programs.of_size(size)
+        if graph is None:
+            raise NotRecordableError(f"a step of {size} rows")
+        return graph

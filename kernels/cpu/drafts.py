@@ -1,0 +1,59 @@
+"""Guesses and what becomes of them, by ``native/drafts.cpp``."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu.calls import function, pointer
+
+
+def accept_drafts(
+    newest: torch.Tensor,
+    slots: torch.Tensor,
+    token_ids: torch.Tensor,
+    is_kept: torch.Tensor,
+    sizes: torch.Tensor,
+) -> torch.Tensor:
+    """See ``kernels.reference.drafts``."""
+    accepted = torch.empty(sizes.numel(), dtype=torch.int64)
+    function("quire_accept_drafts")(
+        is_kept.data_ptr(),
+        token_ids.data_ptr(),
+        sizes.data_ptr(),
+        sizes.numel(),
+        slots.data_ptr(),
+        newest.data_ptr(),
+        accepted.data_ptr(),
+    )
+    return accepted
+
+
+def pass_on(
+    packed: torch.Tensor,
+    token_ids: torch.Tensor,
+    rows: torch.Tensor,
+    guesses: torch.Tensor,
+    target: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
+) -> None:
+    """Keep what one pass of a draft model has chosen, and make it the input of the next.
+
+    Args:
+        packed: [3 * n] int32, slots, starts and tokens of the pass.
+        token_ids: [n] int64, what it chose.
+        rows: [m] int32, those whose choice counts; where ``target`` is ``packed``, all in order.
+        guesses: [m] int64; their choices are written here.
+        target: [3 * k] int32, the next pass of the first k of them; written. None: there is none.
+        positions: [k] int64, of the tokens that it will choose; written.
+    """
+    function("quire_pass_on")(
+        packed.data_ptr(),
+        packed.numel() // 3,
+        token_ids.data_ptr(),
+        rows.data_ptr(),
+        rows.numel(),
+        guesses.data_ptr(),
+        0 if target is None else target.numel() // 3,
+        pointer(target),
+        pointer(positions),
+    )
