@@ -102,7 +102,7 @@ class DecodePrograms:
         found = self._readers.get(size)
         if found is None:
             packed, rows = spare_rows(size, self._rows, self._spec.device)
-            forward, (where, _) = Recorder(self._workspace)(partial(self._forward, size, rows))
+            forward, (where, *_) = Recorder(self._workspace)(partial(self._forward, size, rows))
             found = self._readers[size] = ReadProgram(packed, where, forward)
         return found
 
