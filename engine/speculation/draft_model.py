@@ -38,7 +38,7 @@ from engine.runner.transfer import Uploads
 from engine.speculation.chains import GuessChains
 from engine.speculation.features import Features
 from engine.speculation.read_blocks import Place, ReadBlocks
-from engine.types import PENDING_TOKEN, ScheduledRow, StepPlan
+from engine.types import PENDING_TOKEN, StepPlan
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
