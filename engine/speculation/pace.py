@@ -26,7 +26,7 @@ _GAIN = 1.03  # what drafting must promise over not drafting: below it is noise
 _TRIAL_STEPS = 3  # in a row that draft to learn what it costs: the first reads up on the texts
 _TRIAL_ROWS = 8  # of such a step: the others lose nothing by it
 _TRIAL_SHARE = 0.005  # of all time that may be lost to trials
-_LOOK_S, _LOOK_SHARE = 3e-6, 0.01  # looking in vain costs so long, and may cost so much of a row
+_LOOK_S, _LOOK_SHARE = 1.5e-5, 0.01  # looking in vain costs so long, and may cost so much of a row
 _MAX_REST = 16
 
 
