@@ -54,7 +54,7 @@ struct BlockLayout {
 template <class Step>
 class BlockProducts {
  public:
-  explicit BlockProducts(const BlockLayout& layout) : layout_(layout) {}
+  BlockProducts() = default;
   ~BlockProducts() {
     if (configured_) release();
   }
@@ -62,20 +62,22 @@ class BlockProducts {
   BlockProducts& operator=(const BlockProducts&) = delete;
 
   // Calls body(row, count, sums) with sums[32][32] for each block of rows[begin to end] * a panel.
-  // `blocks` are all rows.
+  // `blocks` are all rows, which lie as `layout` says.
   template <class Body>
-  void multiply(const void* blocks, int64_t begin, int64_t end, const void* weight, Body body) {
+  void multiply(const BlockLayout& layout, const void* blocks, int64_t begin, int64_t end,
+                const void* weight, Body body) {
     const char* x = static_cast<const char*>(blocks);
     const char* panel = static_cast<const char*>(weight);
     // The next panel follows this one. Many blocks together fetch it, each its share.
     const int64_t count = (end - begin + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    const int64_t steps = layout_.row_bytes / STEP_BYTES;
+    const int64_t steps = layout.row_bytes / STEP_BYTES;
     const int64_t lines = (PANEL_STEP_BYTES / 64 + count - 1) / count;
     const char* next = panel + steps * PANEL_STEP_BYTES;
     for (int64_t row = begin; row < end; row += BLOCK_ROWS) {
       const int64_t rows = std::min(BLOCK_ROWS, end - row);
       if (rows != configured_) configure(rows);
-      multiply_block(x + layout_.offset(row, 0), rows, panel, count <= FEW_BLOCKS ? nullptr : next, lines);
+      multiply_block(layout, x + layout.offset(row, 0), rows, panel,
+                     count <= FEW_BLOCKS ? nullptr : next, lines);
       next += steps * lines * 64;
       body(row, rows, sums_);
     }
@@ -86,16 +88,16 @@ class BlockProducts {
   // fetched into the second-level cache, or, where it is null, the panel's own next lines into the
   // first-level one: with few rows the weights' way from memory is all that takes time. The processor
   // alone then fetches ahead better than it follows such hints, but for tile loads it needs some.
-  QUIRE_AMX void multiply_block(const char* x, int64_t rows, const char* panel, const char* ahead,
-                                int64_t num_lines) {
-    const char* below = x + 16 * layout_.row;
+  QUIRE_AMX void multiply_block(const BlockLayout& layout, const char* x, int64_t rows,
+                                const char* panel, const char* ahead, int64_t num_lines) {
+    const char* below = x + 16 * layout.row;
     // GCC's tile intrinsics do not say what memory they read: let nothing be held back from it.
     __asm__ volatile("" ::: "memory");
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t byte = 0; byte < layout_.row_bytes; byte += STEP_BYTES) {
+    for (int64_t byte = 0; byte < layout.row_bytes; byte += STEP_BYTES) {
       if (ahead) {
         for (int64_t i = 0; i < num_lines; ++i, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
       } else {
@@ -104,15 +106,15 @@ class BlockProducts {
       }
       _tile_loadd(6, panel, 128);
       _tile_loadd(7, panel + 64, 128);
-      _tile_loadd(4, x, layout_.row);
+      _tile_loadd(4, x, layout.row);
       if (rows > 16) {
-        _tile_loadd(5, below, layout_.row);
+        _tile_loadd(5, below, layout.row);
         Step::upper();
         Step::lower();
       } else {
         Step::upper();
       }
-      panel += PANEL_STEP_BYTES, x += layout_.step, below += layout_.step;
+      panel += PANEL_STEP_BYTES, x += layout.step, below += layout.step;
     }
     char* out = reinterpret_cast<char*>(sums_);
     _tile_stored(0, out, 128);
@@ -140,7 +142,6 @@ class BlockProducts {
 
   QUIRE_AMX static void release() { _tile_release(); }
 
-  const BlockLayout layout_;
   int64_t configured_ = 0;                          // rows; 0: the unit is not held
   alignas(64) int32_t sums_[BLOCK_ROWS * PANEL];  // or as many floats
 };

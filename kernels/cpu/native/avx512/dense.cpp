@@ -12,12 +12,12 @@ extern "C" {
 // inputs is a multiple of 32.
 void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed, const float* bias,
                  void* y, int64_t outputs, bool wide, bool amx) {
-  const DenseRows all(x, rows, inputs, amx);
+  const GivenRows given(x, rows, inputs, amx);
   with_results(y, wide, [&](auto* y) {
-    for_panels(rows, outputs, all.max_part(), [&] {
-      return [&, products = DenseProducts(all)](int64_t begin, int64_t end, int64_t panel) mutable {
+    for_panels(rows, outputs, given.rows().max_part(), [&] {
+      return [&, products = DenseProducts()](int64_t begin, int64_t end, int64_t panel) mutable {
         const bf16* weight = packed + panel * PANEL * inputs;
-        products.multiply(begin, end, weight, bias, y, outputs, panel);
+        products.multiply(given.rows(), begin, end, weight, bias, y, outputs, panel);
       };
     });
   });
@@ -27,12 +27,12 @@ void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed
 void quire_dense_likeliest(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed,
                            const float* bias, int64_t outputs, bool amx, int64_t* token_ids,
                            bool* is_finite) {
-  const DenseRows all(x, rows, inputs, amx);
-  find_likeliest(rows, outputs, all.max_part(), token_ids, is_finite, [&] {
-    return [&, products = DenseProducts(all)](int64_t begin, int64_t end, int64_t panel,
-                                              int64_t count, float* scores) mutable {
+  const GivenRows given(x, rows, inputs, amx);
+  find_likeliest(rows, outputs, given.rows().max_part(), token_ids, is_finite, [&] {
+    return [&, products = DenseProducts()](int64_t begin, int64_t end, int64_t panel,
+                                           int64_t count, float* scores) mutable {
       const bf16* weight = packed + panel * PANEL * inputs;
-      products.multiply(begin, end, weight, bias ? bias + panel * PANEL : nullptr,
+      products.multiply(given.rows(), begin, end, weight, bias ? bias + panel * PANEL : nullptr,
                         scores - begin * count, count, 0);
     };
   });

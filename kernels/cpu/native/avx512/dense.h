@@ -22,63 +22,74 @@ inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, __m512 
   }
 }
 
-// The rows of a product, as AMX or vectors read them.
+// Rows of activations for products with bfloat16 weights, where AMX or vectors read them.
 struct DenseRows {
-  // x[rows][inputs], which outlives this.
-  DenseRows(const bf16* x, int64_t rows, int64_t inputs, bool amx)
-      : inputs(inputs),
-        amx(amx),
-        layout(amx ? BlockLayout::of(rows, inputs * 2) : BlockLayout::as_given(inputs * 2)),
-        laid_out(is_laid_out(rows) ? (rows + 31) / 32 * 32 * inputs : 0),
-        data(is_laid_out(rows) ? laid_out.get() : x) {
-    if (!is_laid_out(rows)) return;
-    char* blocks = reinterpret_cast<char*>(laid_out.get());
-    parallel_rows(rows, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const char* from = reinterpret_cast<const char*>(x + r * inputs);
-        char* to = blocks + layout.offset(r, 0);
-        for (int64_t byte = 0; byte < inputs * 2; byte += STEP_BYTES, to += layout.step)
-          _mm512_store_si512(to, _mm512_loadu_si512(from + byte));
-      }
-    });
+  const bf16* data;
+  int64_t inputs;
+  bool amx;
+  BlockLayout layout;
+
+  // How so many rows lie: vectors read them one after the other.
+  static BlockLayout layout_of(int64_t rows, int64_t inputs, bool amx) {
+    return amx ? BlockLayout::of(rows, inputs * 2) : BlockLayout::as_given(inputs * 2);
   }
 
   // How many are multiplied before the next panel.
   int64_t max_part() const { return rows_in(amx ? CACHED_BLOCK_BYTES : CACHED_BYTES, inputs * 2); }
-
-  const int64_t inputs;
-  const bool amx;
-  const BlockLayout layout;
-  const Scratch<bf16> laid_out;
-  const bf16* const data;  // these, or as given
-
- private:
-  bool is_laid_out(int64_t rows) const { return amx && rows > BLOCK_ROWS; }
 };
 
-// One thread's products of them by panels.
+// Writes row `r` to where a layout has it.
+inline void lay_row(const bf16* row, int64_t r, const BlockLayout& layout, bf16* rows) {
+  const char* from = reinterpret_cast<const char*>(row);
+  char* to = reinterpret_cast<char*>(rows) + layout.offset(r, 0);
+  for (int64_t byte = 0; byte < layout.row_bytes; byte += STEP_BYTES, to += layout.step)
+    _mm512_store_si512(to, _mm512_loadu_si512(from + byte));
+}
+
+// A caller's rows, x[rows][inputs], which outlive this: as they are, or laid out in blocks.
+class GivenRows {
+ public:
+  GivenRows(const bf16* x, int64_t rows, int64_t inputs, bool amx)
+      : laid_out_(is_laid_out(rows, amx) ? (rows + 31) / 32 * 32 * inputs : 0),
+        rows_{is_laid_out(rows, amx) ? laid_out_.get() : x, inputs, amx,
+              DenseRows::layout_of(rows, inputs, amx)} {
+    if (!is_laid_out(rows, amx)) return;
+    parallel_rows(rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        lay_row(x + r * inputs, r, rows_.layout, laid_out_.get());
+    });
+  }
+
+  const DenseRows& rows() const { return rows_; }
+
+ private:
+  static bool is_laid_out(int64_t rows, bool amx) { return amx && rows > BLOCK_ROWS; }
+
+  const Scratch<bf16> laid_out_;
+  const DenseRows rows_;
+};
+
+// One thread's products of rows by panels.
 class DenseProducts {
  public:
-  explicit DenseProducts(const DenseRows& rows) : rows_(rows), blocks_(rows.layout) {}
-
   // y[begin to end][outputs] at a panel, whose weights begin at `weight`.
   template <class T>
-  void multiply(int64_t begin, int64_t end, const bf16* weight, const float* bias, T* y,
-                int64_t outputs, int64_t panel) {
-    const int64_t first = panel * PANEL, inputs = rows_.inputs;
-    if (rows_.amx) {
+  void multiply(const DenseRows& rows, int64_t begin, int64_t end, const bf16* weight,
+                const float* bias, T* y, int64_t outputs, int64_t panel) {
+    const int64_t first = panel * PANEL, inputs = rows.inputs;
+    if (rows.amx) {
       const auto keep = [&](int64_t row, int64_t count, const void* sums) {
         const float* sum = static_cast<const float*>(sums);
         for (int64_t r = row; r < row + count; ++r)
           for (int64_t half = 0; half < PANEL; half += 16, sum += 16)
             store(_mm512_load_ps(sum), bias, y + r * outputs, outputs, first + half);
       };
-      return blocks_.multiply(rows_.data, begin, end, weight, keep);
+      return blocks_.multiply(rows.layout, rows.data, begin, end, weight, keep);
     }
     for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
       with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
         __m512 sums[ROWS][2];
-        dense_tile<ROWS>(rows_.data + row * inputs, inputs, weight, sums);
+        dense_tile<ROWS>(rows.data + row * inputs, inputs, weight, sums);
         for (int r = 0; r < ROWS; ++r)
           for (int half = 0; half < 2; ++half)
             store(sums[r][half], bias, y + (row + r) * outputs, outputs, first + 16 * half);
@@ -87,7 +98,6 @@ class DenseProducts {
   }
 
  private:
-  const DenseRows& rows_;
   BlockProducts<StepBf16> blocks_;
 };
 

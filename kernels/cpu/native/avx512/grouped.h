@@ -205,12 +205,12 @@ void multiply_grouped(const bf16* x, int64_t rows, const GroupedWeight& weight, 
     });
     return;
   }
-  const DenseRows all(x, rows, weight.inputs, amx);
-  for_panels(rows, outputs, all.max_part(), [&] {
-    return [&, products = DenseProducts(all), dense = Scratch<bf16>(PANEL * weight.inputs)](
+  const GivenRows given(x, rows, weight.inputs, amx);
+  for_panels(rows, outputs, given.rows().max_part(), [&] {
+    return [&, products = DenseProducts(), dense = Scratch<bf16>(PANEL * weight.inputs)](
                int64_t begin, int64_t end, int64_t panel) mutable {
       unpack<Code>(weight, panel, dense.get());
-      products.multiply(begin, end, dense.get(), bias, y, outputs, panel);
+      products.multiply(given.rows(), begin, end, dense.get(), bias, y, outputs, panel);
     };
   });
 }

@@ -15,9 +15,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 
 #include "parallel.h"
+#include "scratch.h"
 
 namespace quire {
 
@@ -67,21 +67,6 @@ inline void for_tiles(int64_t begin, int64_t end, int64_t max_rows, Body body) {
     body(row, begin + (end - begin) * (i + 1) / tiles - row);
   }
 }
-
-// Memory for one call, not initialised, on the boundary of a cache line.
-template <class T>
-class Scratch {
- public:
-  explicit Scratch(int64_t count)
-      : data_(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64))) {}
-  ~Scratch() { std::free(data_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  T* get() const { return data_; }
-
- private:
-  T* data_;
-};
 
 // Calls body(panel, rows), each thread on panels of its own, with the panel's 32 rows of `inputs`
 // values: what read(n, row) writes, and zeros.
