@@ -1,14 +1,17 @@
-"""The experts of a layer, as grouped matrix products read them."""
+"""Mixtures of experts: what is asked of the kernels."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 
 from kernels.tiled import TiledWeight
 
 ExpertMatrices = torch.Tensor | TiledWeight  # [experts, outputs, inputs]
+GatingKind = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
 
 
 class ExpertTensors(NamedTuple):
@@ -24,3 +27,39 @@ class ExpertTensors(NamedTuple):
         """How many there are."""
         part = self.gate_up
         return part.num_matrices if isinstance(part, TiledWeight) else part.shape[0]
+
+
+class RoutingRule(NamedTuple):
+    """How what a router says of a token becomes its experts (``kernels.reference.moe.route``).
+
+    With several groups, of equally many experts, there are at least ``top_k`` in ``top_groups``.
+    """
+
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"  # over all experts
+    normalised: bool = True  # a token's weights sum to ``scale``
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """What stands between the products of a gated MLP: a function, and its name for kernels that
+    have it built in.
+
+    Attributes:
+        apply: [n, 2 * inner] -> [n, inner].
+        kind: GELU by the error function or by its tanh form; ``clamped_swiglu`` is GPT-OSS's.
+        alpha, limit: of ``clamped_swiglu``.
+    """
+
+    apply: Callable[[torch.Tensor], torch.Tensor]
+    kind: GatingKind
+    alpha: float = 0.0
+    limit: float = 0.0
+
+    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[n, 2 * inner] -> [n, inner]."""
+        return self.apply(gate_up)

@@ -14,7 +14,7 @@ import torch
 from kernels.attention import AttentionBackend, LayerCache
 from kernels.inputs import StepInputs, StepRows
 from kernels.lora import AdapterRows, AdapterWeights
-from kernels.moe import ExpertTensors
+from kernels.moe import ExpertTensors, RoutingRule
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
 
 
@@ -73,6 +73,18 @@ class Operations(Protocol):
         ...
 
     def clamped_swiglu(self, gate_up: torch.Tensor, alpha: float, limit: float, /) -> torch.Tensor:
+        """See ``kernels.reference.moe``."""
+        ...
+
+    def route(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        correction: torch.Tensor | None,
+        rule: RoutingRule,
+        /,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``kernels.reference.moe``."""
         ...
 

@@ -45,8 +45,9 @@ on a part of the head, with a base of their own in windowed layers, or by neighb
 where the family has it so.
 
 Latent attention (DeepSeek): a token's latent is cached in place of its keys and values, and the
-matrices that would make those of it are absorbed into queries and outputs; these two stay in the
-model's dtype when the other weights are rounded.
+matrices that would make those of it are absorbed into queries and outputs; these two are held in
+the model's dtype when the other weights are rounded, and widened where a checkpoint has them in
+codes (`kv_b_proj`): absorbed, one of them is multiplied along its outputs.
 
 Heads that draft: the layer for multi-token prediction of DeepSeek-V3 (`--speculation mtp`), EAGLE
 and EAGLE-3 heads for any decoder (`--speculation eagle`); see [speculation.md](speculation.md).
@@ -54,9 +55,9 @@ and EAGLE-3 heads for any decoder (`--speculation eagle`); see [speculation.md](
 Attention within chunks (Llama 4) is attention of shorter rows: each backend serves it. Where every
 layer has a window, blocks behind it are given back as a text grows.
 
-Mixtures of experts: on a GPU one grouped product of Triton for all experts of a layer, on a CPU
-each chosen expert as a linear layer of its own, quantised as the others are. They are not
-batch-invariant: `--batch-invariant` refuses them.
+Mixtures of experts: on a GPU one grouped product of Triton for all experts of a layer, on a CPU one
+native call, quantised as other layers are ([architecture.md](architecture.md)). `--batch-invariant`
+takes them on a CPU with AVX512-BF16, in bfloat16 or int8, and refuses them elsewhere.
 
 Numbers: float32, bfloat16 and float16; what the checkpoint was saved in does not matter.
 `--quantization int8|int4|nf4|fp8` rounds the weights of any family while they load, and checkpoints

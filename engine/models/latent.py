@@ -25,7 +25,45 @@ from engine.models.loader import stored
 from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec, LatentSpec
 from kernels.attention import LayerAttention, LayerCache
+from kernels.cpu.latent import PanelHeads
+from kernels.cpu.linear import is_available
 from kernels.operations import Kernels
+
+
+class HeadProducts(Protocol):
+    """A product of each head with a weight of its own."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take in memory."""
+        ...
+
+    def __call__(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
+        """[n, heads, inputs + keep] -> [n, heads, outputs + keep], the last ``keep`` values of a
+        head as they were."""
+        ...
+
+
+class DenseHeads:
+    """By the tensor library.
+
+    Args:
+        weight: [heads, inputs, outputs].
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight.contiguous()
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``HeadProducts``."""
+        return self._weight.nbytes
+
+    def __call__(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
+        """See ``HeadProducts``."""
+        read, kept = x.split((x.shape[-1] - keep, keep), dim=-1)
+        made = torch.bmm(read.transpose(0, 1), self._weight).transpose(0, 1)
+        return torch.cat((made, kept), dim=-1) if keep else made.contiguous()
 
 
 class LatentWeights(NamedTuple):
@@ -34,15 +72,17 @@ class LatentWeights(NamedTuple):
     norm: torch.Tensor  # [rank], of the latent
     query_norm: torch.Tensor | None  # [query_rank], where queries are made from a latent too
     query_up: Linear | None
-    key_up: torch.Tensor  # [num_heads, plain_dim, rank], K_h
-    value_up: torch.Tensor  # [num_heads, rank, value_dim], V_h^T
+    key_up: HeadProducts  # K_h^T, from plain_dim to rank
+    value_up: HeadProducts  # V_h, from rank to value_dim
 
     @property
     def num_bytes(self) -> int:
         """What they take in memory."""
-        tensors = (self.norm, self.query_norm, self.key_up, self.value_up)
-        query_up = 0 if self.query_up is None else self.query_up.num_bytes
-        return query_up + sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        tensors = (self.norm, self.query_norm)
+        products = (self.query_up, self.key_up, self.value_up)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
+            product.num_bytes for product in products if product is not None
+        )
 
 
 class Step(Protocol):
@@ -92,9 +132,16 @@ def make_latent(
         norm=weights[f"{i}.latent_norm"],
         query_norm=weights.get(f"{i}.query_norm"),
         query_up=query_up,
-        key_up=key_up.contiguous(),
-        value_up=value_up.transpose(1, 2).contiguous(),
+        key_up=_head_products(key_up.transpose(1, 2)),
+        value_up=_head_products(value_up),
     )
+
+
+def _head_products(weight: torch.Tensor) -> HeadProducts:
+    """Of weights [heads, outputs, inputs]."""
+    if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and is_available():
+        return PanelHeads(weight)
+    return DenseHeads(weight.transpose(1, 2))
 
 
 def projection_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:
@@ -161,23 +208,21 @@ class LatentAttention:
         made_from, latent = projected.split(spec.projected(self._num_heads), dim=-1)
         if weights.query_up is not None:
             assert weights.query_norm is not None
-            normed = do.rms_norm(made_from.contiguous(), weights.query_norm, spec.eps)
+            normed = do.rms_norm(made_from, weights.query_norm, spec.eps)
             made_from = weights.query_up(normed)
             if step.adapters is not None:
                 made_from = step.adapters.add(made_from, normed, self._query_name)
         heads = made_from.unflatten(-1, (self._num_heads, spec.query_dim))
-        plain, turned = heads.split((spec.plain_dim, spec.rope_dim), dim=-1)
-        absorbed = torch.bmm(plain.transpose(0, 1), weights.key_up).transpose(0, 1)
+        query = weights.key_up(heads, keep=spec.rope_dim)  # [n, heads, rank + rope_dim]
         changes = () if step.adapters is None else tuple(self._changes(step.adapters))
         for tokens, down, key_up, _ in changes:
-            absorbed[tokens] += torch.einsum("nhp,rhp->nhr", plain[tokens], key_up) @ down
-        query = torch.cat((absorbed, turned), dim=-1)  # [n, heads, rank + rope_dim]
+            plain = heads[tokens, :, : spec.plain_dim]
+            query[tokens, :, : spec.rank] += torch.einsum("nhp,rhp->nhr", plain, key_up) @ down
         do.latent_rope_store(
             query, latent, weights.norm, spec.eps, rotation, cache, step.slot_mapping
         )
         attended = self._attention.forward(step.attention, self._layer, query, cache)
-        values = torch.bmm(attended.transpose(0, 1), weights.value_up)  # [heads, n, value_dim]
-        values = values.transpose(0, 1)
+        values = weights.value_up(attended)  # [n, heads, value_dim]
         for tokens, down, _, value_up in changes:
             values[tokens] += torch.einsum("nhr,rhv->nhv", attended[tokens] @ down.T, value_up)
         return values.flatten(1)

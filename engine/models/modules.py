@@ -46,7 +46,7 @@ class RouterWeights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A mixture of experts: as tensors for a grouped product, or each expert by itself."""
+    """A mixture of experts: as tensors of all of them, or each expert by itself."""
 
     router: RouterWeights
     stacked: ExpertTensors | None

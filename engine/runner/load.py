@@ -32,6 +32,7 @@ from engine.models.spec import DecoderSpec
 from engine.models.stored import Format
 from engine.pooling import PoolingInfo
 from engine.quantization import choose_method, refuse_codes
+from engine.quantization.cpu import PanelMethod
 from engine.quantization.formats import read_format
 from engine.runner.device import cache_codes, choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.encoder_load import load_encoder_runner
@@ -74,8 +75,6 @@ def _load_decoder_runner(
     headers = read_headers(model.directory, config.load_format) if has_files else []
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
-    if config.batch_invariant and spec.moe is not None:
-        raise ModelLoadError("a mixture of experts is not batch-invariant here")
     block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
     codes = cache_codes(config.cache.dtype)
     if codes is not None and spec.value_dim is not None:
@@ -99,12 +98,18 @@ def _load_decoder_runner(
         invariant=config.batch_invariant,
         stored=stored_as.name if stored_as else gguf_codes,
     )
+    has_panels = kernels.name == "cpu" and isinstance(method.dense, PanelMethod)
+    if config.batch_invariant and spec.moe is not None and not has_panels:
+        raise ModelLoadError("a mixture of experts is not batch-invariant here")
     if model.gguf is not None and config.load_format != "dummy":
         types = FORMATS.keys() if gguf_codes else ()
         weights: Weights = GgufWeights(model.gguf, spec, dtype, device, on_progress, packed=types)
     else:
         weights = _load(config, spec, headers, dtype, device, on_progress, stored_as)
+    are_codes = bool(config.quantization or stored_as or gguf_codes)
     is_stacked = kernels.name == "triton"
+    if kernels.name == "cpu":
+        is_stacked = not are_codes and not isinstance(method.dense, PanelMethod)
     modules = make_modules(spec, weights, method, stacked=is_stacked)
     draft_modules = None
     if draft is not None:

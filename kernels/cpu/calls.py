@@ -14,11 +14,14 @@ from typing import Any
 import torch
 
 from kernels.cpu.native import build
+from kernels.moe import GatingKind
 
 POINTER, COUNT, CODE, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 FLAG = ctypes.c_bool
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in native/simd.h
+# As in native/gating.h.
+GATING_CODES: dict[GatingKind, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
 CODE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # as in native/cache_codes.h
 
 _PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
@@ -34,12 +37,24 @@ _NORM_ROPE_STORE = (
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_attention": (POINTER, REAL, REAL, COUNT, *[POINTER] * 5),
     "quire_attention_codes": (POINTER, REAL, REAL, COUNT, *[POINTER] * 5, CODE, POINTER, POINTER),
-    "quire_rms_norm": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, REAL, POINTER),
+    "quire_rms_norm": (CODE, POINTER, COUNT, POINTER, COUNT, COUNT, COUNT, REAL, POINTER),
     "quire_add_rms_norm": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, REAL, POINTER),
-    "quire_silu_mul": (CODE, POINTER, COUNT, COUNT, POINTER),
+    "quire_gate_mul": (CODE, CODE, REAL, REAL, POINTER, COUNT, COUNT, POINTER),
     "quire_rope_tables": (POINTER, POINTER, REAL, COUNT, COUNT, POINTER, POINTER),
     "quire_norm_rope_store": _NORM_ROPE_STORE,
     "quire_norm_rope_store_codes": (*_NORM_ROPE_STORE, CODE, POINTER, POINTER),
+    "quire_route": (
+        *(CODE, CODE, POINTER, POINTER, COUNT, COUNT),
+        *(POINTER, POINTER, POINTER, COUNT, POINTER, POINTER),
+    ),
+    "quire_experts": (CODE, *[POINTER] * 10, COUNT),
+    "quire_panel_experts": (*[POINTER] * 8, COUNT),
+    "quire_panel_heads": (POINTER, POINTER, *[COUNT] * 5, POINTER),
+    "quire_latent_rope_store": (
+        *(CODE, POINTER, POINTER, COUNT, POINTER, REAL, POINTER, POINTER, POINTER),
+        *[COUNT] * 4,
+        POINTER,
+    ),
     "quire_add_adapters": (
         *(CODE, POINTER, POINTER, POINTER),
         *[COUNT] * 3,

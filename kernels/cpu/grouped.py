@@ -10,7 +10,16 @@ import math
 import torch
 
 from kernels.cpu.calls import DTYPE_CODES, function
-from kernels.cpu.linear import PANEL, PanelLinear, arena, num_bytes, pointers, round_up
+from kernels.cpu.linear import (
+    PANEL,
+    PanelKind,
+    PanelLinear,
+    Panels,
+    arena,
+    num_bytes,
+    pointers,
+    round_up,
+)
 from kernels.packed import PackedWeight
 
 _STEP = 32  # inputs are held in multiples of it
@@ -73,6 +82,22 @@ class PanelGrouped(PanelLinear):
     def num_bytes(self) -> int:
         """What it takes in memory."""
         return num_bytes(self._packed, self._scales, self._zeros, self._order, self._bias)
+
+    def panels(self) -> Panels:
+        """See ``PanelLinear``."""
+        kind: PanelKind = "float8" if self._is_float else "bytes"
+        return Panels(
+            "nibbles" if self._levels is not None else kind,
+            *self._sizes,
+            self._packed,
+            self._bias,
+            scales=self._scales,
+            zeros=self._zeros,
+            levels=self._levels,
+            order=self._order,
+            group=self._group,
+            factor=self._factor,
+        )
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.calls import DTYPE_CODES, function
+from kernels.cpu.calls import DTYPE_CODES, GATING_CODES, function
+from kernels.moe import GatingKind
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See ``kernels.reference.layers``."""
-    x = x.contiguous()
-    normed = torch.empty_like(x)
+    if x.dim() != 2 or x.stride(1) != 1:  # rows that lie apart are read where they are
+        x = x.contiguous()
+    normed = x.new_empty(x.shape)
     dim = x.shape[-1]
     function("quire_rms_norm")(
         DTYPE_CODES[x.dtype],
         x.data_ptr(),
+        x.stride(-2) if x.dim() == 2 else dim,
         weight.data_ptr(),
         weight.numel() // dim,
         x.numel() // dim,
@@ -48,11 +51,34 @@ def add_rms_norm(
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See ``kernels.reference.layers``."""
+    return _gate_mul(gate_up, "silu")
+
+
+def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See ``kernels.reference.fused``."""
+    return _gate_mul(gate_up, "gelu_tanh")
+
+
+def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """See ``kernels.reference.moe``."""
+    return _gate_mul(gate_up, "clamped_swiglu", alpha, limit)
+
+
+def _gate_mul(
+    gate_up: torch.Tensor, kind: GatingKind, alpha: float = 0.0, limit: float = 0.0
+) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     rows, width = gate_up.shape
     product = gate_up.new_empty((rows, width // 2))
-    function("quire_silu_mul")(
-        DTYPE_CODES[gate_up.dtype], gate_up.data_ptr(), rows, width // 2, product.data_ptr()
+    function("quire_gate_mul")(
+        DTYPE_CODES[gate_up.dtype],
+        GATING_CODES[kind],
+        alpha,
+        limit,
+        gate_up.data_ptr(),
+        rows,
+        width // 2,
+        product.data_ptr(),
     )
     return product
 

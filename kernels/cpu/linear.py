@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from abc import ABC, abstractmethod
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -28,7 +30,28 @@ PANEL = 32  # outputs of a panel, as in native/tiles.h
 arena = Arena()
 
 
-class PanelLinear:
+PanelKind = Literal["dense", "int8", "nibbles", "bytes", "float8"]
+
+
+class Panels(NamedTuple):
+    """A weight as its layer holds it, for other native code that multiplies by it."""
+
+    kind: PanelKind
+    outputs: int
+    columns: int
+    inputs: int  # columns, and zeros behind them
+    packed: torch.Tensor
+    bias: torch.Tensor | None  # [outputs] float32
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    totals: torch.Tensor | None = None
+    levels: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+    group: int = 1
+    factor: float = 1.0
+
+
+class PanelLinear(ABC):
     """What all have in common.
 
     Args:
@@ -43,6 +66,7 @@ class PanelLinear:
     ) -> None:
         self._outputs, self._columns = shape
         self._inputs = round_up(self._columns, step)
+        self._sizes = (self._outputs, self._columns, self._inputs)
         self._padding = self._inputs - self._columns
         self._bias = None if bias is None else bias.float()
         self._dtype = dtype
@@ -51,6 +75,10 @@ class PanelLinear:
         self._held: tuple[
             int | float | None, ...
         ]  # addresses of the weight's parts, then of the bias
+
+    @abstractmethod
+    def panels(self) -> Panels:
+        """The weight as it is held."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[n, inputs] -> [n, outputs]."""
@@ -137,6 +165,10 @@ class PanelDense(PanelHead):
         """What it takes in memory."""
         return num_bytes(self._packed, self._bias)
 
+    def panels(self) -> Panels:
+        """See ``PanelLinear``."""
+        return Panels("dense", *self._sizes, self._packed, self._bias)
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
         return self._rows("quire_dense_rows", ids, self._packed)
@@ -189,6 +221,17 @@ class PanelInt8(PanelHead):
         """What it takes in memory."""
         return num_bytes(self._packed, self._scales, self._totals, self._bias)
 
+    def panels(self) -> Panels:
+        """See ``PanelLinear``."""
+        return Panels(
+            "int8",
+            *self._sizes,
+            self._packed,
+            self._bias,
+            scales=self._scales,
+            totals=self._totals,
+        )
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [n] of the weight, as a table of embeddings is read: [n, inputs]."""
         return self._rows("quire_int8_rows", ids, self._packed, self._scales)
@@ -230,6 +273,18 @@ class PanelInt4(PanelLinear):
         """What it takes in memory."""
         return num_bytes(self._packed, self._scales, self._bias)
 
+    def panels(self) -> Panels:
+        """See ``PanelLinear``."""
+        return Panels(
+            "nibbles",
+            *self._sizes,
+            self._packed,
+            self._bias,
+            scales=self._scales,
+            levels=self._levels,
+            group=INT4_GROUP,
+        )
+
 
 def is_available() -> bool:
     """Whether these can be made here; if not, the log says why."""
@@ -238,6 +293,11 @@ def is_available() -> bool:
         logger.info("no native linear layers: the processor lacks AVX-512 with BF16 and VNNI")
         return False
     return library is not None
+
+
+def has_amx() -> bool:
+    """Whether these use AMX."""
+    return _library()[1]
 
 
 @functools.cache

@@ -1,14 +1,21 @@
 """The CPU kernels as one set (``kernels.operations.Operations``)."""
 
 from kernels.cpu.drafts import accept_drafts
+from kernels.cpu.experts import fused_moe, route
 from kernels.cpu.feedback import feed_back
 from kernels.cpu.inputs import build_inputs
 from kernels.cpu.kv_store import copy_blocks, norm_rope_store
-from kernels.cpu.layers import add_rms_norm, rms_norm, rope_tables, silu_mul
+from kernels.cpu.latent import latent_rope_store
+from kernels.cpu.layers import (
+    add_rms_norm,
+    clamped_swiglu,
+    gelu_mul,
+    rms_norm,
+    rope_tables,
+    silu_mul,
+)
 from kernels.cpu.lora import add_adapters
 from kernels.cpu.sampling import sample
-from kernels.reference.fused import gelu_mul, latent_rope_store
-from kernels.reference.moe import clamped_swiglu, fused_moe
 
 __all__ = [
     "accept_drafts",
@@ -24,6 +31,7 @@ __all__ = [
     "norm_rope_store",
     "rms_norm",
     "rope_tables",
+    "route",
     "sample",
     "silu_mul",
 ]

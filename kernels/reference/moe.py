@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
 
-from kernels.moe import ExpertMatrices, ExpertTensors
+from kernels.moe import ExpertMatrices, ExpertTensors, RoutingRule
 from kernels.reference.layers import silu_mul
 from kernels.tiled import TiledWeight
+
+# What the sum of a token's weights is divided by is never zero (DeepSeek-V3).
+_LEAST_SUM = 1e-20
+
+
+def route(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    rule: RoutingRule,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``top_k`` experts of the highest scores, and how much each of them counts.
+
+    With groups (DeepSeek-AI 2024) they are those of the ``top_groups`` best groups alone, a group
+    being as good as its ``group_best`` best experts together.
+
+    Args:
+        x: [n, hidden].
+        weight, bias: of the router's product, [experts, hidden] and [experts]; it computes in their
+            dtype.
+        correction: [experts] float32, added to the scores for the choice alone.
+        rule: how they are scored, grouped and weighed.
+
+    Returns:
+        Experts [n, top_k] int64, in no order, and their weights [n, top_k] float32.
+    """
+    said = functional.linear(x.to(weight.dtype), weight, bias).float()
+    scores = said.softmax(dim=-1) if rule.scoring == "softmax" else said.sigmoid()
+    chosen_by = scores if correction is None else scores + correction
+    if rule.num_groups > 1:
+        chosen_by = _within_groups(chosen_by, rule)
+    ids = chosen_by.topk(rule.top_k, dim=-1).indices
+    shares = scores.gather(-1, ids)
+    if rule.normalised:
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + _LEAST_SUM)
+    return ids, shares if rule.scale == 1.0 else shares * rule.scale
+
+
+def _within_groups(scores: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
+    """The scores, those outside a token's best groups at -inf."""
+    grouped = scores.unflatten(-1, (rule.num_groups, -1))
+    of_groups = grouped.topk(rule.group_best, dim=-1).values.sum(dim=-1)
+    best = of_groups.topk(rule.top_groups, dim=-1).indices
+    is_out = torch.ones_like(of_groups, dtype=torch.bool).scatter_(-1, best, False)
+    return grouped.masked_fill(is_out.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
 def fused_moe(
@@ -45,6 +91,35 @@ def fused_moe(
         inner = (activate or silu_mul)(functional.linear(read, gate_up, biases[0]))
         made = functional.linear(inner, down, biases[1]).to(output.dtype)
         output.index_add_(0, token, made if weighs_input else made * weight)
+    return output.to(x.dtype)
+
+
+def one_by_one(
+    x: torch.Tensor,
+    experts: Sequence[Callable[[torch.Tensor], torch.Tensor]],
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    weighs_input: bool = False,
+) -> torch.Tensor:
+    """As ``fused_moe`` of experts that are functions, each called at most once, with the tokens
+    that chose it: [rows, hidden] -> [rows, hidden]. It waits for the device.
+    """
+    top_k = expert_ids.shape[1]
+    chosen = expert_ids.flatten()
+    pairs = chosen.argsort(stable=True)  # token * top_k + choice, by expert
+    counts = chosen.bincount(minlength=len(experts)).tolist()
+    tokens, factors = pairs // top_k, expert_weights.flatten()[pairs].unsqueeze(1)
+    output = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    begin = 0
+    for expert, count in zip(experts, counts, strict=True):
+        if count:
+            own = slice(begin, begin + count)
+            read, factor = x[tokens[own]], factors[own]
+            if weighs_input:
+                read = (read * factor).to(x.dtype)
+            made = expert(read).float()
+            output.index_add_(0, tokens[own], made if weighs_input else made * factor)
+            begin += count
     return output.to(x.dtype)
 
 

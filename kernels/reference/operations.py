@@ -7,7 +7,7 @@ from kernels.reference.inputs import build_inputs
 from kernels.reference.kv_store import copy_blocks
 from kernels.reference.layers import rms_norm, rope_tables, silu_mul
 from kernels.reference.lora import add_adapters
-from kernels.reference.moe import clamped_swiglu, fused_moe
+from kernels.reference.moe import clamped_swiglu, fused_moe, route
 from kernels.reference.sampling_step import sample
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "norm_rope_store",
     "rms_norm",
     "rope_tables",
+    "route",
     "sample",
     "silu_mul",
 ]

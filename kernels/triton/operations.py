@@ -2,6 +2,7 @@
 
 from kernels.reference.drafts import accept_drafts
 from kernels.reference.layers import rope_tables
+from kernels.reference.moe import route
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
@@ -25,6 +26,7 @@ __all__ = [
     "norm_rope_store",
     "rms_norm",
     "rope_tables",
+    "route",
     "sample",
     "silu_mul",
 ]

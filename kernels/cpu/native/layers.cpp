@@ -1,6 +1,7 @@
 // The element-wise parts of a decoder layer (kernels/reference/layers.py, fused.py).
 #include <cmath>
 
+#include "gating.h"
 #include "parallel.h"
 #include "program.h"
 #include "simd.h"
@@ -30,11 +31,11 @@ inline void scale_row(const T* x, const T* weight, int64_t dim, float factor, T*
 }
 
 template <class T>
-void rms_norm(const T* x, const T* weight, int64_t weights, int64_t rows, int64_t dim, float eps,
-              T* y) {
+void rms_norm(const T* x, int64_t stride, const T* weight, int64_t weights, int64_t rows,
+              int64_t dim, float eps, T* y) {
   parallel_rows(rows, grain_rows(dim), [=](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const T* row = x + r * dim;
+      const T* row = x + r * stride;
       scale_row(row, weight + r % weights * dim, dim, inverse_norm(row, dim, eps), y + r * dim);
     }
   });
@@ -55,15 +56,9 @@ void add_rms_norm(const T* x, T* residual, const T* weight, int64_t rows, int64_
 }
 
 template <class T>
-void silu_mul(const T* gate_up, int64_t rows, int64_t dim, T* y) {
+void gate_mul(const Gating& gating, const T* gate_up, int64_t rows, int64_t dim, T* y) {
   parallel_rows(rows, grain_rows(dim), [=](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const T *gate = gate_up + 2 * r * dim, *up = gate + dim;
-      for (int64_t d = 0; d < dim; d += LANES) {
-        const Floats x = load(gate + d, dim - d);
-        store(y + r * dim + d, x / (1.0f + exp(-x)) * load(up + d, dim - d), dim - d);
-      }
-    }
+    for (int64_t r = begin; r < end; ++r) gate_row(gating, gate_up + 2 * r * dim, dim, y + r * dim);
   });
 }
 
@@ -72,12 +67,13 @@ void silu_mul(const T* gate_up, int64_t rows, int64_t dim, T* y) {
 
 extern "C" {
 
-// x, y[rows][dim]; weight[weights][dim], of which row r has r % weights.
-void quire_rms_norm(int32_t dtype, const void* x, const void* weight, int64_t weights, int64_t rows,
-                    int64_t dim, float eps, void* y) {
+// x, y[rows][dim], those of x `stride` values from one to the next; weight[weights][dim], of which
+// row r has r % weights.
+void quire_rms_norm(int32_t dtype, const void* x, int64_t stride, const void* weight,
+                    int64_t weights, int64_t rows, int64_t dim, float eps, void* y) {
   quire::with_type(dtype, [&]<class T>() {
-    quire::rms_norm(static_cast<const T*>(x), static_cast<const T*>(weight), weights, rows, dim,
-                    eps, static_cast<T*>(y));
+    quire::rms_norm(static_cast<const T*>(x), stride, static_cast<const T*>(weight), weights, rows,
+                    dim, eps, static_cast<T*>(y));
   });
 }
 
@@ -90,10 +86,12 @@ void quire_add_rms_norm(int32_t dtype, const void* x, void* residual, const void
   });
 }
 
-// gate_up[rows][2 * dim] -> y[rows][dim].
-void quire_silu_mul(int32_t dtype, const void* gate_up, int64_t rows, int64_t dim, void* y) {
+// gate_up[rows][2 * dim] -> y[rows][dim]; see gating.h.
+void quire_gate_mul(int32_t dtype, quire::GatingKind kind, float alpha, float limit,
+                    const void* gate_up, int64_t rows, int64_t dim, void* y) {
+  const quire::Gating gating{kind, alpha, limit};
   quire::with_type(dtype, [&]<class T>() {
-    quire::silu_mul(static_cast<const T*>(gate_up), rows, dim, static_cast<T*>(y));
+    quire::gate_mul(gating, static_cast<const T*>(gate_up), rows, dim, static_cast<T*>(y));
   });
 }
 
@@ -101,4 +99,4 @@ void quire_silu_mul(int32_t dtype, const void* gate_up, int64_t rows, int64_t di
 
 QUIRE_RECORDED(quire_rms_norm)
 QUIRE_RECORDED(quire_add_rms_norm)
-QUIRE_RECORDED(quire_silu_mul)
+QUIRE_RECORDED(quire_gate_mul)

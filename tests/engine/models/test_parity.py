@@ -20,6 +20,8 @@ from engine.models.spec import (
 )
 from engine.runner import load as load_module
 from engine.types import SamplingParams
+from kernels.cpu import linear
+from kernels.cpu.experts import PanelExperts
 from tests import tiny_models
 from tests.engine.handmade import Hand, load, request
 
@@ -80,6 +82,23 @@ def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
     stacked = functools.partial(load_module.make_modules, stacked=True)
     monkeypatch.setattr(load_module, "make_modules", lambda *args, **_: stacked(*args))
     torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.skipif(not linear.is_available(), reason="no panels here")
+@pytest.mark.parametrize(
+    "kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"]
+)
+def test_experts_in_one_call_are_as_near_as_one_by_one(checkpoints, monkeypatch, kind):
+    """In bfloat16, whose rounding sends some tokens to other experts either way."""
+    directory, expected = checkpoints(kind)
+
+    def error() -> float:
+        logits = paged_logits(directory, dtype="bfloat16")
+        return float((logits - expected).norm(dim=1).median() / expected.norm(dim=1).median())
+
+    joined = error()
+    monkeypatch.setattr(PanelExperts, "join", lambda *_, **__: None)
+    assert joined < 1.2 * error() < 0.2
 
 
 def test_quantised_experts_are_near(checkpoints):

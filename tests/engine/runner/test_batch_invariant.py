@@ -13,6 +13,7 @@ from engine.errors import ModelLoadError
 from engine.quantization import choose_method
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
+from kernels.cpu import linear
 from tests import tiny_models
 
 DTYPES = ("float32", "bfloat16")
@@ -65,6 +66,21 @@ def test_the_same_bits_alone_in_a_crowd_in_chunks_and_with_hits(directory: str, 
         crowd = make(directory, dtype, **limits)
         assert answers(crowd, prompts) == alone
         assert answers(crowd, prompts[::-1])[::-1] == alone
+
+
+@pytest.mark.skipif(not linear.is_available(), reason="no panels here")
+@pytest.mark.parametrize("kind", ["qwen2_moe", "gpt_oss", "deepseek_v3"])
+def test_experts_in_panels(kind: str, tmp_path) -> None:
+    rng = random.Random(2)
+    prompts = [tuple(rng.randrange(3, 160) for _ in range(n)) for n in (1, 3, 9, 21, 45)]
+    directory = str(tiny_models.save(kind, tmp_path))
+    core = make(directory, "bfloat16")
+    alone = [answers(core, [prompt])[0] for prompt in prompts]
+    for limits in ({}, {"max_num_batched_tokens": 7}):
+        assert answers(make(directory, "bfloat16", **limits), prompts) == alone
+    config = EngineConfig(model=directory, dtype="float32", batch_invariant=True)
+    with pytest.raises(ModelLoadError, match="experts is not batch-invariant"):
+        load_runner(config)
 
 
 def test_the_ordinary_mode_does_not_promise_it(directory: str) -> None:

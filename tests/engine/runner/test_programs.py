@@ -20,6 +20,15 @@ pytestmark = pytest.mark.skipif(
 )
 # Multiples of what the panels hold, as the models have that people serve.
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
+LATENT = {
+    **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
+    **{"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+    **{"moe_intermediate_size": 32, "num_key_value_heads": 4},
+}
+SHARED = {
+    "qwen2_moe": {"shared_expert_intermediate_size": 64},
+    "deepseek_v3": {"q_lora_rank": 64},
+}
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +122,17 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("qwen3", None),  # norms of heads
         ("mistral", None),  # a window
         ("llama_yarn", None),
+        ("mixtral", None),  # experts
+        ("mixtral", "int4"),
+        ("qwen2_moe", "int8"),  # and a shared one
+        ("gpt_oss", None),  # with biases
+        ("deepseek_v2_lite", None),  # attention to latents
+        ("deepseek_v3", None),  # and experts in groups
+        ("deepseek_v3", "int8"),
     ],
 )
 def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> None:
-    directory = model(kind, **SHAPE)
+    directory = model(kind, **(LATENT if "deepseek" in kind else SHAPE), **SHARED.get(kind, {}))
     recorded = make(directory, eager=False, quantization=quantization)
     ordinary = make(directory, eager=True, quantization=quantization)
     for seed in (1, 2):
@@ -165,7 +181,7 @@ def test_results_read_after_the_next_step_was_computed(model) -> None:
     assert replayed
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen2_moe"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama4"])
 def test_what_cannot_be_recorded_runs_as_ever_and_the_log_says_why(
     model, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,8 @@
 // Codes lie in panels of 32 outputs, [outputs / 32][inputs / STEP][32] words of 32 bits.
 #pragma once
 
+#include <optional>
+
 #include "dense.h"
 
 namespace quire {
@@ -189,28 +191,51 @@ inline void add_groups(const bf16* x, int64_t rows, int64_t inputs, int64_t grou
     }
 }
 
+// Rows of activations for products with codes.
+struct GroupedRows {
+  DenseRows rows;
+  int64_t count;
+  const float* totals;  // [count][groups], or null where weights have no zeros
+
+  bool are_few() const { return count <= IN_REGISTER; }
+  int64_t max_part() const { return are_few() ? IN_REGISTER : rows.max_part(); }
+};
+
+// One thread's products of rows by panels.
+template <class Code>
+class GroupedProducts {
+ public:
+  // y[begin to end][outputs] at a panel; few rows are all multiplied at once.
+  template <class T>
+  void multiply(const GroupedRows& rows, int64_t begin, int64_t end, const GroupedWeight& weight,
+                const float* bias, T* y, int64_t outputs, int64_t panel) {
+    if (rows.are_few())
+      return with_rows<IN_REGISTER>(rows.count, [&]<int ROWS>() {
+        few_rows<ROWS, Code>(rows.rows.data, rows.totals, weight, panel, bias, y, outputs);
+      });
+    if (!dense_) dense_.emplace(PANEL * weight.inputs);
+    unpack<Code>(weight, panel, dense_->get());
+    products_.multiply(rows.rows, begin, end, dense_->get(), bias, y, outputs, panel);
+  }
+
+ private:
+  std::optional<Scratch<bf16>> dense_;  // a panel of weights
+  DenseProducts products_;
+};
+
 // y = x * weight^T + bias.
 template <class Code, class T>
 void multiply_grouped(const bf16* x, int64_t rows, const GroupedWeight& weight, const float* bias,
                       T* y, int64_t outputs, bool amx) {
-  if (rows <= IN_REGISTER) {
-    const Scratch<float> totals(weight.zeros ? rows * (weight.inputs / weight.group) : 0);
-    if (weight.zeros) add_groups(x, rows, weight.inputs, weight.group, totals.get());
-    for_panels(rows, outputs, IN_REGISTER, [&] {
-      return [&](int64_t, int64_t, int64_t panel) {
-        with_rows<IN_REGISTER>(rows, [&]<int ROWS>() {
-          few_rows<ROWS, Code>(x, totals.get(), weight, panel, bias, y, outputs);
-        });
-      };
-    });
-    return;
-  }
+  const bool has_totals = weight.zeros && rows <= IN_REGISTER;
+  const Scratch<float> totals(has_totals ? rows * (weight.inputs / weight.group) : 0);
+  if (has_totals) add_groups(x, rows, weight.inputs, weight.group, totals.get());
   const GivenRows given(x, rows, weight.inputs, amx);
-  for_panels(rows, outputs, given.rows().max_part(), [&] {
-    return [&, products = DenseProducts(), dense = Scratch<bf16>(PANEL * weight.inputs)](
-               int64_t begin, int64_t end, int64_t panel) mutable {
-      unpack<Code>(weight, panel, dense.get());
-      products.multiply(given.rows(), begin, end, dense.get(), bias, y, outputs, panel);
+  const GroupedRows all{given.rows(), rows, totals.get()};
+  for_panels(rows, outputs, all.max_part(), [&] {
+    return [&, products = GroupedProducts<Code>()](int64_t begin, int64_t end,
+                                                   int64_t panel) mutable {
+      products.multiply(all, begin, end, weight, bias, y, outputs, panel);
     };
   });
 }

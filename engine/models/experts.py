@@ -1,0 +1,137 @@
+"""What a layer does with each token by itself: an MLP, or a mixture of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from engine.models.adapters import Adapters
+from engine.models.mlp import Activate, adapted_mlp, bind_activation, mlp
+from engine.models.modules import ExpertWeights, MlpWeights
+from engine.models.spec import DecoderSpec, MoeSpec
+from kernels.cpu.experts import PanelExperts
+from kernels.moe import Gating, RoutingRule
+from kernels.operations import Operations
+from kernels.reference.moe import one_by_one
+
+Feed = Callable[[torch.Tensor, Adapters | None], torch.Tensor]
+# From tokens [n, hidden_size], their experts, these ones' weights, and what the shared expert gave
+# or None, to [n, hidden_size].
+Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+def bind_mlp(
+    spec: DecoderSpec, weights: MlpWeights | ExpertWeights, operations: Operations, index: int
+) -> Feed:
+    """What layer ``index`` does: [n, hidden_size] -> [n, hidden_size], a tensor of its own."""
+    activate = bind_activation(spec, operations)
+    if isinstance(weights, MlpWeights):
+        names = f"{index}.gate_up.weight", f"{index}.down.weight"
+        return partial(adapted_mlp, weights, activate, names)
+    assert spec.moe is not None
+    return Experts(spec.moe, weights, activate, operations, index)
+
+
+class Experts:
+    """A mixture of experts (Shazeer et al. 2017), and beside it the one that all tokens see.
+
+    All experts of a layer are computed at once where they can be: as tensors of all of them by a
+    grouped product that waits for nothing, or in the panels of a CPU's linear layers by one native
+    call. Else each expert that was chosen is an MLP of its own, on the tokens that chose it.
+    """
+
+    def __init__(
+        self,
+        spec: MoeSpec,
+        weights: ExpertWeights,
+        activate: Activate,
+        operations: Operations,
+        index: int,
+    ) -> None:
+        self._route = operations.route
+        self._router = weights.router
+        self._rule = RoutingRule(
+            top_k=spec.top_k,
+            scoring=spec.scoring,
+            normalised=spec.normalised,
+            scale=spec.scale,
+            num_groups=spec.num_groups,
+            top_groups=spec.top_groups,
+            group_best=spec.group_best,
+        )
+        self._shared = weights.shared
+        self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
+        self._activate = activate
+        self._mix = _bind(spec, weights, activate, operations)
+
+    def __call__(self, x: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
+        """[n, hidden_size] -> [n, hidden_size]. Of the experts only the one that all tokens see has
+        adapters: none is read for others."""
+        ids, shares = self._route(x, *self._router, self._rule)
+        shared = None
+        if self._shared is not None:
+            names = self._shared_names
+            shared = adapted_mlp(self._shared, self._activate, names, x, adapters)
+        return self._mix(x, ids, shares, shared)
+
+
+def _bind(spec: MoeSpec, weights: ExpertWeights, activate: Activate, operations: Operations) -> Mix:
+    if weights.stacked is not None:
+        return partial(_stacked, spec, weights, activate, operations)
+    panels = None
+    if isinstance(activate, Gating):
+        panels = PanelExperts.join(
+            [expert.gate_up for expert in weights.experts],
+            [expert.down for expert in weights.experts],
+            activate,
+            spec.top_k,
+            weighs_input=spec.weighs_input,
+            shared_gate=weights.shared_gate,
+        )
+    return panels or partial(_each, spec, weights, activate)
+
+
+def _stacked(
+    spec: MoeSpec,
+    weights: ExpertWeights,
+    activate: Activate,
+    operations: Operations,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    shares: torch.Tensor,
+    shared: torch.Tensor | None,
+) -> torch.Tensor:
+    assert weights.stacked is not None
+    out = operations.fused_moe(x, weights.stacked, ids, shares, activate, spec.weighs_input)
+    return _with_shared(out, shared, weights.shared_gate, x)
+
+
+def _each(
+    spec: MoeSpec,
+    weights: ExpertWeights,
+    activate: Activate,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    shares: torch.Tensor,
+    shared: torch.Tensor | None,
+) -> torch.Tensor:
+    experts = [partial(mlp, expert, activate) for expert in weights.experts]
+    out = one_by_one(x, experts, ids, shares, spec.weighs_input)
+    return _with_shared(out, shared, weights.shared_gate, x)
+
+
+def _with_shared(
+    out: torch.Tensor,
+    shared: torch.Tensor | None,
+    gate: torch.Tensor | None,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """``out`` and, added to it, what the shared expert gave, both overwritten."""
+    if shared is None:
+        return out
+    if gate is not None:
+        shared *= torch.sigmoid(functional.linear(x, gate))
+    return out.add_(shared)

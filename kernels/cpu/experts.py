@@ -1,0 +1,286 @@
+"""Mixtures of experts by ``native/experts.h``: all experts of a layer in one native call.
+
+Weights lie row by row in one tensor (``fused_moe``, of any processor and in float32 too), or in the
+panels of linear layers, dense or as codes (``PanelExperts``); both are read where they lie.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kernels.cpu.calls import (
+    CODE,
+    COUNT,
+    DTYPE_CODES,
+    FLAG,
+    GATING_CODES,
+    POINTER,
+    REAL,
+    function,
+    pointer,
+)
+from kernels.cpu.linear import PanelLinear, Panels, has_amx
+from kernels.moe import ExpertTensors, Gating, RoutingRule
+from kernels.reference import moe as reference
+from kernels.tiled import TiledWeight
+
+_PANEL_KINDS = {"dense": 0, "int8": 1, "nibbles": 2, "bytes": 3, "float8": 4}  # as Kind, there
+
+
+class _Rule(ctypes.Structure):
+    """``Rule`` of native/routing.cpp."""
+
+    _fields_ = (
+        *((name, COUNT) for name in ("top_k", "num_groups", "top_groups", "group_best")),
+        ("scale", REAL),
+        ("sigmoid", FLAG),
+        ("normalised", FLAG),
+    )
+
+
+class _Mixture(ctypes.Structure):
+    """``Mixture`` of native/experts.h."""
+
+    _fields_ = (
+        *((name, COUNT) for name in ("num_experts", "top_k", "hidden", "inner")),
+        ("shared_gate", POINTER),
+        ("gating", CODE),
+        ("alpha", REAL),
+        ("limit", REAL),
+        ("weighs_input", FLAG),
+    )
+
+
+class _Weight(ctypes.Structure):
+    """``ExpertWeight`` of native/avx512/panel_experts.cpp."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("packed", "scales", "zeros", "totals", "order", "bias")),
+        ("factor", REAL),
+    )
+
+
+class _Projection(ctypes.Structure):
+    """``Projection`` of native/avx512/panel_experts.cpp."""
+
+    _fields_ = (
+        ("experts", POINTER),
+        ("levels", POINTER),
+        *((name, COUNT) for name in ("outputs", "columns", "inputs", "group")),
+        ("kind", CODE),
+        ("amx", FLAG),
+    )
+
+
+def route(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    rule: RoutingRule,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``kernels.reference.moe``. The experts of a token come in the order of their scores."""
+    num_experts, hidden = weight.shape
+    x, weight = x.contiguous(), weight.contiguous()
+    ids = torch.empty((x.shape[0], rule.top_k), dtype=torch.int64)
+    shares = torch.empty((x.shape[0], rule.top_k), dtype=torch.float32)
+    told = _Rule(
+        rule.top_k,
+        rule.num_groups,
+        rule.top_groups,
+        rule.group_best,
+        rule.scale,
+        rule.scoring == "sigmoid",
+        rule.normalised,
+    )
+    function("quire_route")(
+        DTYPE_CODES[x.dtype],
+        DTYPE_CODES[weight.dtype],
+        ctypes.byref(told),
+        x.data_ptr(),
+        x.shape[0],
+        hidden,
+        weight.data_ptr(),
+        pointer(bias),
+        pointer(correction),
+        num_experts,
+        ids.data_ptr(),
+        shares.data_ptr(),
+    )
+    return ids, shares
+
+
+def fused_moe(
+    x: torch.Tensor,
+    experts: ExpertTensors,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    weighs_input: bool = False,
+) -> torch.Tensor:
+    """See ``kernels.reference.moe``."""
+    num_experts, hidden, inner = experts.down.shape
+    gate_up, down, *biases = experts
+    gating = Gating(reference.silu_mul, "silu") if activate is None else activate
+    if (
+        isinstance(gate_up, TiledWeight)
+        or isinstance(down, TiledWeight)
+        or not isinstance(gating, Gating)
+    ):
+        return reference.fused_moe(x, experts, expert_ids, expert_weights, activate, weighs_input)
+    assert not (weighs_input and experts.gate_up_bias is not None)
+    x, ids, weights = x.contiguous(), expert_ids.contiguous(), expert_weights.contiguous()
+    gate_up, down = gate_up.contiguous(), down.contiguous()
+    biases = [None if bias is None else bias.contiguous() for bias in biases]
+    num_experts, hidden, inner = down.shape
+    mixture = _mixture(num_experts, ids.shape[1], hidden, inner, gating, weighs_input)
+    out = torch.empty_like(x)
+    function("quire_experts")(
+        DTYPE_CODES[x.dtype],
+        ctypes.byref(mixture),
+        *(gate_up.data_ptr(), pointer(biases[0]), down.data_ptr(), pointer(biases[1])),
+        *(x.data_ptr(), ids.data_ptr(), weights.data_ptr(), None, out.data_ptr()),
+        x.shape[0],
+    )
+    return out
+
+
+class PanelExperts:
+    """A layer's experts whose weights are held in panels.
+
+    Args:
+        gate_ups, downs: of each expert; ``join`` finds out whether they can be taken together.
+        gating: what stands between the two.
+        top_k: experts of a token.
+        weighs_input: see ``kernels.reference.moe.fused_moe``.
+        shared_gate: [1, hidden] in the model's dtype: what the shared expert gives is multiplied by
+            the sigmoid of its product with the token. None: by 1.
+    """
+
+    def __init__(
+        self,
+        gate_ups: Sequence[PanelLinear],
+        downs: Sequence[PanelLinear],
+        gating: Gating,
+        top_k: int,
+        *,
+        weighs_input: bool = False,
+        shared_gate: torch.Tensor | None = None,
+    ) -> None:
+        first, second = ([layer.panels() for layer in layers] for layers in (gate_ups, downs))
+        gate = None if shared_gate is None else shared_gate.to(torch.bfloat16).contiguous()
+        self._mixture = _mixture(
+            *(len(first), top_k, second[0].outputs, second[0].columns, gating, weighs_input, gate)
+        )
+        (gate_up, first_owned), (down, second_owned) = projection_of(first), projection_of(second)
+        self._projections = gate_up, down
+        self._owned = first_owned, second_owned, gate  # what the addresses point into
+
+    @classmethod
+    def join(
+        cls,
+        gate_ups: Sequence[object],
+        downs: Sequence[object],
+        gating: Gating,
+        top_k: int,
+        *,
+        weighs_input: bool = False,
+        shared_gate: torch.Tensor | None = None,
+    ) -> PanelExperts | None:
+        """The layers as one operation, or None where some are not in panels of one kind."""
+        first, second = _alike(gate_ups), _alike(downs)
+        if first is None or second is None:
+            return None
+        return cls(
+            *(first, second, gating, top_k), weighs_input=weighs_input, shared_gate=shared_gate
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+        shared: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.moe.fused_moe``.
+
+        Args:
+            x: [n, hidden].
+            expert_ids: [n, top_k] int64, different ones for a token.
+            expert_weights: [n, top_k] float32.
+            shared: [n, hidden], what an expert gave that all tokens go to; it is added.
+
+        Returns:
+            [n, hidden] in x's dtype, summed in float32.
+        """
+        dtype = x.dtype
+        if dtype is not torch.bfloat16:
+            x = x.to(torch.bfloat16)
+            shared = None if shared is None else shared.to(torch.bfloat16)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        function("quire_panel_experts")(
+            ctypes.byref(self._mixture),
+            *map(ctypes.byref, self._projections),
+            x.data_ptr(),
+            expert_ids.data_ptr(),
+            expert_weights.data_ptr(),
+            pointer(shared),
+            out.data_ptr(),
+            x.shape[0],
+        )
+        return out if dtype is torch.bfloat16 else out.to(dtype)
+
+
+def _mixture(
+    num_experts: int,
+    top_k: int,
+    hidden: int,
+    inner: int,
+    gating: Gating,
+    weighs_input: bool,
+    shared_gate: torch.Tensor | None = None,
+) -> _Mixture:
+    return _Mixture(
+        *(num_experts, top_k, hidden, inner),
+        pointer(shared_gate),
+        *(GATING_CODES[gating.kind], gating.alpha, gating.limit),
+        weighs_input,
+    )
+
+
+def _alike(layers: Sequence[object]) -> list[PanelLinear] | None:
+    """The layers, if one description fits the weights of all."""
+    panels = [layer for layer in layers if isinstance(layer, PanelLinear)]
+    forms = {_form(layer.panels()) for layer in panels}
+    return panels if len(panels) == len(layers) and len(forms) == 1 else None
+
+
+def _form(held: Panels) -> tuple[object, ...]:
+    levels = None if held.levels is None else tuple(held.levels.tolist())
+    return held.kind, held.outputs, held.columns, held.inputs, held.group, levels
+
+
+def projection_of(weights: Sequence[Panels]) -> tuple[_Projection, object]:
+    """Weights of one form as native code is told of them, and what must live as long as that."""
+    held = (_Weight * len(weights))(
+        *(
+            _Weight(
+                *map(pointer, (of.packed, of.scales, of.zeros, of.totals, of.order, of.bias)),
+                of.factor,
+            )
+            for of in weights
+        )
+    )
+    first = weights[0]
+    projection = _Projection(
+        ctypes.addressof(held),
+        pointer(first.levels),
+        *(first.outputs, first.columns, first.inputs, first.group),
+        _PANEL_KINDS[first.kind],
+        has_amx(),
+    )
+    return projection, (held, weights)
