@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.models.adapters import Adapters
-from engine.models.latent import LatentAttention
 from engine.models.experts import bind_mlp
+from engine.models.latent import LatentAttention
 from engine.models.modules import Layer
 from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
 from engine.models.spec import DecoderSpec, TemperatureSpec

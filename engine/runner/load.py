@@ -106,10 +106,9 @@ def _load_decoder_runner(
         weights: Weights = GgufWeights(model.gguf, spec, dtype, device, on_progress, packed=types)
     else:
         weights = _load(config, spec, headers, dtype, device, on_progress, stored_as)
-    are_codes = bool(config.quantization or stored_as or gguf_codes)
     is_stacked = kernels.name == "triton"
     if kernels.name == "cpu":
-        is_stacked = not are_codes and not isinstance(method.dense, PanelMethod)
+        is_stacked = not (has_panels or config.quantization or stored_as or gguf_codes)
     modules = make_modules(spec, weights, method, stacked=is_stacked)
     draft_modules = None
     if draft is not None:
