@@ -122,7 +122,6 @@ def fused_moe(
     weighs_input: bool = False,
 ) -> torch.Tensor:
     """See ``kernels.reference.moe``."""
-    num_experts, hidden, inner = experts.down.shape
     gate_up, down, *biases = experts
     gating = Gating(reference.silu_mul, "silu") if activate is None else activate
     if (
