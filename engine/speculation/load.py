@@ -8,19 +8,17 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.gguf.weights import GgufWeights
 from engine.kv_cache.storage import KVCache, bytes_per_token
-from engine.models.checkpoint import ModelConfig, read_config, read_headers
+from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.models.linear import LinearMethod
-from engine.models.loader import dummy_weights, load_weights
 from engine.models.modules import Modules, make_modules
-from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
-from engine.models.stored import Format
+from engine.quantization import choose_method
 from engine.runner.kernels import choose_kernels
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
+from engine.runner.weight_files import WeightFiles, find_weights
 from engine.speculation.draft_model import DraftModel
 from engine.types import MemoryPlan
 from kernels.attention import AttentionSpec
@@ -36,8 +34,7 @@ class DraftPlan:
     """A draft model that can be loaded."""
 
     spec: DecoderSpec
-    model_config: ModelConfig
-    headers: list[Header]
+    files: WeightFiles
     attention: AttentionSpec
     kernels: Kernels
     rejects: bool
@@ -47,17 +44,14 @@ class DraftPlan:
         """What its keys and values take."""
         return bytes_per_token(self.spec, self.attention.dtype, self.attention.cache_dtype)
 
-    def modules(
-        self, config: EngineConfig, method: LinearMethod, stored_as: Format | None
-    ) -> Modules:
-        """Its parameters; ``stored_as`` says how the checkpoint's are quantised, if they are."""
+    def modules(self, config: EngineConfig, method: LinearMethod) -> Modules:
+        """Its parameters, held by the model's ``method``, or as its own checkpoint has them."""
         dtype, device = self.attention.dtype, self.attention.device
-        if config.load_format == "dummy":
-            weights = dummy_weights(self.spec, dtype, device, config.seed + 1, None)
-        elif self.model_config.gguf is not None:
-            weights = GgufWeights(self.model_config.gguf, self.spec, dtype, device)
-        else:
-            weights = load_weights(self.spec, self.headers, dtype, device, None, stored_as)
+        if self.files.codes is not None:
+            method = choose_method(
+                None, dtype, device, invariant=config.batch_invariant, stored=self.files.codes
+            )
+        weights = self.files.open(self.spec, dtype, device)
         return make_modules(self.spec, weights, method, stacked=self.kernels.name == "triton")
 
     def model(
@@ -127,12 +121,11 @@ def plan_draft(
     if not isinstance(own, DecoderSpec) or not own.generates:
         raise ModelLoadError(f"the draft model {model.directory} does not generate text")
     _check_vocabulary(config, Path(model.directory), own, spec)
-    has_files = config.load_format != "dummy" and model.gguf is None
-    headers = read_headers(model.directory, config.load_format) if has_files else []
+    files = find_weights(config, model, attention.dtype, attention.device, config.seed + 1)
     own_attention = draft_attention(own, attention)
     kernels = choose_kernels(config.attention_backend, own_attention)
     rejects = speculation.draft_sampling == "rejection"
-    return DraftPlan(own, model, headers, own_attention, kernels, rejects)
+    return DraftPlan(own, files, own_attention, kernels, rejects)
 
 
 def draft_attention(own: DecoderSpec, attention: AttentionSpec) -> AttentionSpec:
