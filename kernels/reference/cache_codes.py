@@ -39,7 +39,8 @@ def encode(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     """
     wide = rows if rows.dtype == torch.float64 else rows.float()
     largest = wide.abs().amax(dim=-1)
-    inverse = torch.where(largest > SMALLEST, PEAKS[dtype] / largest, 0.0)
+    # Not ``PEAKS[dtype] / largest``, for which torch rounds a reciprocal and then the product.
+    inverse = torch.where(largest > SMALLEST, largest.new_tensor(PEAKS[dtype]) / largest, 0.0)
     scaled = (wide * inverse.unsqueeze(-1)).nan_to_num(0.0)
     if dtype == torch.int8:
         scaled = scaled.round()

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 PARTS = ("schedule", "inputs", "forward", "sample", "output")
+# A recorded greedy step makes no logits to choose from: its head finds the token.
+GREEDY_PARTS = tuple(part for part in PARTS if part != "sample")
 
 
 class Range(NamedTuple):
@@ -35,6 +37,11 @@ def ranges(path: Path | str) -> list[Range]:
         if event.get("cat") == "user_annotation"
     ]
     return sorted(found, key=lambda each: (each.begin, -each.end))
+
+
+def are_whole(found: list[list[str]]) -> bool:
+    """Whether every step has all of its parts, and the first, of a prompt, one for sampling."""
+    return found[0] == list(PARTS) and all(tuple(parts) in (PARTS, GREEDY_PARTS) for parts in found)
 
 
 def steps(path: Path | str) -> list[list[str]]:

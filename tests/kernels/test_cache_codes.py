@@ -133,22 +133,22 @@ def test_the_native_store(
 @pytest.mark.parametrize("codes", PEAKS)
 def test_the_native_store_rounds_as_the_reference(codes: torch.dtype) -> None:
     """The same codes and scales to the last bit, ties, tiny and broken rows included."""
-    fused = torch.randn(64, 3, 64)
+    fused = torch.randn(4096, 3, 64)
     fused[0, 1:] = torch.arange(64) - 31.5  # halves, and 32.5 the largest
     fused[1, 1:] = torch.linspace(0, 448, 64)
     fused[2, 1:] = 1e-33
     fused[3, 1:, 5] = float("nan")
     fused[4, 1:] *= 2.0 ** -torch.arange(64)
-    slots = torch.arange(64)
-    caches = [empty_cache(4, 1, 16, 64, codes) for _ in range(2)]
+    slots = torch.arange(4096)
+    caches = [empty_cache(256, 1, 16, 64, codes) for _ in range(2)]
     for cache, store in zip(caches, (native, reference), strict=True):
         store.norm_rope_store(fused, None, 1e-6, None, cache, slots)
     ours, theirs = caches
     for kind in (2, 3):
         torch.testing.assert_close(ours[kind], theirs[kind], rtol=0, atol=0, equal_nan=True)
-    is_whole = torch.arange(64) != 3
+    is_whole = slots != 3
     for kind in (0, 1):
-        codes_of = [cache[kind].view(torch.uint8).view(64, 64)[is_whole] for cache in caches]
+        codes_of = [cache[kind].view(torch.uint8).view(4096, 64)[is_whole] for cache in caches]
         assert torch.equal(*codes_of)
 
 

@@ -77,6 +77,8 @@ inline Floats load(const float8* p) {
 
 // To the nearest, ties to even; |x| is at most 127. What is nan becomes anything.
 inline void store(int8* p, Floats x) {
+  // A product that is added to in one operation would not be rounded itself, as the reference's is.
+  asm("" : "+m"(x));
   // Adding 1.5 * 2^23 leaves the nearest integer in the last bits of the sum.
   const Ints whole = (Ints)(x + 12582912.0f) - 0x4B400000;
   const SignedBytes bytes = __builtin_convertvector(whole, SignedBytes);

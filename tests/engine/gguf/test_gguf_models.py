@@ -18,7 +18,7 @@ from engine.gguf.spec import stored_format
 from engine.gguf.weights import GgufWeights
 from engine.models.checkpoint import read_config
 from engine.quantization import choose
-from engine.runner import load as load_module
+from engine.runner.weight_files import find_weights
 from engine.types import SamplingParams
 from kernels.cpu import linear
 from kernels.tiled import refuse_tiles, tile
@@ -146,15 +146,15 @@ def test_a_gpu_multiplies_the_codes_of_a_file_where_its_kernels_are_right(
 ):
     model = read_config(str(quantised(tmp_path, "Q4_K")[0]))
     config = EngineConfig(model=str(model.directory))
-    asked = load_module.attention_spec(model.spec, 64, dtype, torch.device("cuda"))
+    device = torch.device("cuda")
     for reason, held in ((None, "GGUF Q4_K"), ("the GPU is too old", None)):
         monkeypatch.setattr(choose, "_refuse_triton", lambda *_, reason=reason: reason)
         with caplog.at_level("INFO"):
-            assert load_module._held_as_codes(config, model, asked) == held
+            assert find_weights(config, model, dtype, device, 0).codes == held
     assert "widened" in caplog.text
     assert "the GPU is too old" in caplog.text
     whole = EngineConfig(model=str(model.directory), batch_invariant=True)
-    assert load_module._held_as_codes(whole, model, asked) is None
+    assert find_weights(whole, model, dtype, device, 0).codes is None
 
 
 def test_types_that_are_no_such_codes_are_widened_and_named(tmp_path, caplog):

@@ -19,6 +19,7 @@ from engine.models.spec import (
     TemperatureSpec,
 )
 from engine.runner import load as load_module
+from engine.runner import weight_files
 from engine.types import SamplingParams
 from kernels.cpu import linear
 from kernels.cpu.experts import PanelExperts
@@ -298,7 +299,7 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
 def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind, pattern):
     """The weight is loaded into place and then ignored, as a decoder that forgot it would."""
     directory, expected = checkpoints(kind)
-    load_weights = load_module.load_weights
+    load_weights = weight_files.load_weights
 
     def forgetful(spec, *arguments):
         loaded = dict(load_weights(spec, *arguments))
@@ -310,7 +311,7 @@ def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind
                 part.fill_(1.0 if parameter.is_norm else 0.0)
         return loaded
 
-    monkeypatch.setattr(load_module, "load_weights", forgetful)
+    monkeypatch.setattr(weight_files, "load_weights", forgetful)
     assert (paged_logits(directory) - expected).abs().max() > 1e-3
 
 
