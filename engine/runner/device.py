@@ -26,6 +26,8 @@ _CACHE_CODES = {
 
 # Below this the weights stay in a core's share of the last-level cache.
 _SMALL_MODEL_BYTES = 64 * 2**20
+# Sequences of a small model whose tokens leave the process that speaks HTTP next to nothing to do.
+_FEW_ROWS = 4
 
 
 def choose_device(name: str) -> torch.device:
@@ -76,13 +78,38 @@ def set_threads(num_threads: int | None, weights_bytes: int, *, shares_cores: bo
     so (OMP_NUM_THREADS): hyper-threads that share a core slow matrix products down. A small model
     leaves one core to the process that speaks HTTP: its operations take microseconds, and a
     thread that must wait for a core at the end of each costs more than it computes. Not so where
-    nobody is waited for: with ``shares_cores``, which is true of the native kernels' team.
+    nobody is waited for who has not begun: with ``shares_cores``, which is true of the native
+    kernels' team; see ``StepThreads``.
     """
     most = min(torch.get_num_threads(), _physical_cores())
     count = num_threads or (most if shares_cores else default_threads(most, weights_bytes))
     torch.set_num_threads(count)
     logger.info("tensor threads: %d", count)
     return count
+
+
+class StepThreads:
+    """How many threads compute a step.
+
+    The next token of a few sequences is worth all cores. The tokens of many keep the process that
+    speaks HTTP busy too: a small model then gains little by the last core, and loses much whenever
+    a thread is put off it in the middle of an operation.
+
+    Args:
+        most: threads of a step of few sequences; the number that is set now.
+        crowded: threads of a step of many.
+    """
+
+    def __init__(self, most: int, crowded: int) -> None:
+        self._most, self._crowded = most, crowded
+        self._now = most
+
+    def use(self, num_rows: int) -> None:
+        """A step of so many sequences is about to be computed by this thread."""
+        count = self._most if num_rows <= _FEW_ROWS else self._crowded
+        if count != self._now:
+            torch.set_num_threads(count)
+            self._now = count
 
 
 def default_threads(num_cores: int, weights_bytes: int) -> int:

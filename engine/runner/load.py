@@ -24,7 +24,15 @@ from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.quantization.cpu import PanelMethod
 from engine.quantization.method import WeightMethod
-from engine.runner.device import cache_codes, choose_device, choose_dtype, dtype_name, set_threads
+from engine.runner.device import (
+    StepThreads,
+    cache_codes,
+    choose_device,
+    choose_dtype,
+    default_threads,
+    dtype_name,
+    set_threads,
+)
 from engine.runner.encoder_load import load_encoder_runner
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.kernels import choose_kernels
@@ -66,6 +74,7 @@ class _Plan:
     spec: DecoderSpec
     attention: AttentionSpec
     kernels: Kernels
+    threads: StepThreads
     files: WeightFiles
     method: WeightMethod
     draft: DraftPlan | None
@@ -143,6 +152,7 @@ def _load_decoder_runner(
         adapters,
         graphs,
         draft,
+        threads=plan.threads,
         features=features,
         rejects=speculation is not None and speculation.draft_sampling == "rejection",
     )
@@ -164,11 +174,14 @@ def _plan(config: EngineConfig, model: ModelConfig, spec: DecoderSpec) -> _Plan:
     draft = plan_draft(config, spec, attention)
     head = plan_head(config, model, spec, files.headers, files.stored_as, attention)
     shares = kernels.name == "cpu"
-    set_threads(config.num_threads, weights_bytes(spec, dtype), shares_cores=shares)
+    size = weights_bytes(spec, dtype)
+    most = set_threads(config.num_threads, size, shares_cores=shares)
+    varies = shares and config.num_threads is None and not config.batch_invariant
+    threads = StepThreads(most, default_threads(most, size) if varies else most)
     method = choose_method(
         config.quantization, dtype, device, invariant=config.batch_invariant, stored=files.codes
     )
-    plan = _Plan(config, model, spec, attention, kernels, files, method, draft, head)
+    plan = _Plan(config, model, spec, attention, kernels, threads, files, method, draft, head)
     if config.batch_invariant and spec.moe is not None and not plan.has_panels:
         raise ModelLoadError("a mixture of experts is not batch-invariant here")
     return plan

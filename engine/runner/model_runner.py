@@ -22,6 +22,7 @@ from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
 from engine.plan_rows import PlanRows
 from engine.profiler import Spans
+from engine.runner.device import StepThreads
 from engine.runner.drafts import StepDrafts, spread, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.inputs import (
@@ -80,6 +81,7 @@ class ModelRunner:
         adapters: empty too.
         graphs: of decode steps, or programs of them; None where the kernels cannot be captured.
         draft: guesses the tokens of rows that ask for it; None: no row does.
+        threads: how many compute a step; None: those that are set.
         features: what it reads of the model, where it is a head.
         rejects: judge drafts of sampled texts by rejection.
     """
@@ -96,6 +98,7 @@ class ModelRunner:
         graphs: DecodeGraphs | DecodePrograms | None = None,
         draft: DraftModel | None = None,
         *,
+        threads: StepThreads | None = None,
         features: Features | None = None,
         rejects: bool = False,
     ) -> None:
@@ -108,6 +111,7 @@ class ModelRunner:
         self._adapters = adapters
         self._graphs = graphs
         self._draft = draft
+        self._threads = threads
         self._features = features
         uploads = Uploads(attention_spec.device)
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
@@ -146,6 +150,8 @@ class ModelRunner:
             self._update_rows(plan)
             if not plan.rows:
                 return None
+            if self._threads is not None:
+                self._threads.use(len(plan.rows))
             extend_tables(plan.rows, self._rows)
             rows, proposed = self._guess(plan)
             drafts = step_drafts(rows, proposed)

@@ -191,7 +191,9 @@ void on_team(int64_t threads, void (*body)(void* data, int64_t self), void* data
   if (threads <= 1 || is_in_team || !team().run(threads, body, data)) body(data, 0);
 }
 
-Watch::Watch() { team().begin_watch(); }
+Watch::Watch() {
+  if (num_threads() > 1) team().begin_watch();
+}
 Watch::~Watch() { team().end_watch(); }
 
 }  // namespace quire

@@ -9,7 +9,7 @@ from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec, RopeSpec
-from engine.runner.device import default_threads, set_threads
+from engine.runner.device import StepThreads, default_threads, set_threads
 
 MIB = 2**20
 GIB = 2**30
@@ -111,6 +111,18 @@ def test_kernels_that_wait_for_nobody_have_all_cores():
     assert set_threads(None, 20 * 2**20, shares_cores=True) == cores
     assert set_threads(1, 20 * 2**20, shares_cores=True) == 1
     torch.set_num_threads(before)
+
+
+def test_steps_of_many_sequences_leave_a_core():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    threads = StepThreads(2, 1)
+    used = []
+    for num_rows in (1, 4, 5, 64, 2):
+        threads.use(num_rows)
+        used.append(torch.get_num_threads())
+    torch.set_num_threads(before)
+    assert used == [2, 2, 1, 1, 2]
 
 
 @pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn])
