@@ -17,7 +17,8 @@ from kernels.select import select_kernels
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 CPU = torch.device("cpu")
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3}
+# Of the outputs' norm, which may be a tenth of that of the values they are means of.
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 6e-3}
 
 pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
 
