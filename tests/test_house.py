@@ -128,7 +128,7 @@ class IdleEngine:
 
 
 def test_the_dashboard_asks_for_metrics_that_exist():
-    metrics = Metrics(IdleEngine(), prefix="quire", model_name="m")  # type: ignore[arg-type]
+    metrics = Metrics(IdleEngine(), prefix="quire", model_name="m")
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
     exist = {
         family.name + suffix

@@ -29,6 +29,7 @@ from server.errors import ApiError, bad_field, cut
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.inputs import Shape
 from server.openai.outputs import to_json
+from server.openai.pages import make_page
 from server.openai.schema import Description, describe
 from server.state import ServerState
 from server.store.batches import LIVE, StoredBatch
@@ -150,14 +151,7 @@ async def list_message_batches(
         raise bad_field(name, "is the id of no batch")
     page = found[:limit] if before_id is None else found[-limit:]
     data = [_told(request, batch) for batch in page]
-    return json_response(
-        MessageBatchList(
-            data=data,
-            has_more=len(found) > limit,
-            first_id=data[0].id if data else None,
-            last_id=data[-1].id if data else None,
-        )
-    )
+    return json_response(make_page(MessageBatchList, data, has_more=len(found) > limit))
 
 
 @router.get(

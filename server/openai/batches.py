@@ -20,6 +20,7 @@ from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.files import check_life_s
 from server.openai.inputs import Shape
 from server.openai.metadata import Metadata
+from server.openai.pages import make_page
 from server.openai.schema import describe
 from server.store.batches import StoredBatch
 
@@ -169,14 +170,7 @@ async def list_batches(
     if found is None:
         raise bad_field("after", "is the id of no batch")
     data = [_told(batch) for batch in found[:limit]]
-    return json_response(
-        BatchList(
-            data=data,
-            first_id=data[0].id if data else None,
-            last_id=data[-1].id if data else None,
-            has_more=len(found) > limit,
-        )
-    )
+    return json_response(make_page(BatchList, data, has_more=len(found) > limit))
 
 
 @router.get(

@@ -18,6 +18,7 @@ from server.errors import ApiError, bad_field
 from server.http.disconnect import until_disconnect
 from server.http.multipart import Form, read_form
 from server.openai.endpoint import json_response, state_of
+from server.openai.pages import make_page
 from server.openai.schema import Description, describe
 from server.openai.unsupported import report_ignored
 from server.store.database import StoreError
@@ -117,14 +118,7 @@ async def list_files(
     if found is None:
         raise bad_field("after", "is the id of no file")
     data = [_told(file) for file in found[:limit]]
-    return json_response(
-        FileList(
-            data=data,
-            first_id=data[0].id if data else None,
-            last_id=data[-1].id if data else None,
-            has_more=len(found) > limit,
-        )
-    )
+    return json_response(make_page(FileList, data, has_more=len(found) > limit))
 
 
 @router.get(

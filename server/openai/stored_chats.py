@@ -20,6 +20,7 @@ from server.openai.kept_chats import (
     read_message,
 )
 from server.openai.metadata import Metadata
+from server.openai.pages import make_page
 from server.openai.schema import Description, describe
 from server.store.chats import ChatStore, StoredChat
 
@@ -101,14 +102,7 @@ async def list_chat_completions(
     if found is None:
         raise bad_field("after", "is the id of no stored completion")
     data = [read_chat(chat) for chat in found[:limit]]
-    return json_response(
-        ChatCompletionList(
-            data=data,
-            first_id=data[0].id if data else None,
-            last_id=data[-1].id if data else None,
-            has_more=len(found) > limit,
-        )
-    )
+    return json_response(make_page(ChatCompletionList, data, has_more=len(found) > limit))
 
 
 @router.get(
@@ -172,14 +166,7 @@ async def list_chat_messages(
         chat.id, after=position, limit=limit + 1, ascending=order == "asc"
     )
     data = [read_message(chat.id, position, body) for position, body in found[:limit]]
-    return json_response(
-        StoredMessageList(
-            data=data,
-            first_id=data[0].id if data else None,
-            last_id=data[-1].id if data else None,
-            has_more=len(found) > limit,
-        )
-    )
+    return json_response(make_page(StoredMessageList, data, has_more=len(found) > limit))
 
 
 def _store(request: Request) -> ChatStore:

@@ -141,7 +141,7 @@ class Terminal:
 def test_progress_is_one_line_redrawn_at_a_terminal_and_few_lines_elsewhere():
     for is_terminal in (True, False):
         stream = Terminal(is_terminal)
-        display = LoadDisplay(stream)  # type: ignore[arg-type]
+        display = LoadDisplay(stream)
         for step in range(101):
             display(step / 100, "model.safetensors")
         display.line("done")
@@ -155,7 +155,7 @@ def test_progress_goes_on_when_nobody_can_read_it():
         def write(self, text: str) -> None:
             raise OSError(28, "No space left on device")
 
-    display = LoadDisplay(Full(False))  # type: ignore[arg-type]
+    display = LoadDisplay(Full(False))
     display(0.5, "model.safetensors")
     display.line("done")
 

@@ -58,7 +58,7 @@ def script():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        told.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
+        told.url = f"http://127.0.0.1:{server.server_port}"
         yield told
         server.shutdown()
         thread.join()

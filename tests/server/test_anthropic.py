@@ -326,7 +326,7 @@ def test_sdk_tools(client: Any) -> None:
 
 
 def test_sdk_errors(client: Any) -> None:
-    import anthropic  # pyright: ignore[reportMissingImports]
+    import anthropic
 
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         client.messages.create(

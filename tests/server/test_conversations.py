@@ -83,7 +83,7 @@ def test_items_are_added_found_and_forgotten(client: openai.OpenAI) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     added = client.conversations.items.create(
         conversation.id,
-        items=[message("One", id="msg_one"), message("Two"), call],  # type: ignore
+        items=[message("One", id="msg_one"), message("Two"), call],
     )
     assert (added.first_id, added.last_id) == ("msg_one", added.data[2].id)
     newest = client.conversations.items.list(conversation.id, limit=2)

@@ -19,6 +19,7 @@ from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.inputs import Shape
 from server.openai.metadata import Metadata
 from server.openai.outputs import to_json
+from server.openai.pages import make_page
 from server.openai.responses.context import no_conversation, resolve
 from server.openai.responses.input_items import InputItem, NewItem, read_items
 from server.openai.responses.items import Item, read_item
@@ -249,12 +250,7 @@ def _told(conversation: StoredConversation) -> Conversation:
 
 
 def _list(items: list[Item], *, has_more: bool = False) -> ItemList:
-    return ItemList(
-        data=items,
-        first_id=items[0].id if items else None,
-        last_id=items[-1].id if items else None,
-        has_more=has_more,
-    )
+    return make_page(ItemList, items, has_more=has_more)
 
 
 def _taken(items: Sequence[Item], error: ItemTaken) -> ApiError:

@@ -13,6 +13,7 @@ from server.errors import ApiError, bad_field, cut
 from server.http.disconnect import until_disconnect
 from server.openai.deadline import caller_until, until_deadline
 from server.openai.endpoint import answer, json_response, read_request, state_of
+from server.openai.pages import make_page
 from server.openai.responses.background import BackgroundResponses
 from server.openai.responses.call import ResponseCall, StreamEnding, converse, new_response_id
 from server.openai.responses.events import StreamEvent
@@ -150,14 +151,8 @@ async def list_input_items(
     page = await store.given(response_id, after=after, limit=limit, ascending=order == "asc")
     if page is None:
         raise bad_field("after", "is not the id of an input item of this response")
-    return json_response(
-        ItemList(
-            data=[read_item(item.body) for item in page.items],
-            first_id=page.items[0].id if page.items else None,
-            last_id=page.items[-1].id if page.items else None,
-            has_more=page.has_more,
-        )
-    )
+    data = [read_item(item.body) for item in page.items]
+    return json_response(make_page(ItemList, data, has_more=page.has_more))
 
 
 def _background(request: Request) -> BackgroundResponses:

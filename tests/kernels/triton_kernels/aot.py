@@ -52,7 +52,7 @@ def record(case: Callable[[], object], name: str) -> list[dict[str, Any]]:
     modules = [m for n, m in sys.modules.items() if n.startswith("kernels.triton.")]
     for module in modules:
         if callable(getattr(module, "launch", None)):
-            module.launch = compile_instead  # type: ignore[attr-defined]
+            module.launch = compile_instead
     case()
     return reports
 
@@ -66,8 +66,8 @@ def _describe(compiled: Any) -> dict[str, Any]:
         ).stdout
     ptx = compiled.asm["ptx"]
     return {
-        "registers": int(re.search(r"REG:(\d+)", usage)[1]),  # type: ignore[index]
-        "stack_bytes": int(re.search(r"STACK:(\d+)", usage)[1]),  # type: ignore[index]
+        "registers": int(re.search(r"REG:(\d+)", usage)[1]),
+        "stack_bytes": int(re.search(r"STACK:(\d+)", usage)[1]),
         "shared_bytes": compiled.metadata.shared,
         "num_warps": compiled.metadata.num_warps,
         "wgmma": ptx.count("wgmma.mma_async"),

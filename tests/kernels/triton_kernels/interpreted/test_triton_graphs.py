@@ -51,7 +51,7 @@ def texts(directory: str, *, graphs: bool, overlap: bool) -> tuple[dict[str, lis
         while runner.prepare():
             pass
         find = kept.find
-        kept.find = lambda batch: found.append(find(batch)) or found[-1]  # type: ignore[method-assign]
+        kept.find = lambda batch: found.append(find(batch)) or found[-1]
     core = EngineCore(config, runner)
     told: dict[str, list] = {}
     for index, sampling in enumerate(SAMPLINGS):

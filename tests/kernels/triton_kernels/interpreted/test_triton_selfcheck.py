@@ -28,7 +28,7 @@ LATENT = replace(SPEC, num_kv_heads=1, head_dim=24, value_dim=16)
 
 def with_operations(**changed: Any) -> Kernels:
     kept = {name: getattr(operations, name) for name in operations.__all__}
-    return Kernels(TritonAttention(), SimpleNamespace(**{**kept, **changed}))  # type: ignore[arg-type]
+    return Kernels(TritonAttention(), SimpleNamespace(**{**kept, **changed}))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""Pages of lists, as all listing routes have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+P = TypeVar("P")
+
+
+class _Listed(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+def make_page(page: Callable[..., P], data: Sequence[_Listed], *, has_more: bool) -> P:
+    """A page of its own type, with the ids that the next and the one before begin from.
+
+    Args:
+        page: made from ``data``, ``first_id``, ``last_id`` and ``has_more``.
+        data: what it lists.
+        has_more: whether something comes behind it.
+    """
+    return page(
+        data=data,
+        first_id=data[0].id if data else None,
+        last_id=data[-1].id if data else None,
+        has_more=has_more,
+    )
