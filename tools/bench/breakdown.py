@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tools.bench.session import TINY, Session, load_core, parser, tell, timed
@@ -67,7 +66,7 @@ def _break_down(
 
 def _time_us(event: Any) -> float:
     """Of all launches of a kernel; on a CPU, of an operation by itself."""
-    is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
+    is_kernel = event.device_type.name == "CUDA"
     return event.self_device_time_total if is_kernel else event.self_cpu_time_total
 
 

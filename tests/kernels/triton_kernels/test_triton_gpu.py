@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from kernels.attention import AttentionSpec, BatchGeometry, DeviceGeometry, LayerCache
-from kernels.bench.suite import MakeCase, full_suite, tiny_suite
+from kernels.bench.suite import MakeCase, tiny_suite
 from kernels.operations import Kernels
 from kernels.triton import operations
 from kernels.triton.backend import TritonAttention
@@ -70,7 +70,8 @@ def test_attention_equals_the_definition(
     assert torch.equal(run(problem), actual)
 
 
-@pytest.mark.parametrize("make", [*tiny_suite(), *full_suite()], ids=lambda make: make.args[0])
+# Those of real models are checked by the benches themselves (``python -m kernels.bench --check``).
+@pytest.mark.parametrize("make", tiny_suite(), ids=lambda make: make.args[0])
 def test_benchmark_cases_are_right(make: MakeCase) -> None:
     case = make(DEVICE, torch.bfloat16)
     assert case.error() <= case.tolerance
