@@ -85,6 +85,8 @@ def test_the_oldest_outputs_are_forgotten():
         stores = [proposer.store((salt, "")) for salt in ("a", "b")]
         kept = [store for store in stores if store is not None]
         assert sum(store.num_tokens for store in kept) <= 30
+        for store in kept:
+            store.tidy()
         assert sum(len(store._places) for store in kept) <= 30 * len(LENGTHS)
         if len(text) <= 31:
             assert proposer.begin(request([5], salt)).propose(text[1:-1], 1) == (text[-1],)
@@ -95,9 +97,12 @@ def test_an_emptied_store_leads_nowhere():
     store = SuffixStore(LENGTHS)
     store.add((1, 2, 3, 1, 2, 3))
     store.add((1, 2, 3))
+    store.tidy()
     store.forget_oldest()
+    store.tidy()
     assert store.find((1, 2), 4) == (3,)
     store.forget_oldest()
+    store.tidy()
     assert (store.num_tokens, store._places) == (0, {})
 
 
