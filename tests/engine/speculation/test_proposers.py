@@ -106,6 +106,28 @@ def test_an_emptied_store_leads_nowhere():
     assert (store.num_tokens, store._places) == (0, {})
 
 
+def test_outputs_are_indexed_when_somebody_guesses_the_newest_first():
+    """As many as there were while nobody did: at the end of a text nothing is done."""
+    proposer, rng = SuffixProposer(LENGTHS), random.Random(2)
+    texts = [[1, *(rng.randrange(2, 40) for _ in range(60))] for _ in range(50)]
+    for text in texts:
+        proposer.finish(request(), text)
+    store = proposer.store(("", ""))
+    assert store is not None
+    assert not store._places
+    drafter = proposer.begin(request([5]))
+    assert drafter.propose(texts[-1][10:14], 3) == tuple(texts[-1][14:17])
+    assert drafter.look_s(0) > proposer.begin(request([5], "other")).look_s(0)
+    while not store.is_tidy:
+        drafter.propose([5, 6], 3)
+    # What a run led to last, as if each text had been indexed when it ended.
+    led: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for text in texts:
+        for end in range(4, len(text)):
+            led[tuple(text[end - 3 : end])] = tuple(text[end : end + 3])
+    assert all(store.find(run, 3) == after for run, after in led.items())
+
+
 def test_the_draft_model_is_the_runners():
     proposer = make_proposer(SpeculationConfig(method="draft", draft_model="somewhere"))
     assert proposer.begin(request()).propose([1], 3) == (DRAFT_TOKEN,) * 3
