@@ -1,5 +1,6 @@
 // A sampling step, row by row (kernels/reference/sampling_step.py says what is computed).
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "parallel.h"
@@ -52,9 +53,18 @@ void penalise(const Sampling& s, int64_t slot, float* logits) {
 }
 
 void forbid(const Sampling& s, int64_t slot, float* logits) {
-  const uint32_t* words = s.masks + s.mask_line[slot] * ((s.vocab + 31) / 32);
-  for (int64_t i = 0; i < s.vocab; ++i)
-    if (!(words[i / 32] >> i % 32 & 1)) logits[i] = -INFINITE;
+  const int64_t count = (s.vocab + 31) / 32;
+  const uint32_t* words = s.masks + s.mask_line[slot] * count;
+  for (int64_t word = 0; word < count; ++word) {
+    const uint32_t bits = words[word];
+    if (bits == ~0u) continue;  // most, within a string
+    float* x = logits + 32 * word;
+    const int64_t size = std::min<int64_t>(32, s.vocab - 32 * word);
+    if (!bits)
+      std::fill_n(x, size, -INFINITE);
+    else
+      for (int64_t i = 0; i < size; ++i) x[i] = bits >> i & 1 ? x[i] : -INFINITE;
+  }
 }
 
 inline Floats load_scores(const float* x, int64_t count) {
@@ -192,9 +202,10 @@ inline Floats log_noise(Ints tokens, uint32_t low, uint32_t high) {
   return log(noise);
 }
 
-// Gumbel-max over the entries at or above the threshold.
-int64_t draw(const float* x, int64_t vocab, float least, int64_t seed, int64_t position) {
+// Gumbel-max over the entries at or above the threshold that are not forbidden.
+int64_t draw(const float* x, int64_t vocab, float threshold, int64_t seed, int64_t position) {
   constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
+  const float least = std::max(threshold, std::numeric_limits<float>::lowest());
   const uint64_t keys = mix(mix(seed + GOLDEN) + position * GOLDEN);
   Floats best = fill(-INFINITE);
   Ints places = {};
