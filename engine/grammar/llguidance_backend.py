@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -34,6 +35,9 @@ _BLANKS = r"[\x20\x0A\x0D\x09]+"
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 14, 30)
 _SLICES = [_BLANKS, *(f"{_CHARACTER}{{1,{n}}}" for n in _LENGTHS), f"{_CHARACTER}+"]
+# Texts whose token ids are kept, and the longest of them.
+_KNOWN_TEXTS = 4096
+_KNOWN_CHARACTERS = 64
 # CPU time that the masks of one text may take: an ambiguous grammar costs more with each token, and
 # all who run wait for it.
 _SPARE_S = 0.5
@@ -175,13 +179,14 @@ def _together(rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarF
     address: int = masks.__array_interface__["data"][0]
     stride = masks.strides[0]
     failures: dict[int, GrammarFailed] = {}
-    for index, (matcher, token_ids, line) in enumerate(rows):
-        library = cast("LlguidanceMatcher", matcher).library
+    own = cast("Sequence[tuple[LlguidanceMatcher, Sequence[int], int]]", rows)
+    for index, (matcher, token_ids, line) in enumerate(own):
+        library = matcher.library
         if token_ids:
             library.consume_tokens(list(token_ids))
         library.unsafe_compute_mask_ptr(address + line * stride, stride)
         if library.is_error():  # what went wrong at a token is an error still
-            failures[index] = cast("LlguidanceMatcher", matcher).failure()
+            failures[index] = matcher.failure()
     return failures
 
 
@@ -210,13 +215,20 @@ class _Vocabulary:
         special = tokenizer.special_ids.union(eos_token_ids)
         self.special_token_ids = sorted(id_ for id_ in special if id_ < vocab_size)
         self.fallback: LLTokenizer | None = None
+        self._known_ids = lru_cache(_KNOWN_TEXTS)(self._ids)
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text: str) -> Sequence[int]:
         """Token ids of a text within another one, as the model would have written it.
 
         What the tokenizer puts before a text of its own is left out; where that cannot be told, the
         ids are of the longest tokens there are.
+
+        The library asks at each token of a text that a grammar leaves no choice about, such as a
+        property's name: what remains of the few that there are comes again and again.
         """
+        return self._known_ids(text) if len(text) <= _KNOWN_CHARACTERS else self._ids(text)
+
+    def _ids(self, text: str) -> Sequence[int]:
         encode, wanted = self._tokenizer.encode, text.encode()
         for lead in ("", "\x02"):
             before = encode(lead, add_special_tokens=False) if lead else []

@@ -39,7 +39,7 @@ from engine.runner.pooling import PooledRow, pool_rows
 from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Computed, Launched
 from engine.runner.rows import RowTable
-from engine.runner.sampling import Sampler
+from engine.runner.sampling import Sampler, StepMasks
 from engine.runner.transfer import Downloads, Uploads
 from engine.sampling.logprobs import logprob_columns
 from engine.speculation.draft_model import DraftModel
@@ -116,6 +116,7 @@ class ModelRunner:
         uploads = Uploads(attention_spec.device)
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
         self._uploads = Uploads(attention_spec.device)
+        self._is_cpu = attention_spec.device.type == "cpu"
         self._downloads = Downloads(attention_spec.device)
         self._spans = Spans()
 
@@ -158,14 +159,15 @@ class ModelRunner:
             if drafts is not None:
                 rows = spread(rows)
             batch = host_batch(rows, self._rows)
-            graph = self._load_graph(batch, plan, verifies=drafts is not None)
+            graph = self._load_graph(batch, plan)
             inputs = self._send(batch, plan) if graph is None else None
+            masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
         told = _Told([], [])
         if graph is not None:
-            sampled = self._replay(graph, batch, drafts)
+            sampled = self._replay(graph, batch, drafts, masks)
         else:
             assert inputs is not None
-            sampled, told = self._compute(rows, batch, inputs, drafts)
+            sampled, told = self._compute(rows, batch, inputs, drafts, masks)
         return Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
 
     def _guess(self, plan: StepPlan) -> tuple[PlanRows, torch.Tensor | None]:
@@ -183,21 +185,23 @@ class ModelRunner:
         for added in plan.added:
             self._rows.add(added)
 
-    def _load_graph(
-        self, batch: HostBatch, plan: StepPlan, *, verifies: bool
-    ) -> DecodeGraph | None:
+    def _load_graph(self, batch: HostBatch, plan: StepPlan) -> DecodeGraph | None:
         """The captured graph that serves the step, with the batch in it; None: there is none."""
         if self._graphs is None or plan.copies or self._judges(batch):
             return None
         if not self._adapters.is_empty and self._adapts(batch):
             return None
-        graph = self._graphs.find(batch, verifies=verifies)
+        graph = self._graphs.find(batch)
         if graph is not None:
             self._graphs.load(graph, batch, self._uploads)
         return graph
 
     def _replay(
-        self, graph: DecodeGraph, batch: HostBatch, drafts: StepDrafts | None
+        self,
+        graph: DecodeGraph,
+        batch: HostBatch,
+        drafts: StepDrafts | None,
+        masks: StepMasks | None,
     ) -> SampledRows:
         is_plain = drafts is None and self._sampler.is_plain(batch)
         if is_plain and graph.greedy is not None and self._sampler.is_greedy(batch):
@@ -215,7 +219,8 @@ class ModelRunner:
                 return SampledRows(graph.sampled)
             count = batch.slots.size
             logits, positions = graph.logits[:count], graph.positions[:count]
-            return self._sampler.sample(logits, batch, graph.slots[:count], positions, drafts)
+            slots = graph.slots[:count]
+            return self._sampler.sample(logits, batch, slots, positions, drafts, masks)
 
     def _keep(self, graph: DecodeGraph, batch: HostBatch) -> None:
         """What a step has left for a head that drafts, without the rows that pad it."""
@@ -252,6 +257,7 @@ class ModelRunner:
         batch: HostBatch,
         inputs: _Inputs,
         drafts: StepDrafts | None,
+        masks: StepMasks | None,
     ) -> tuple[SampledRows | None, _Told]:
         """From the inputs to the tokens."""
         sent = inputs.sent
@@ -263,7 +269,7 @@ class ModelRunner:
         with self._spans("sample"):
             slots = sent.rows.slots.index_select(0, sent.sampling_rows)
             positions = inputs.step.seq_lens.index_select(0, sent.sampling_rows).long()
-            return self._sampler.sample(logits, batch, slots, positions, drafts), told
+            return self._sampler.sample(logits, batch, slots, positions, drafts, masks), told
 
     def _forward(
         self, rows: PlanRows, batch: HostBatch, inputs: _Inputs

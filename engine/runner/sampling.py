@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -16,6 +18,13 @@ from engine.sampling.logprobs import logprob_columns
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
 from kernels.sampling import Sampled
+
+
+class StepMasks(NamedTuple):
+    """What some of a step's rows may choose."""
+
+    lines: torch.Tensor | None  # see ``MaskLines``; None: every row may choose every token
+    failures: dict[int, Failure]  # why rows cannot go on, by sampling row
 
 
 class Sampler:
@@ -57,6 +66,7 @@ class Sampler:
         slots: torch.Tensor,
         positions: torch.Tensor,
         drafts: StepDrafts | None = None,
+        masks: StepMasks | None = None,
     ) -> SampledRows:
         """A token for each sampling row, and which drafts are kept.
 
@@ -66,6 +76,7 @@ class Sampler:
             slots: [S] int32, the rows' places in the table.
             positions: [S] int64, of the tokens to be chosen.
             drafts: among the rows; None: there are none.
+            masks: of a step without drafts; None: they are made here, while the device computes.
         """
         state = self._rows.sampling
         host_slots = batch.slots[batch.sampling_rows]
@@ -76,7 +87,8 @@ class Sampler:
             raw = logits[torch.from_numpy(telling).to(logits.device)]
         accepted: torch.Tensor | None = None
         if drafts is None:
-            sampled, failures = self._choose(logits, batch, slots, positions)
+            masks = self.masks(batch) if masks is None else masks
+            sampled, failures = self._choose(logits, batch, slots, positions, masks)
         else:
             judged = self._verifier.sample(logits, batch, drafts, slots, positions)
             sampled, accepted, failures = judged
@@ -88,30 +100,37 @@ class Sampler:
         return SampledRows(sampled, telling.tolist(), num_top, columns, failures, accepted)
 
     def _choose(
-        self, logits: torch.Tensor, batch: HostBatch, slots: torch.Tensor, positions: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        batch: HostBatch,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        masks: StepMasks,
     ) -> tuple[Sampled, dict[int, Failure]]:
         """The tokens of a step without drafts, and why some rows cannot go on."""
         state = self._rows.sampling
         host_slots = batch.slots[batch.sampling_rows]
         counts = state.counts(host_slots)
-        masks, failures = self._masks(batch)
         sampled = self._operations.sample(
-            logits, slots, positions, state.table, counts, state.bias(host_slots), masks
+            logits, slots, positions, state.table, counts, state.bias(host_slots), masks.lines
         )
         self._operations.feed_back(
             self._rows.newest, slots, sampled.token_ids, state.table.count_line, counts
         )
-        return sampled, failures
+        return sampled, masks.failures
 
-    def _masks(self, batch: HostBatch) -> tuple[torch.Tensor | None, dict[int, Failure]]:
-        """The masks, if one of the sampling rows has one, and why some of these cannot go on.
+    def masks(self, batch: HostBatch) -> StepMasks:
+        """The masks of a step without drafts, which follow its tokens; once a step.
 
-        Computed on the host while the device is at the layers.
+        Where the layers compute on the host, it is called before them: what they read leaves none
+        of the planning's code and objects in a core's caches.
         """
         state = self._rows.sampling
+        if not len(state.masks):
+            return StepMasks(None, {})
         masked = np.flatnonzero(state.is_masked(batch.slots[batch.sampling_rows]))
         if not masked.size:
-            return None, {}
+            return StepMasks(None, {})
         at = batch.sampling_rows[masked]
         places = zip(
             batch.slots[at].tolist(),
@@ -123,4 +142,5 @@ class Sampler:
         token_ids = batch.token_ids.tolist()
         rows = [MaskedRow(slot, start, token_ids[begin:end]) for slot, start, begin, end in places]
         failures = state.masks.update(rows, self._uploads.send)
-        return state.masks.lines, {int(masked[index]): why for index, why in failures.items()}
+        failed = {int(masked[index]): why for index, why in failures.items()}
+        return StepMasks(state.masks.lines, failed)

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from engine.grammar.backend import CompiledGrammar, Matcher
+from engine.grammar.backend import CompiledGrammar, Matcher, MatcherCrew
 from engine.types import Request
 
 Bits = np.ndarray  # [ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is token i
+
+_FEW = 8  # words of a line that are looked at one by one in less time than all are changed
 
 
 class Constraint:
@@ -38,20 +40,26 @@ class Constraint:
         sampling = request.sampling
         self.num_prompt = len(request.prompt_token_ids)
         self._output_ids = list(output_ids)
-        self._matcher: Matcher | None = None if grammar is None else grammar.matcher()
+        self.matcher: Matcher | None = None if grammar is None else grammar.matcher()
+        self.crew: MatcherCrew | None = None if self.matcher is None else self.matcher.crew
         self._num_unseen = len(output_ids)  # by the matcher
         self._ahead: tuple[int, ...] = ()  # drafts that were judged last
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else _bits(allowed, vocab_size)
         eos = () if sampling.ignore_eos and grammar is None else eos_token_ids
-        self._ends = ~_bits((*sampling.stop_token_ids, *eos), vocab_size)
+        self._ends = _Ban((*sampling.stop_token_ids, *eos), vocab_size)
         self._ends_from = sampling.min_tokens
-        self._eos = ~_bits(eos_token_ids, vocab_size) if sampling.ignore_eos else None
+        puts_off = sampling.ignore_eos and grammar is not None
+        self._eos = _Ban(eos_token_ids, vocab_size) if puts_off else None
         self._bad = [ids for ids in sampling.bad_token_ids if len(ids) > 1]
         single = [ids[0] for ids in sampling.bad_token_ids if len(ids) == 1]
-        self._bad_alone = ~_bits(single, vocab_size) if single else None
+        self._bad_alone = _Ban(single, vocab_size) if single else None
         self.follows_output = sampling.follows_output
         self.is_fixed = not self.follows_output and not sampling.min_tokens
+        # Whether anything is laid on what the grammar allows.
+        self.narrows = bool(
+            allowed is not None or sampling.min_tokens or puts_off or sampling.bad_token_ids
+        )
         self._in_vocab = _bits(range(vocab_size), vocab_size)
 
     @staticmethod
@@ -70,7 +78,9 @@ class Constraint:
         What lies between them and the last ones that were told are drafts that were kept.
         """
         known = self.num_prompt + len(self._output_ids)
-        fresh = [*self._ahead[: max(0, start - known)], *token_ids[max(0, known - start) :]]
+        fresh: Sequence[int] = token_ids
+        if start != known:  # a row of a text that went on by one token tells just that
+            fresh = [*self._ahead[: max(0, start - known)], *token_ids[max(0, known - start) :]]
         self._output_ids += fresh
         self._num_unseen += len(fresh)
 
@@ -80,19 +90,14 @@ class Constraint:
         Raises:
             GrammarFailed: the text so far is not the grammar's, or it grew past its limits.
         """
-        if self._matcher is None:
+        if self.matcher is None:
             line[:] = self._in_vocab
         else:
             unseen = self.take_unseen()
             if unseen:
-                self._matcher.accept(unseen)
-            self._matcher.fill(line)
+                self.matcher.accept(unseen)
+            self.matcher.fill(line)
         self.narrow(line, num_output)
-
-    @property
-    def matcher(self) -> Matcher | None:
-        """What holds the text to a grammar, where it has one."""
-        return self._matcher
 
     def take_unseen(self) -> Sequence[int]:
         """The tokens that the matcher has not been told; it is to be told them now."""
@@ -105,11 +110,11 @@ class Constraint:
         if self._allowed is not None:
             _narrow(line, self._allowed)
         if num_output < self._ends_from:
-            _narrow(line, self._ends)
-        elif self._eos is not None and self._matcher is not None:
-            _narrow(line, self._eos)
+            self._ends.lay_on(line)
+        elif self._eos is not None:
+            self._eos.lay_on(line)
         if self._bad_alone is not None:
-            _narrow(line, self._bad_alone)
+            self._bad_alone.lay_on(line)
         if self._bad:
             self._ban(line)
 
@@ -135,17 +140,17 @@ class Constraint:
                 self.write(line, num_output + index)
                 if index == len(drafts) or not line[drafts[index] // 32] & _BIT[drafts[index] % 32]:
                     break
-                if self._matcher is not None:
-                    if self._matcher.is_complete:
+                if self.matcher is not None:
+                    if self.matcher.is_complete:
                         break
-                    self._matcher.accept(drafts[index : index + 1])
+                    self.matcher.accept(drafts[index : index + 1])
                 self._output_ids.append(drafts[index])
                 num_taken += 1
         finally:
             if num_taken:
                 del self._output_ids[-num_taken:]
-                if self._matcher is not None:
-                    self._matcher.rollback(num_taken)
+                if self.matcher is not None:
+                    self.matcher.rollback(num_taken)
 
     def _ban(self, line: Bits) -> None:
         """Keep bad words of several tokens from being completed."""
@@ -154,6 +159,21 @@ class Constraint:
                 narrowed = line.copy()
                 narrowed[ids[-1] // 32] &= ~_BIT[ids[-1] % 32]
                 _narrow(line, narrowed)
+
+
+class _Ban:
+    """Tokens that are not to come."""
+
+    def __init__(self, token_ids: Iterable[int], vocab_size: int) -> None:
+        banned = _bits(token_ids, vocab_size)
+        self._others = ~banned
+        self._words = [(int(at), int(banned[at])) for at in np.flatnonzero(banned)]
+
+    def lay_on(self, line: Bits) -> None:
+        """Forbid them. Few tokens are looked for first: most lines allow none of them."""
+        words = self._words
+        if len(words) > _FEW or any(line.item(at) & bits for at, bits in words):
+            _narrow(line, self._others)
 
 
 def _narrow(line: Bits, by: Bits) -> None:

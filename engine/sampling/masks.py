@@ -17,7 +17,6 @@ from engine.grammar.backend import (
     CompiledGrammar,
     Followed,
     GrammarFailed,
-    Matcher,
     MatcherCrew,
 )
 from engine.sampling.constraint import Constraint
@@ -34,14 +33,11 @@ class MaskedRow(NamedTuple):
     token_ids: Sequence[int]  # none of them pending where the row follows its output
 
 
-class _Held(NamedTuple):
-    """A row whose text is held to a grammar, for one step."""
+class _Taken(NamedTuple):
+    """A line in use."""
 
-    place: int  # of the row in the step
-    constraint: Constraint
-    matcher: Matcher
     line: int
-    num_output: int  # index of the output token that is to be chosen
+    constraint: Constraint
 
 
 class MaskLines:
@@ -61,14 +57,13 @@ class MaskLines:
         self._host = np.zeros((0, -(-vocab_size // 32)), np.int32)
         self._device = device
         self.lines = torch.from_numpy(self._host).to(device)  # [lines, ceil(vocab / 32)] int32
-        self._constraints: dict[int, Constraint] = {}  # row slot -> what restricts it
-        self._line_of: dict[int, int] = {}
-        self._fresh: set[int] = set()  # slots whose line has not been written yet
+        self._taken: dict[int, _Taken] = {}  # by row slot
+        self._fresh: set[int] = set()  # slots whose line is to be written once, and was not yet
         self._free: list[int] = []
 
     def __len__(self) -> int:
         """Lines in use."""
-        return len(self._line_of)
+        return len(self._taken)
 
     def take(
         self,
@@ -78,20 +73,19 @@ class MaskLines:
         grammar: CompiledGrammar | None,
     ) -> int:
         """A line for a row that has this output so far."""
-        line = self._line_of[slot] = self._free.pop() if self._free else self._new_line()
-        self._constraints[slot] = Constraint(
-            request, output_ids, grammar, self._eos, self._vocab_size
-        )
-        self._fresh.add(slot)
+        line = self._free.pop() if self._free else self._new_line()
+        constraint = Constraint(request, output_ids, grammar, self._eos, self._vocab_size)
+        self._taken[slot] = _Taken(line, constraint)
+        if constraint.is_fixed:
+            self._fresh.add(slot)
         return line
 
     def give_back(self, slot: int) -> None:
         """Take a row's line back, where it has one."""
-        line = self._line_of.pop(slot, None)
-        if line is not None:
-            del self._constraints[slot]
+        taken = self._taken.pop(slot, None)
+        if taken is not None:
             self._fresh.discard(slot)
-            self._free.append(line)
+            self._free.append(taken.line)
 
     def update(self, rows: Sequence[MaskedRow], send: Send) -> dict[int, Failure]:
         """Write the lines of these rows, and bring them to the device.
@@ -105,28 +99,26 @@ class MaskLines:
         """
         failures: dict[int, Failure] = {}
         written: list[int] = []
-        crews: dict[MatcherCrew, list[_Held]] = {}
+        crews: dict[MatcherCrew, list[tuple[int, Followed]]] = {}
         for index, (slot, start, token_ids) in enumerate(rows):
-            constraint = self._constraints[slot]
-            if constraint.is_fixed and slot not in self._fresh:
-                continue
-            self._fresh.discard(slot)
-            line = self._line_of[slot]
+            line, constraint = self._taken[slot]
+            if constraint.is_fixed:
+                if slot not in self._fresh:
+                    continue
+                self._fresh.discard(slot)
             written.append(line)
             if constraint.follows_output:
                 constraint.advance(start, token_ids)
-            num_output = start + len(token_ids) - constraint.num_prompt
-            matcher = constraint.matcher
-            if matcher is not None and matcher.crew is not None:
-                held = _Held(index, constraint, matcher, line, num_output)
-                crews.setdefault(matcher.crew, []).append(held)
+            if constraint.crew is not None:
+                held = constraint.matcher, constraint.take_unseen(), line
+                crews.setdefault(constraint.crew, []).append((index, Followed(*held)))
                 continue
             try:
-                constraint.write(self._host[line], num_output)
+                constraint.write(self._host[line], _num_output(rows[index], constraint))
             except GrammarFailed as error:
                 self._fail(line, index, error, failures)
         for crew, together in crews.items():
-            self._follow(crew, together, failures)
+            self._follow(crew, together, rows, failures)
         if written and self._device.type != "cpu":
             at, lines = send((np.array(written, np.int32), self._host[written]))
             self.lines.index_copy_(0, at.long(), lines)
@@ -151,30 +143,34 @@ class MaskLines:
         count = len(rows) + sum(map(len, drafts))
         all_lines = np.empty((count, self._host.shape[1]), np.int32)
         begin = 0
-        for index, ((slot, start, token_ids), ahead) in enumerate(zip(rows, drafts, strict=True)):
-            constraint = self._constraints[slot]
+        for index, (row, ahead) in enumerate(zip(rows, drafts, strict=True)):
+            constraint = self._taken[row.slot].constraint
             lines = all_lines[begin : begin + len(ahead) + 1]
             begin += len(lines)
             try:
                 if constraint.follows_output:
-                    constraint.advance(start, token_ids)
-                num_output = start + len(token_ids) - constraint.num_prompt
-                constraint.write_ahead(lines, num_output, ahead)
+                    constraint.advance(row.start, row.token_ids)
+                constraint.write_ahead(lines, _num_output(row, constraint), ahead)
             except GrammarFailed as error:
                 failures[index] = _failure(error)
         return all_lines, failures
 
     def _follow(
-        self, crew: MatcherCrew, rows: Sequence[_Held], failures: dict[int, Failure]
+        self,
+        crew: MatcherCrew,
+        together: Sequence[tuple[int, Followed]],
+        rows: Sequence[MaskedRow],
+        failures: dict[int, Failure],
     ) -> None:
         """Write the lines of rows that are held to grammars, all at once."""
-        told = [Followed(row.matcher, row.constraint.take_unseen(), row.line) for row in rows]
-        wrong = crew.follow(told, self._host)
-        for index, row in enumerate(rows):
-            if index in wrong:
-                self._fail(row.line, row.place, wrong[index], failures)
-            else:
-                row.constraint.narrow(self._host[row.line], row.num_output)
+        wrong = crew.follow([followed for _, followed in together], self._host)
+        for place, (index, followed) in enumerate(together):
+            row = rows[index]
+            constraint = self._taken[row.slot].constraint
+            if place in wrong:
+                self._fail(followed.line, index, wrong[place], failures)
+            elif constraint.narrows:
+                constraint.narrow(self._host[followed.line], _num_output(row, constraint))
 
     def _fail(
         self, line: int, index: int, error: GrammarFailed, failures: dict[int, Failure]
@@ -194,6 +190,11 @@ class MaskLines:
             self.lines = torch.cat((self.lines, more))
         self._free.extend(range(old + added - 1, old, -1))
         return old
+
+
+def _num_output(row: MaskedRow, constraint: Constraint) -> int:
+    """Index of the output token that a row is about to choose."""
+    return row.start + len(row.token_ids) - constraint.num_prompt
 
 
 def _failure(error: GrammarFailed) -> Failure:

@@ -120,9 +120,7 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
             start -= start % block_size
         num_known = len(row.token_ids) - row.num_drafts
         tokens = tuple(seq.token_ids[start : row.start + num_known]) + row.token_ids[num_known:]
-        whole.append(
-            ScheduledRow(row.id, start, tokens, table, row.samples, row.num_drafts, row.text)
-        )
+        whole.append(ScheduledRow(row.id, start, tokens, table, row.samples, row.num_drafts))
     return StepPlan(
         rows=whole,
         added=tuple(added),

@@ -4,13 +4,16 @@
     python -m tools.bench.masks DIR
 
 The same sequences are continued with and without a grammar, in turn, at temperature 1, so that the
-masks are those of texts that wander. Told are the medians of the steps' times, and how long a step
-waits for its masks: following the tokens and filling the lines.
+masks are those of texts that wander. Told are the medians of the steps' times, round by round the
+ratio of the two, and what the masks take of the engine thread's CPU time: following the tokens and
+filling the lines. The share is that time, a mean, over the median of the steps without, as long as
+they last: of the rounds the median.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -21,10 +24,10 @@ from typing import Any
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.errors import Failure
 from engine.requests import fan_out
 from engine.runner import load_runner
-from engine.sampling.masks import MaskedRow, MaskLines, Send
+from engine.runner.inputs import HostBatch
+from engine.runner.sampling import Sampler, StepMasks
 from engine.types import Grammar, SamplingParams
 
 _ROWS = (1, 16, 64)
@@ -75,33 +78,43 @@ def measure(
     """Rounds without and with a grammar, in turn."""
     grammar = Grammar("json_schema", json.dumps(_schema(_NAMES[schema])))
     core.compile(grammar)
-    taken: dict[bool, list[float]] = {False: [], True: []}
-    masks_s: list[float] = []
+    rounds: dict[bool, list[list[float]]] = {False: [], True: []}  # seconds of steps
+    masks: list[list[float]] = []
     for number in range(2 * _ROUNDS):
-        is_held = number % 2 == 1
+        is_held = number % 4 in (1, 2)  # who goes first changes from round to round
         _start(core, f"{rows}-{number}", rows, grammar if is_held else None)
+        taken: list[float] = []
+        masks_s: list[float] = []
         for step in range(_WARM_UP_STEPS + steps):
             clock.spent_s = 0.0
             begun_s = time.perf_counter()
             core.step()
             if step >= _WARM_UP_STEPS:
-                taken[is_held].append(time.perf_counter() - begun_s)
-                if is_held:
-                    masks_s.append(clock.spent_s)
+                taken.append(time.perf_counter() - begun_s)
+                masks_s.append(clock.spent_s)
+        rounds[is_held].append(taken)
+        if is_held:
+            masks.append(masks_s)
         for index in range(rows):
             core.abort(f"{rows}-{number}-{index}")
         while core.has_work:
             core.step()
-    plain_s, masked_s = statistics.median(taken[False]), statistics.median(taken[True])
-    mask_s = statistics.median(masks_s)
+    plain_s, held_s = (statistics.median(itertools.chain(*rounds[held])) for held in (False, True))
+    medians = {held: [statistics.median(taken) for taken in rounds[held]] for held in rounds}
     return {
         "schema": schema,
         "rows": rows,
         "step_ms": plain_s * 1e3,
-        "masked_step_ms": masked_s * 1e3,
-        "mask_us_a_token": mask_s / rows * 1e6,
-        "mask_share": mask_s / plain_s,
-        "worst_mask_ms": max(masks_s) * 1e3,
+        "masked_step_ms": held_s * 1e3,
+        "mask_us_a_token": statistics.fmean(itertools.chain(*masks)) / rows * 1e6,
+        "mask_share": statistics.median(
+            statistics.fmean(mask_s) / plain
+            for mask_s, plain in zip(masks, medians[False], strict=True)
+        ),
+        "step_ratios": [
+            held / plain for plain, held in zip(medians[False], medians[True], strict=True)
+        ],
+        "worst_mask_ms": max(itertools.chain(*masks)) * 1e3,
     }
 
 
@@ -134,20 +147,20 @@ def _start(core: EngineCore, name: str, rows: int, grammar: Grammar | None) -> N
 
 
 class _MaskClock:
-    """Time that the lines of a step took."""
+    """CPU time that the masks of a step took."""
 
     def __init__(self) -> None:
         self.spent_s = 0.0
-        update = MaskLines.update
+        masks = Sampler.masks
 
-        def timed(self_: MaskLines, rows: Sequence[MaskedRow], send: Send) -> dict[int, Failure]:
-            begun_s = time.perf_counter()
+        def timed(self_: Sampler, batch: HostBatch) -> StepMasks:
+            begun_s = time.thread_time()
             try:
-                return update(self_, rows, send)
+                return masks(self_, batch)
             finally:
-                self.spent_s += time.perf_counter() - begun_s
+                self.spent_s += time.thread_time() - begun_s
 
-        setattr(MaskLines, "update", timed)  # noqa: B010 - its type names the first argument
+        setattr(Sampler, "masks", timed)  # noqa: B010 - its type names the first argument
 
 
 if __name__ == "__main__":

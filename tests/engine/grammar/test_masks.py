@@ -51,6 +51,26 @@ class Script:
         return self._at == len(self._text)
 
 
+class Choice(Script):
+    """A grammar of texts in which some tokens may always come."""
+
+    def __init__(self, token_ids: set[int]) -> None:
+        super().__init__()
+        self._token_ids = token_ids
+
+    def matcher(self) -> Script:
+        return self
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        if not self._token_ids.issuperset(token_ids):
+            raise GrammarFailed("none of these")
+
+    def fill(self, mask: np.ndarray) -> None:
+        mask[:] = 0
+        for token in self._token_ids:
+            mask[token // 32] |= np.array(1 << token % 32, np.uint32).view(np.int32)
+
+
 class Rows:
     """Rows of a runner, one step a call; ``mirrored`` as on a device with memory of its own."""
 
@@ -140,6 +160,19 @@ def test_the_end_is_put_off_while_there_is_something_else(rows: Rows):
     assert rows.allowed(0, [6, 6, 6]) == {6, EOS}
     rows.put(1, grammar=Script(), min_tokens=3, ignore_eos=True)
     assert rows.allowed(1) == {EOS}
+
+
+def test_ends_are_put_off_where_a_grammar_lets_them_come(rows: Rows):
+    rows.put(0, grammar=Choice({40, EOS, 69}), ignore_eos=True)
+    assert rows.allowed(0) == {40, 69}
+    rows.put(1, grammar=Choice({40, EOS, 69}), min_tokens=2, stop_token_ids=(69,))
+    assert rows.allowed(1) == {40}
+    assert rows.allowed(1, [40, 40]) == {40, EOS, 69}
+
+
+def test_many_tokens_are_banned_as_few_are(rows: Rows):
+    rows.put(0, bad_token_ids=tuple((token,) for token in range(0, VOCAB, 2)))
+    assert rows.allowed(0) == {token for token in EVERY if token % 2}
 
 
 def test_a_grammar_wins_over_all_other_wishes(rows: Rows):
