@@ -34,6 +34,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # CPU takes a second for the thousands of tokens that fill a GPU.
     max_num_batched_tokens: int | None = None
     policy: Policy = "fcfs"
+    grows: bool = False  # steps have that many tokens only if so many run; see ``step_budget``
     whole_prompts: bool = False  # no chunks: a prompt joins a step that has room for all of it
     overlap: bool | None = None  # plan and launch a step while the one before runs; None: on a GPU
     # Batching window: hold new prompts back until one of these is reached. 0 ms: off.
@@ -43,17 +44,23 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of one step where nothing else was decided."""
+        """The most tokens of one step."""
         return self.max_num_batched_tokens or _GPU_STEP_TOKENS
 
     def on(self, device: str) -> SchedulerConfig:
         """The same, with what was left open decided for a device such as ``cuda:0``."""
-        tokens = _GPU_STEP_TOKENS
+        if self.max_num_batched_tokens is not None:
+            return self
         if device == "cpu":
             tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + _CPU_PROMPT_TOKENS)
-        return msgspec.structs.replace(
-            self, max_num_batched_tokens=self.max_num_batched_tokens or tokens
-        )
+            return msgspec.structs.replace(self, max_num_batched_tokens=tokens, grows=True)
+        return msgspec.structs.replace(self, max_num_batched_tokens=_GPU_STEP_TOKENS)
+
+    def step_budget(self, num_running: int) -> int:
+        """Tokens of a step while so many sequences run."""
+        if not self.grows:
+            return self.step_tokens
+        return min(self.step_tokens, max(_CPU_STEP_TOKENS, num_running + _CPU_PROMPT_TOKENS))
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

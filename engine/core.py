@@ -327,7 +327,9 @@ def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
     if not info.whole_prompts:
         return limits
     tokens = max(limits.step_tokens, info.max_model_len)
-    return msgspec.structs.replace(limits, max_num_batched_tokens=tokens, whole_prompts=True)
+    return msgspec.structs.replace(
+        limits, max_num_batched_tokens=tokens, grows=False, whole_prompts=True
+    )
 
 
 def _check_kind(request: Request, info: EngineInfo) -> None:

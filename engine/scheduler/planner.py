@@ -32,7 +32,7 @@ class Planner:
 
     def plan(self, admit: bool, now_s: float) -> StepBuilder:
         """The next step; with ``admit`` false, nobody joins."""
-        step = StepBuilder(self._config.step_tokens)
+        step = StepBuilder(self._config.step_budget(len(self._state.running)))
         first, *behind = self._by_urgency()
         self._plan_running(step, first)
         for running in behind:

@@ -328,4 +328,13 @@ def test_on_a_cpu_prompts_go_on_beside_a_full_batch(max_num_seqs):
     limits = SchedulerConfig(max_num_seqs=max_num_seqs).on("cpu")
     assert max_num_seqs + 64 <= limits.step_tokens <= max_num_seqs + 256
     chosen = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=7)
-    assert chosen.on("cpu").step_tokens == 7
+    assert chosen.on("cpu").step_tokens == chosen.on("cpu").step_budget(8) == 7
+
+
+def test_on_a_cpu_steps_are_short_while_few_run():
+    """Whoever runs waits for a step's prompts."""
+    limits = SchedulerConfig(max_num_seqs=1000).on("cpu")
+    assert [limits.step_budget(running) for running in (0, 16, 192, 256, 1000)] == [
+        *(256, 256, 256, 320, 1064)
+    ]
+    assert SchedulerConfig().on("cuda:0").step_budget(1) == 2048
