@@ -1,7 +1,7 @@
-// Attention of single queries over keys and values in bfloat16, by products of pairs (vdpbf16ps).
+// Attention of single queries over keys and values in bfloat16.
 //
 // Sixteen keys are turned so that a vector holds one pair of dimensions of all of them: their scores
-// add up in its lanes. Values are paired by tokens, and weights are rounded to bfloat16 for that.
+// add up in its lanes by products of pairs (vdpbf16ps). Values are widened.
 #include <immintrin.h>
 
 #include "attention.h"
@@ -47,40 +47,29 @@ void score(const bfloat16 (*queries)[MAX_HEAD_DIM], const TileRows<bfloat16>& ro
   }
 }
 
-// sums[g] = sums[g] * kept[g] + weights[g] . values, 32 values at a time: in the first vector of
-// these lane 4 l + e is of value 8 l + e, in the second of value 8 l + 4 + e.
+// sums[g] = sums[g] * kept[g] + weights[g] . values, 32 values at a time: the first vector of these
+// has the even ones, the second the odd ones. A product of pairs would take longer than two
+// multiplications and additions, and round the weights.
 template <int GROUP>
-void add_values(const bfloat16 (*weights)[TILE], const float* kept, const TileRows<bfloat16>& rows,
+void add_values(const float (*weights)[TILE], const float* kept, const TileRows<bfloat16>& rows,
                 int64_t dim, float (*sums)[MAX_HEAD_DIM]) {
+  const __m512i high = _mm512_set1_epi32(0xFFFF0000);
   for (int64_t d = 0; d < dim; d += STEP) {
-    __m512 total[GROUP][2];
+    Floats total[GROUP][2];
     for (int g = 0; g < GROUP; ++g)
       for (int half = 0; half < 2; ++half)
-        total[g][half] = (__m512)(load(sums[g] + d + half * LANES) * kept[g]);
-    for (int64_t i = 0; i < rows.count; i += 2) {
-      const __m512i even = load_step(rows.values[i], d, dim);
-      // The weight behind the last token is 0; its value is the last one's.
-      const __m512i odd = load_step(rows.values[std::min(i + 1, rows.count - 1)], d, dim);
-      const auto low = (__m512bh)_mm512_unpacklo_epi16(even, odd);
-      const auto high = (__m512bh)_mm512_unpackhi_epi16(even, odd);
+        total[g][half] = load(sums[g] + d + half * LANES) * kept[g];
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const __m512i both = load_step(rows.values[i], d, dim);
+      const Floats even = (Floats)_mm512_slli_epi32(both, 16);
+      const Floats odd = (Floats)_mm512_and_si512(both, high);
       for (int g = 0; g < GROUP; ++g) {
-        const __m512bh both = pair_of(weights[g] + i);
-        total[g][0] = _mm512_dpbf16_ps(total[g][0], low, both);
-        total[g][1] = _mm512_dpbf16_ps(total[g][1], high, both);
+        total[g][0] += weights[g][i] * even;
+        total[g][1] += weights[g][i] * odd;
       }
     }
     for (int g = 0; g < GROUP; ++g)
-      for (int half = 0; half < 2; ++half)
-        store(sums[g] + d + half * LANES, (Floats)total[g][half]);
-  }
-}
-
-// Weights rounded to the nearest; the sum of all has them as they were.
-inline void round_weights(const float* weights, bfloat16* rounded) {
-  for (int64_t i = 0; i < TILE; i += 2 * LANES) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + i + LANES),
-                                              _mm512_loadu_ps(weights + i));
-    _mm512_storeu_si512(rounded + i, (__m512i)both);
+      for (int half = 0; half < 2; ++half) store(sums[g] + d + half * LANES, total[g][half]);
   }
 }
 
@@ -90,7 +79,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
                   int64_t row, int64_t kv_head, int64_t head, int64_t begin, int64_t end,
                   float* results) {
   const int64_t dim = batch.head_dim, value_dim = batch.value_dim, stride = padded(value_dim);
-  alignas(64) bfloat16 queries[GROUP][MAX_HEAD_DIM], weights[GROUP][TILE];
+  alignas(64) bfloat16 queries[GROUP][MAX_HEAD_DIM];
   alignas(64) float sums[GROUP][MAX_HEAD_DIM], scores[GROUP][TILE] = {};
   for (int g = 0; g < GROUP; ++g) {
     const bfloat16* query =
@@ -115,18 +104,17 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
       if (rows.is_coded) scale_tile(rows.key_scales, scores[g]);
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
       if (rows.is_coded) scale_tile(rows.value_scales, scores[g]);
-      round_weights(scores[g], weights[g]);
     }
-    add_values<GROUP>(weights, kept, rows, value_dim, sums);
+    add_values<GROUP>(scores, kept, rows, value_dim, sums);
   }
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
     for (int64_t d = 0; d < stride; d += STEP) {
       const Floats a = load(sums[g] + d), b = load(sums[g] + d + LANES);
       store(results + d,
-            QUIRE_SHUFFLE(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
+            QUIRE_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
       if (d + LANES < stride)
         store(results + d + LANES,
-              QUIRE_SHUFFLE(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
+              QUIRE_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
     }
     results[stride] = tops[g];
     results[stride + 1] = totals[g];
