@@ -29,6 +29,9 @@ class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
     new_block_ids: tuple[int, ...]  # appended to the row's block table since its last plan
     samples: bool  # whether the last position's logits choose the next token
     num_drafts: int = 0  # behind one known token; only in a row that samples
+    # Of a row with drafts: all that is known of its text. The scheduler's own list, as it is when
+    # the plan is launched; not to be kept.
+    text: Sequence[int] = ()
 
 
 class PlanRows(Sequence[ScheduledRow]):
@@ -38,7 +41,7 @@ class PlanRows(Sequence[ScheduledRow]):
     ``ids``, ``starts`` and ``token_ids`` alone.
     """
 
-    __slots__ = ("ids", "new_blocks", "num_drafts", "silent", "starts", "token_ids")
+    __slots__ = ("ids", "new_blocks", "num_drafts", "silent", "starts", "texts", "token_ids")
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -47,6 +50,7 @@ class PlanRows(Sequence[ScheduledRow]):
         # By place among the rows; see the fields of ScheduledRow.
         self.new_blocks: dict[int, tuple[int, ...]] = {}
         self.num_drafts: dict[int, int] = {}
+        self.texts: dict[int, Sequence[int]] = {}
         self.silent: set[int] = set()  # those that do not sample
 
     @classmethod
@@ -67,15 +71,21 @@ class PlanRows(Sequence[ScheduledRow]):
             self.new_blocks[place] = row.new_block_ids
         if row.num_drafts:
             self.num_drafts[place] = row.num_drafts
+            self.texts[place] = row.text
         if not row.samples:
             self.silent.add(place)
 
     def extend_row(
-        self, place: int, drafts: tuple[int, ...], new_block_ids: tuple[int, ...]
+        self,
+        place: int,
+        drafts: tuple[int, ...],
+        new_block_ids: tuple[int, ...],
+        text: Sequence[int] = (),
     ) -> None:
-        """Lay drafts behind a row, with the blocks that they need."""
+        """Lay drafts behind a row of this text, with the blocks that they need."""
         self.token_ids[place] += drafts
         self.num_drafts[place] = len(drafts)
+        self.texts[place] = text
         if new_block_ids:
             self.new_blocks[place] = self.new_blocks.get(place, ()) + new_block_ids
 
@@ -85,6 +95,7 @@ class PlanRows(Sequence[ScheduledRow]):
         del self.ids[place], self.starts[place], self.token_ids[place]
         self.new_blocks = _moved_up(self.new_blocks, place)
         self.num_drafts = _moved_up(self.num_drafts, place)
+        self.texts = _moved_up(self.texts, place)
         self.silent = {at - (at > place) for at in self.silent if at != place}
         return row
 
@@ -116,6 +127,7 @@ class PlanRows(Sequence[ScheduledRow]):
             self.new_blocks.get(place, ()),
             place not in self.silent,
             self.num_drafts.get(place, 0),
+            self.texts.get(place, ()),
         )
 
 

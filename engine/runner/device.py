@@ -28,6 +28,8 @@ _CACHE_CODES = {
 _SMALL_MODEL_BYTES = 64 * 2**20
 # Sequences of a small model whose tokens leave the process that speaks HTTP next to nothing to do.
 _FEW_ROWS = 4
+# And those whose step takes longer than it does to tell of its tokens.
+_MANY_ROWS = 48
 
 
 def choose_device(name: str) -> torch.device:
@@ -91,13 +93,14 @@ def set_threads(num_threads: int | None, weights_bytes: int, *, shares_cores: bo
 class StepThreads:
     """How many threads compute a step.
 
-    The next token of a few sequences is worth all cores. The tokens of many keep the process that
-    speaks HTTP busy too: a small model then gains little by the last core, and loses much whenever
-    a thread is put off it in the middle of an operation.
+    The next token of a few sequences is worth all cores. The tokens of some tens keep the process
+    that speaks HTTP busy too: a small model then gains little by the last core, and loses much
+    whenever a thread is put off it in the middle of an operation. With more sequences than that the
+    step is what all wait for, and the last core is idle for most of it.
 
     Args:
-        most: threads of a step of few sequences; the number that is set now.
-        crowded: threads of a step of many.
+        most: threads of a step of few sequences, or of many; the number that is set now.
+        crowded: threads of a step in between.
     """
 
     def __init__(self, most: int, crowded: int) -> None:
@@ -106,7 +109,7 @@ class StepThreads:
 
     def use(self, num_rows: int) -> None:
         """A step of so many sequences is about to be computed by this thread."""
-        count = self._most if num_rows <= _FEW_ROWS else self._crowded
+        count = self._crowded if _FEW_ROWS < num_rows < _MANY_ROWS else self._most
         if count != self._now:
             torch.set_num_threads(count)
             self._now = count

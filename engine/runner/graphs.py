@@ -117,8 +117,9 @@ class DecodeGraphs:
         shape = (max_num_rows, model.spec.vocab_size)
         self._logits = torch.empty(shape, dtype=torch.float32, device=spec.device)
 
-    def find(self, batch: HostBatch) -> DecodeGraph | None:
-        """The smallest graph that holds the batch; None where running it as it is costs less."""
+    def find(self, batch: HostBatch, *, verifies: bool = False) -> DecodeGraph | None:
+        """The smallest graph that holds the batch, whether or not it verifies drafts; None where
+        running it as it is costs less."""
         if not batch.is_decode:
             return None
         num_rows = batch.slots.size

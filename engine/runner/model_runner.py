@@ -159,7 +159,7 @@ class ModelRunner:
             if drafts is not None:
                 rows = spread(rows)
             batch = host_batch(rows, self._rows)
-            graph = self._load_graph(batch, plan)
+            graph = self._load_graph(batch, plan, verifies=drafts is not None)
             inputs = self._send(batch, plan) if graph is None else None
             masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
         told = _Told([], [])
@@ -185,13 +185,15 @@ class ModelRunner:
         for added in plan.added:
             self._rows.add(added)
 
-    def _load_graph(self, batch: HostBatch, plan: StepPlan) -> DecodeGraph | None:
+    def _load_graph(
+        self, batch: HostBatch, plan: StepPlan, *, verifies: bool
+    ) -> DecodeGraph | None:
         """The captured graph that serves the step, with the batch in it; None: there is none."""
         if self._graphs is None or plan.copies or self._judges(batch):
             return None
         if not self._adapters.is_empty and self._adapts(batch):
             return None
-        graph = self._graphs.find(batch)
+        graph = self._graphs.find(batch, verifies=verifies)
         if graph is not None:
             self._graphs.load(graph, batch, self._uploads)
         return graph

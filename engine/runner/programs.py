@@ -7,7 +7,8 @@ As on a GPU (``engine/runner/graphs.py``) a step in which every row has one toke
 pieces, the second for rows that ask for no more than the parameter table says. Where all of them
 are greedy, one piece is the whole step: it finds the largest logits without writing all down.
 Recording computes nothing and takes some milliseconds, so each number of rows is recorded when it
-first comes, and none is padded. What a model does beyond native calls cannot be recorded; its steps
+first comes, and none is padded; of steps that verify drafts, whose numbers of rows are many, one
+that has come a few times. What a model does beyond native calls cannot be recorded; its steps
 are then computed as all others are.
 """
 
@@ -34,6 +35,9 @@ from kernels.operations import Kernels
 from kernels.sampling import Sampled
 
 logger = logging.getLogger(__name__)
+
+# Times that a number of rows with drafts comes until recording it has paid for itself.
+_WORTH = 8
 
 
 class ReadProgram(NamedTuple):
@@ -74,13 +78,20 @@ class DecodePrograms:
         self._workspace = Workspace()
         self._programs: dict[int, DecodeGraph] = {}
         self._readers: dict[int, ReadProgram] = {}
+        self._num_seen: dict[int, int] = {}  # steps with drafts, by rows that are not recorded
         self._is_recordable = True
 
-    def find(self, batch: HostBatch) -> DecodeGraph | None:
-        """The program of the batch's number of rows, made if need be; None where there is none."""
+    def find(self, batch: HostBatch, *, verifies: bool = False) -> DecodeGraph | None:
+        """The program of the batch's number of rows, made if need be; None where there is none, or
+        where the batch verifies drafts and its number is a rare one."""
         if not batch.is_decode or not self._is_recordable:
             return None
-        return self.of_size(batch.slots.size)
+        size = batch.slots.size
+        if verifies and size not in self._programs:
+            self._num_seen[size] = self._num_seen.get(size, 0) + 1
+            if self._num_seen[size] < _WORTH:
+                return None
+        return self.of_size(size)
 
     def of_size(self, size: int) -> DecodeGraph | None:
         """The program of so many rows, made if need be; None where there is none."""

@@ -44,7 +44,8 @@ def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator
         most = min(most, _num_slots(seq, state))
         drafts = speculator.propose(seq.draft, seq.token_ids, most) if most > 0 else ()
         if drafts:
-            rows.extend_row(place, drafts, _blocks_for(seq, drafts, state))
+            blocks = _blocks_for(seq, drafts, state)
+            rows.extend_row(place, drafts, blocks, seq.token_ids)
             step.budget -= len(drafts)
 
 

@@ -101,7 +101,7 @@ class SchedulerState:
             else:
                 self.waiting.discard(seq)
         seq.status = Status.FINISHED
-        if self._speculator is not None and seq.draft is not None:
+        if self._speculator is not None and len(seq.token_ids) > seq.num_prompt:
             self._speculator.finish(seq.request, seq.token_ids)
         self.deadlines.discard(seq)
         if seq.forks:

@@ -120,7 +120,9 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
             start -= start % block_size
         num_known = len(row.token_ids) - row.num_drafts
         tokens = tuple(seq.token_ids[start : row.start + num_known]) + row.token_ids[num_known:]
-        whole.append(ScheduledRow(row.id, start, tokens, table, row.samples, row.num_drafts))
+        whole.append(
+            ScheduledRow(row.id, start, tokens, table, row.samples, row.num_drafts, row.text)
+        )
     return StepPlan(
         rows=whole,
         added=tuple(added),

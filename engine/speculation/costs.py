@@ -7,52 +7,52 @@ that has one.
 
 from __future__ import annotations
 
+from engine.speculation.ledger import Ledger
+
 _ENOUGH = 2  # samples of a cost, before it is believed
-_KEPT = 0.8  # weight of the past, against the newest sample
-_MAX_SAMPLE = 1.5  # one above this many times what is usual is a hiccup of the machine
+_REMEMBERED = 5  # samples, the newest: the one in the middle is believed
+_MAX_SAMPLE = 1.5  # a step above this many times what is usual is a hiccup of the machine
 _FRESH = 64  # steps after which a cost that is not seen is looked at again
 _LEAST_S = 1e-7  # of anything, whatever the clock says
 
 
-class Mean:
-    """Of samples, the newest counting most.
+class Usual:
+    """Of the newest samples the one in the middle; of two the lesser.
 
-    What disturbs a clock makes things slower, never faster: of the first samples, which are made
-    with cold caches too, the least is taken.
+    What disturbs a clock makes things slower, never faster, and by any amount: no mean stands that.
     """
 
-    __slots__ = ("_num_samples", "value")
+    __slots__ = ("_samples", "value")
 
     def __init__(self) -> None:
-        self._num_samples = 0
+        self._samples: list[float] = []
         self.value = 0.0
 
     @property
     def is_known(self) -> bool:
         """Whether it has been seen often enough."""
-        return self._num_samples >= _ENOUGH
+        return len(self._samples) >= _ENOUGH
 
     def learn(self, sample: float) -> None:
         """Take a sample in."""
-        if self._num_samples == 0:
-            self.value = sample
-        elif not self.is_known:
-            self.value = min(self.value, sample)
-        else:
-            self.value += (1.0 - _KEPT) * (sample - self.value)
-        self._num_samples += 1
+        samples = self._samples
+        samples.append(sample)
+        if len(samples) > _REMEMBERED:
+            del samples[0]
+        self.value = sorted(samples)[(len(samples) - 1) // 2]
 
 
 class Costs:
     """Of steps with about so many rows."""
 
-    __slots__ = ("added", "draft_age", "plain", "plain_age")
+    __slots__ = ("added", "draft_age", "ledger", "plain", "plain_age")
 
     def __init__(self) -> None:
-        self.plain = Mean()  # seconds of a step without drafts
-        self.added = Mean()  # seconds that each draft adds to it
-        self.plain_age = 0  # steps since one without drafts
-        self.draft_age = 0  # steps since one with
+        self.plain = Usual()  # seconds of a step without drafts
+        self.added = Usual()  # seconds that each draft adds to it
+        self.plain_age = 0  # steps with drafts since one without
+        self.draft_age = 0  # steps without since one with
+        self.ledger = Ledger()
 
     @property
     def must_measure_plain(self) -> bool:
@@ -66,10 +66,6 @@ class Costs:
 
     def learn(self, num_drafts: int, seconds: float) -> None:
         """A step took so long."""
-        if self.plain.is_known:
-            added_s = self.added.value if self.added.is_known else seconds
-            usual_s = self.plain.value + num_drafts * added_s
-            seconds = min(seconds, _MAX_SAMPLE * usual_s)
         if num_drafts:
             self.added.learn(max(_LEAST_S, (seconds - self.plain.value) / num_drafts))
             self.plain_age += 1
@@ -79,13 +75,20 @@ class Costs:
             self.plain_age = 0
             self.draft_age += 1
 
+    def gain(self, num_rows: int, num_drafts: int, num_tokens: int, seconds: float) -> float:
+        """What a step with drafts has gained, in steps without: its tokens less its time."""
+        plain_s = self.plain.value
+        if self.added.is_known:
+            seconds = min(seconds, _MAX_SAMPLE * (plain_s + num_drafts * self.added.value))
+        return num_tokens / num_rows - seconds / plain_s
+
 
 class CostBook:
     """The costs of each number of rows that has come, and what all of them have in common."""
 
     def __init__(self) -> None:
         self._costs: dict[int, Costs] = {}
-        self._read = Mean()  # seconds a token that is read before the first guess for a text
+        self._read = Usual()  # seconds a token that is read before the first guess for a text
 
     @property
     def read_s(self) -> float:
@@ -94,7 +97,9 @@ class CostBook:
 
     def of(self, num_rows: int) -> Costs:
         """Of steps with so many rows."""
-        bucket = _bucket(num_rows)
+        # Numbers of rows that cost about the same: three significant bits.
+        shift = max(0, num_rows.bit_length() - 3)
+        bucket = num_rows >> shift << shift
         found = self._costs.get(bucket)
         if found is None:
             found = self._costs[bucket] = Costs()
@@ -114,9 +119,3 @@ class CostBook:
         """A step of so many rows took so long, before whose drafts so many tokens were read."""
         usual_s = self.of(num_rows).plain.value + num_drafts * (self.added_s(num_rows) or 0.0)
         self._read.learn(max(_LEAST_S, (seconds - usual_s) / num_read))
-
-
-def _bucket(num_rows: int) -> int:
-    """Numbers of rows that cost about the same: three significant bits."""
-    shift = max(0, num_rows.bit_length() - 3)
-    return num_rows >> shift << shift

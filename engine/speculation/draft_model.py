@@ -4,9 +4,10 @@
 
 It runs at the beginning of the step that verifies its guesses, on the same slots and block tables:
 its keys and values lie in blocks of the same numbers as the model's, in storage of its own, and a
-fork or a copy holds for both. It reads a text when it is to guess for it, and not before: where
-drafts do not pay, nothing is spent on them. So it keeps books of what its blocks hold
-(``ReadBlocks``): of a cached prefix that nobody has guessed in, it reads what is missing.
+fork or a copy holds for both. It reads a text when it is to guess for it, and not before, and the
+plan then has all of it: where drafts do not pay, nothing is spent on them. So it keeps books of
+what its blocks hold (``ReadBlocks``): of a cached prefix that nobody has guessed in, it reads what
+is missing.
 
 A head that is part of a checkpoint (``engine/models/draft_head``) is a draft model of one layer. It
 reads each token beside what the model made of the token before (``Features``), so its text begins
@@ -21,7 +22,7 @@ them again from the model's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ import torch
 from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
 from engine.models.draft_head.network import DraftHead
-from engine.plan_rows import PlanRows, ScheduledRow
+from engine.plan_rows import PlanRows
 from engine.runner.inputs import HostBatch, build, geometry, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
@@ -38,7 +39,7 @@ from engine.runner.transfer import Uploads
 from engine.speculation.chains import GuessChains
 from engine.speculation.features import Features
 from engine.speculation.read_blocks import Place, ReadBlocks
-from engine.types import PENDING_TOKEN, StepPlan
+from engine.types import StepPlan
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
@@ -46,8 +47,6 @@ from kernels.reference.drafts import DRAFT_STREAM
 from kernels.reference.sampling import sample_gumbel
 from kernels.reference.sampling_step import distribution, position_keys
 
-# Plans without drafts that are followed later, all at once: few texts of theirs still run by then.
-_MOST_LATE = 256
 # Tokens that are read at once, of a text that has been put off for long.
 _MOST_READ = 1024
 # Tokens a row, in the mean, up to which a recorded step of single tokens costs less than a chunk.
@@ -108,16 +107,12 @@ class DraftModel:
         if self._programs is not None and features is None and not rejects:
             self._chains = GuessChains(self._programs, self._uploads)
         self._places: dict[str, Place] = {}
-        self._late: list[StepPlan] = []  # not followed yet
-        self._gone: dict[str, int] = {}  # rows of these plans that went, and before which of them
         self._blocks = ReadBlocks(cache.layers[0].keys.shape[0], attention_spec.block_size)
 
     def forget(self, row_ids: Iterable[str]) -> None:
         """These rows are about to go; unknown ids are skipped."""
         for row_id in row_ids:
             self._places.pop(row_id, None)
-            if self._late:
-                self._gone[row_id] = len(self._late)
 
     def guess(self, plan: StepPlan) -> tuple[PlanRows, torch.Tensor | None]:
         """The plan's rows with guesses where they have ``DRAFT_TOKEN``.
@@ -128,37 +123,28 @@ class DraftModel:
             The rows, and what their drafts were drawn from, [drafts, vocab] float32 in the order of
             the rows; None where they are judged without it.
         """
+        self._note_blocks(plan)
         rows = plan.rows
-        is_quiet = not rows.num_drafts and all(ids[-1] >= 0 for ids in rows.token_ids)
-        # What a head reads lies in blocks that the model writes: copies of them are not put off.
-        if is_quiet and self._features is None and len(self._late) < _MOST_LATE:
-            self._late.append(plan)
-            return plan.rows, None
-        for number, late in enumerate(self._late):
-            self._follow(late, number)
-        self._late.clear()
-        self._gone.clear()
-        places = self._follow(plan, 0)
-        counts = [rows.num_drafts.get(place, 0) for place in range(len(rows))]
-        # Tokens that only the device knows are read while it does.
-        reading = [i for i, n in enumerate(counts) if n or PENDING_TOKEN in places[i].unread[-1:]]
-        if not reading:
-            return plan.rows, None
+        if not rows.num_drafts:
+            return rows, None
         # Those that want the most come first: the passes run on ever fewer of them.
-        reading.sort(key=lambda i: -counts[i])
-        reads = [places[i] for i in reading]
-        row_ids = [plan.rows.ids[i] for i in reading]
-        wanting = [i for i in reading if counts[i]]
+        counts = rows.num_drafts
+        wanting = sorted(counts, key=lambda place: -counts[place])
+        row_ids = [rows.ids[place] for place in wanting]
+        slots = np.array(self._rows.slots(row_ids), np.int32)
+        reads = [
+            self._place(row_id, slot, rows.texts[place])
+            for row_id, slot, place in zip(row_ids, slots.tolist(), wanting, strict=True)
+        ]
         for row_id, place in zip(row_ids, reads, strict=True):
             self._catch_up(row_id, place)
-        slots = np.array(self._rows.slots(row_ids), np.int32)
-        wants = [counts[i] for i in wanting]
+        wants = [counts[place] for place in wanting]
         guesses = self._chained(slots, row_ids, reads, wants)
         if guesses is None:
             guesses = self._one_by_one(slots, row_ids, reads, wants)
         for slot, place in zip(slots.tolist(), reads, strict=True):
             self._note(slot, place)
-        return self._filled(plan, places, wanting, guesses)
+        return self._filled(rows, reads, wanting, guesses)
 
     def _chained(
         self, slots: np.ndarray, row_ids: list[str], reads: list[Place], wants: list[int]
@@ -208,32 +194,17 @@ class DraftModel:
             guesses.append(self._go_on(slots[:width], starts, guesses[-1]))
         return guesses
 
-    def _follow(self, plan: StepPlan, number: int) -> list[Place]:
-        """What the plan says of blocks and texts: one place a row, with all that it has unread.
-
-        Args:
-            plan: not followed yet.
-            number: among those that were put off; of rows that have gone since, only the blocks
-                matter.
-        """
-        blocks, table, gone = self._blocks, self._rows, self._gone
-        added = {new.request.id: new for new in plan.added}
-        begun: list[tuple[ScheduledRow, Place]] = []
-        places: list[Place] = []
-        rows = list(plan.rows)
-        for row in rows:
-            place = self._places.get(row.id)
-            new_blocks = row.new_block_ids
-            if place is None:
-                if row.id in added:
-                    new_blocks = new_blocks[-(-row.start // self._spec.block_size) :]
-                place = Place(self._begin(row), [])
-                if gone.get(row.id, 0) <= number:
-                    self._places[row.id] = place
-                    begun.append((row, place))
-            if new_blocks:
-                blocks.renew(new_blocks)
-            places.append(place)
+    def _note_blocks(self, plan: StepPlan) -> None:
+        """Heed which blocks the plan gives out and copies."""
+        blocks, rows = self._blocks, plan.rows
+        if rows.new_blocks:
+            # What an added row finds in the cache comes first.
+            added = {new.request.id for new in plan.added}
+            for place, new_blocks in rows.new_blocks.items():
+                num_found = 0
+                if rows.ids[place] in added:
+                    num_found = -(-rows.starts[place] // self._spec.block_size)
+                blocks.renew(new_blocks[num_found:])
         if plan.copies:
             blocks.copy(plan.copies)
             pairs = torch.tensor(plan.copies, device=self._spec.device).view(-1, 2)
@@ -242,27 +213,18 @@ class DraftModel:
                 self._kernels.operations.copy_blocks(layer, sources, targets)
             if self._features is not None:
                 self._features.copy(plan.copies)
-        for row, place in begun:
-            new = added.get(row.id)
-            if new is not None:
-                (slot,) = table.slots([row.id])
-                # What a head made of the last token of a block depends on the one behind it, which
-                # those who share the block need not have in common: it is read again.
-                place.num_read = blocks.num_read(table.host_tables[slot], self._begin(row))
-                known = (*new.request.prompt_token_ids, *new.output_ids)
-                place.unread = list(known[place.num_read + self._lead : row.start])
-            place.num_noted = place.num_read
-        for row, place in zip(rows, places, strict=True):
-            begin, drafts = self._begin(row), row.num_drafts
-            if begin != place.num_read + len(place.unread):
-                place.go_to(begin)
-            known_ids = row.token_ids[:-drafts] if drafts else row.token_ids
-            place.unread += known_ids if begin else known_ids[max(0, self._lead - row.start) :]
-        return places
 
-    def _begin(self, row: ScheduledRow) -> int:
-        """The place of a row's first token, or of the next one where it has none."""
-        return max(0, row.start - self._lead)
+    def _place(self, row_id: str, slot: int, text: Sequence[int]) -> Place:
+        """How far a text has been read that is to be guessed for, with all that is unread of it."""
+        place = self._places.get(row_id)
+        if place is None:
+            # What a head made of the last token of a block depends on the one behind it, which
+            # those who share the block need not have in common: it is read again.
+            table = self._rows.host_tables[slot]
+            num_read = max(0, self._blocks.num_read(table, len(text) - 1) - self._lead)
+            place = self._places[row_id] = Place(num_read, num_noted=num_read)
+        place.go_on(text, self._lead)
+        return place
 
     def _catch_up(self, row_id: str, place: Place) -> None:
         """Read the most part of what has been put off for long."""
@@ -389,32 +351,25 @@ class DraftModel:
         return _Guess(sample_gumbel(proposed.log(), keys), proposed)
 
     def _filled(
-        self, plan: StepPlan, places: list[Place], wanting: list[int], guesses: list[_Guess]
+        self, rows: PlanRows, reads: list[Place], wanting: list[int], guesses: list[_Guess]
     ) -> tuple[PlanRows, torch.Tensor | None]:
         """The rows with their guesses, which a decoder has read but for the last."""
-        if not guesses:
-            return plan.rows, None
         told = torch.cat([guess.token_ids for guess in guesses]).tolist()
-        firsts = np.cumsum([0, *(guess.token_ids.numel() for guess in guesses)])
-        rows = PlanRows.of(plan.rows)
-        nth = {index: at for at, index in enumerate(wanting)}
-        order: list[int] = []
-        for index, row in enumerate(plan.rows):
-            if not row.num_drafts:
-                continue
-            own = [int(firsts[depth]) + nth[index] for depth in range(row.num_drafts)]
+        firsts = np.cumsum([0, *(guess.token_ids.numel() for guess in guesses)]).tolist()
+        filled = PlanRows.of(rows)
+        of_row: dict[int, list[int]] = {}  # the guesses of each, among all of them
+        for nth, (index, place) in enumerate(zip(wanting, reads, strict=True)):
+            count = rows.num_drafts[index]
+            own = of_row[index] = [firsts[depth] + nth for depth in range(count)]
             drafts = tuple(told[at] for at in own)
-            order += own
             if self._features is None:
-                places[index].num_read += len(drafts) - 1
-                places[index].unread = [drafts[-1]]
-            else:
-                places[index].unread = list(drafts)
-            rows.token_ids[index] = row.token_ids[: len(row.token_ids) - row.num_drafts] + drafts
+                place.ahead = drafts[:-1]
+            filled.token_ids[index] = rows.token_ids[index][:-count] + drafts
         if not self._rejects:
-            return rows, None
+            return filled, None
         proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
-        return rows, proposed[torch.tensor(order, device=proposed.device)]
+        order = [at for index in sorted(of_row) for at in of_row[index]]
+        return filled, proposed[torch.tensor(order, device=proposed.device)]
 
 
 def _unread(slots: np.ndarray, places: list[Place], lengths: list[int]) -> HostBatch:

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from engine.speculation.proposer import Drafter
 from engine.types import Request
 
+_LOOK_S = 1e-5  # of the host, to look a text's last tokens up
+_INDEX_S = 4e-7  # to index a run
+
 
 class NgramIndex:
     """Where each run of tokens last occurred in one text that grows: O(1) a token and length.
@@ -61,6 +64,10 @@ class NgramDrafter:
                 return continuation(token_ids, end, most)
         return ()
 
+    def look_s(self, num_unseen: int) -> float:
+        """What has come since is indexed first."""
+        return look_s(num_unseen, self._lengths)
+
 
 class NgramProposer:
     """A drafter of its own for each text.
@@ -78,6 +85,11 @@ class NgramProposer:
 
     def finish(self, request: Request, token_ids: Sequence[int]) -> None:
         """Nothing outlives its text."""
+
+
+def look_s(num_tokens: int, lengths: Sequence[int]) -> float:
+    """About the seconds of a look before which the runs of so many tokens are indexed."""
+    return _LOOK_S + num_tokens * len(lengths) * _INDEX_S
 
 
 def last_runs(token_ids: Sequence[int], lengths: Iterable[int]) -> Iterator[tuple[int, ...]]:

@@ -13,7 +13,8 @@ reading of the weights, and drafts are nearly free; with many it costs the multi
 are not.
 
 To learn what drafts cost where there are none, some must be made in vain now and then. What that
-loses is a debt, paid back by a small share of all time; nothing is tried before it is paid.
+loses, and drafts that were thought to pay, and looking for some, is kept account of
+(``engine/speculation/ledger.py``): nothing is tried while more has been lost than may be.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from engine.speculation.costs import CostBook
 _GAIN = 1.03  # what drafting must promise over not drafting: below it is noise
 _TRIAL_STEPS = 3  # in a row that draft to learn what it costs: the first reads up on the texts
 _TRIAL_ROWS = 8  # of such a step: the others lose nothing by it
-_TRIAL_SHARE = 0.005  # of all time that may be lost to trials
 _LOOK_S, _LOOK_SHARE = 1.5e-5, 0.01  # looking in vain costs so long, and may cost so much of a row
+_ROW_S, _CLAIM_S = 5e-7, 3e-6  # seconds of the host to pass a row by, and to ask for its number
 _MAX_REST = 16
+_PAUSE = 16  # steps at least, where not even sure drafts would pay, or too much was lost
 
 
 class Acceptance:
@@ -83,30 +85,38 @@ class Pace:
         self._most = most
         self._adaptive = adaptive
         self._book = CostBook()
-        # Seconds of a row in the step that is planned, without drafts; 0: to be measured.
+        self._costs = self._book.of(1)  # of the step that is planned
+        # Seconds of one of its rows, without drafts; 0: it should have none.
         self._share_s = 0.0
         self._draft_s = 0.0  # that each draft adds to it
         self._trial: tuple[int, int] = (0, 0)  # rows for which steps are tried; steps left
         self._num_trial_rows: int | None = None  # that this step may still try; None: it is none
-        self._debt_s = 0.0
 
     def begin(self, num_rows: int) -> bool:
         """A step of so many rows, each with one token to compute, is about to be planned; False
-        where not even drafts that are sure to be kept would pay."""
+        where it should have no drafts."""
         if not self._adaptive:
             return True
-        self._num_trial_rows = None
-        costs = self._book.of(num_rows)
+        self._num_trial_rows, self._share_s = None, 0.0
+        costs = self._costs = self._book.of(num_rows)
+        ledger = costs.ledger
+        if ledger.pauses:
+            ledger.pass_by()
+            return False
         if costs.must_measure_plain:
-            self._share_s = 0.0
             return False
         self._share_s = costs.plain.value / num_rows
         draft_s = self._book.added_s(num_rows)
         self._draft_s = self._share_s if draft_s is None else draft_s
-        if draft_s is None or self._is_trial(num_rows):
+        if (draft_s is None and not ledger.is_empty) or self._is_trial(num_rows):
             self._num_trial_rows = _TRIAL_ROWS
-            return True
-        return self.num_drafts(1.0) > 0
+        elif ledger.is_empty or not self.num_drafts(1.0):
+            self._share_s = 0.0
+            ledger.pause(_PAUSE)
+            return False
+        ledger.save()
+        self.charge(num_rows * _ROW_S)
+        return True
 
     def _is_trial(self, num_rows: int) -> bool:
         """Whether this step drafts to learn what drafts cost by now."""
@@ -114,12 +124,27 @@ class Pace:
         if num_steps and rows == num_rows:
             self._trial = rows, num_steps - 1
             return True
-        costs = self._book.of(num_rows)
-        if self._debt_s > 0.0 or not costs.may_have_changed:
+        costs = self._costs
+        if not (costs.may_have_changed and costs.ledger.affords_trial) or self.num_drafts(1.0):
             return False
         costs.draft_age = 0
         self._trial = num_rows, _TRIAL_STEPS - 1
         return True
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the step that is planned is to be observed."""
+        return self._costs.ledger.is_watched
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether more has been lost than may be: no row need be looked at."""
+        return self._adaptive and self._costs.ledger.is_empty
+
+    def charge(self, seconds: float) -> None:
+        """Looking for drafts takes the planned step so long."""
+        if self._share_s:
+            self._costs.ledger.book(-seconds / self._costs.plain.value)
 
     def num_drafts(
         self, acceptance: float, factors: Sequence[float] = (), read_s: float = 0.0
@@ -150,6 +175,7 @@ class Pace:
 
     def claim(self, acceptance: float, factors: Sequence[float] = (), read_s: float = 0.0) -> int:
         """The same for a row that is about to draft them."""
+        self.charge(_CLAIM_S)
         count = self.num_drafts(acceptance, factors, read_s)
         if count and self._num_trial_rows is not None:
             self._num_trial_rows -= 1
@@ -195,10 +221,12 @@ class Pace:
         if not self._adaptive:
             return
         costs = self._book.of(num_rows)
-        if is_trial and costs.plain.is_known:
-            worth_s = costs.plain.value * max(num_tokens, num_rows) / num_rows
-            self._debt_s += max(0.0, seconds - worth_s)
-        self._debt_s = max(0.0, self._debt_s - _TRIAL_SHARE * seconds)
+        if num_drafts and costs.plain.is_known:
+            gain = costs.gain(num_rows, num_drafts, max(num_tokens, num_rows), seconds)
+            if is_trial:
+                costs.ledger.book_trial(gain)
+            elif not num_read:  # what is read serves drafts to come
+                costs.ledger.book(gain)
         if num_read:
             self._book.learn_read(num_rows, num_drafts, num_read, seconds)
         else:

@@ -21,6 +21,10 @@ class Drafter(Protocol):
         """
         ...
 
+    def look_s(self, num_unseen: int) -> float:
+        """About how many seconds of the host the next call takes, so many tokens after the last."""
+        ...
+
 
 class Proposer(Protocol):
     """A way to guess. No torch: what needs the device is proposed by the runner, in its step."""
@@ -44,6 +48,10 @@ class ModelProposer:
     def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """As many as may be."""
         return (DRAFT_TOKEN,) * most
+
+    def look_s(self, num_unseen: int) -> float:
+        """Nothing is looked up."""
+        return 0.0
 
     def finish(self, request: Request, token_ids: Sequence[int]) -> None:
         """Nothing is kept."""

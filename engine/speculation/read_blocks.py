@@ -1,9 +1,13 @@
-"""What a draft model has read: of each text, and of each KV block."""
+"""What a draft model has read: of each text, and of each KV block.
+
+A text is looked at when it is to be guessed for, and not before; what happens to blocks is noted at
+once, which costs nothing in a step that gives none out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +19,8 @@ class Place:
     """How far the draft model has read one text."""
 
     num_read: int
-    unread: list[int]  # tokens from there on that are known
+    unread: list[int] = field(default_factory=list)  # tokens from there on that are known
+    ahead: Sequence[int] = ()  # guesses that it has read behind all that was known
     num_noted: int = 0  # of what was read, entered into the books
 
     @property
@@ -23,13 +28,22 @@ class Place:
         """Tokens that are known."""
         return self.num_read + len(self.unread)
 
-    def go_to(self, start: int) -> None:
-        """The text goes on at ``start``: what was guessed behind it is void."""
-        if start < self.num_read or start > self.num_read + len(self.unread):
-            self.num_read, self.unread = start, []
-            self.num_noted = min(self.num_noted, start)
-        else:
-            del self.unread[start - self.num_read :]
+    def go_on(self, text: Sequence[int], lead: int) -> None:
+        """So much of the text is known by now, at least a token more than the last time: guesses
+        that were kept have been read, the others are void.
+
+        Args:
+            text: prompt first.
+            lead: tokens at its beginning that are not read.
+        """
+        at, last = self.num_read + lead, len(text) - 1
+        for guess in self.ahead:
+            if at >= last or text[at] != guess:
+                break
+            at += 1
+        self.ahead = ()
+        self.num_read = at - lead
+        self.unread = list(text[at:])
 
 
 class ReadBlocks:

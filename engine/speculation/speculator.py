@@ -57,8 +57,8 @@ class _Step:
 
     __slots__ = ("is_trial", "num_accepted", "num_read")
 
-    def __init__(self) -> None:
-        self.is_trial = False
+    def __init__(self, *, is_trial: bool) -> None:
+        self.is_trial = is_trial
         self.num_read = 0  # tokens of texts that are read up on
         self.num_accepted = 0
 
@@ -78,7 +78,8 @@ class Speculator:
         self._of_all = prior_acceptance()
         self._positions = Positions(config.num_draft_tokens)
         self._usual_output = _USUAL_OUTPUT
-        self._steps: deque[_Step] = deque(maxlen=_IN_FLIGHT)  # with rows; oldest first
+        # With rows; oldest first. None: of no interest.
+        self._steps: deque[_Step | None] = deque(maxlen=_IN_FLIGHT)
         self._num_rows = 0  # of the step that is planned
         self._num_drafts = 0
         self._num_draft_tokens = 0
@@ -90,14 +91,15 @@ class Speculator:
         return DraftStats(self._num_drafts, self._num_draft_tokens, tuple(self._accepted))
 
     def begin_step(self, num_rows: int) -> bool:
-        """So many rows of the step may have drafts; False where not even sure ones would pay."""
+        """So many rows of the step may have drafts; False where it should have none."""
         if not num_rows:
             return False
-        step = _Step()
-        self._steps.append(step)
-        self._num_rows = num_rows
         pays = self._pace.begin(num_rows)
-        step.is_trial = pays and self._pace.is_trial
+        if pays or self._pace.is_watched:
+            self._num_rows = num_rows
+            self._steps.append(_Step(is_trial=pays and self._pace.is_trial))
+        else:
+            self._steps.append(None)
         return pays
 
     def begin(self, request: Request) -> Draft:
@@ -122,6 +124,8 @@ class Speculator:
 
     def propose(self, draft: Draft, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """Drafts behind ``token_ids``: as many as pay for themselves, and at most ``most``."""
+        if self._pace.has_lost:
+            return ()
         length = len(token_ids)
         num_unseen = length - draft.num_seen
         is_cold = num_unseen > _COLD
@@ -138,8 +142,10 @@ class Speculator:
                 _rest(draft, length, draft.rest, self._num_rows)
                 draft.rest = min(_LONGEST_REST, 2 * draft.rest)
             return ()
-        if is_cold:
-            self._steps[-1].num_read += num_unseen
+        step = self._steps[-1]
+        if is_cold and step is not None:
+            step.num_read += num_unseen
+        self._pace.charge(draft.drafter.look_s(num_unseen))
         draft.num_seen, draft.rest = length, _REST
         drafts = draft.drafter.propose(token_ids, wanted)
         if not drafts:
@@ -153,8 +159,9 @@ class Speculator:
         draft.acceptance.learn(num_drafts, num_accepted)
         self._of_all.learn(num_drafts, num_accepted)
         self._positions.learn(num_drafts, num_accepted)
-        if self._steps:
-            self._steps[0].num_accepted += num_accepted
+        step = self._steps[0] if self._steps else None
+        if step is not None:
+            step.num_accepted += num_accepted
         self._num_drafts += 1
         self._num_draft_tokens += num_drafts
         for position in range(num_accepted):
@@ -171,7 +178,7 @@ class Speculator:
         if not plan.rows or not self._steps:
             return
         step = self._steps.popleft()
-        if plan.added:
+        if step is None or plan.added:
             return
         num_rows, num_drafts = len(plan.rows), sum(plan.rows.num_drafts.values())
         if not plan.rows.silent and plan.num_tokens == num_rows + num_drafts:

@@ -5,6 +5,9 @@ kept, up to a number of tokens, and indexed by their runs of tokens. The longest
 that is found wins: in the text's own past first, then in the newest output that has it.
 
 Texts are kept apart by cache salt and adapter, as cached prefixes are.
+
+To keep a text costs next to nothing: it is indexed, the newest first, and taken out of the index
+when it has been forgotten, a piece at each guess. Where nobody guesses, neither is done.
 """
 
 from __future__ import annotations
@@ -12,12 +15,23 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from engine.speculation.ngram import NgramIndex, continuation, last_runs
+from engine.speculation.ngram import NgramIndex, continuation, last_runs, look_s
 from engine.speculation.proposer import Drafter
 from engine.types import Request
 
 _MAX_TOKENS = 100_000  # of all outputs that are kept; each takes some hundred bytes in the index
-_Place = tuple[tuple[int, ...], int]  # an output, and where in it a run ends
+_MAX_TIDIED = 64  # tokens that are indexed at a guess, and as many that are taken out
+
+
+class _Output:
+    """A text that has ended."""
+
+    __slots__ = ("num_indexed", "order", "token_ids")
+
+    def __init__(self, token_ids: tuple[int, ...], order: int) -> None:
+        self.token_ids = token_ids
+        self.order = order  # of the ends of all
+        self.num_indexed = 0  # tokens of which all runs that end there are in the index
 
 
 class SuffixStore:
@@ -25,39 +39,84 @@ class SuffixStore:
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = tuple(lengths)
-        self._outputs: deque[tuple[int, ...]] = deque()
-        self._places: dict[tuple[int, ...], _Place] = {}
+        self._outputs: deque[_Output] = deque()
+        self._unindexed: deque[_Output] = deque()  # of these, the last of them the newest
+        self._stale: deque[_Output] = deque()  # forgotten, with runs in the index
+        self._places: dict[tuple[int, ...], tuple[_Output, int]] = {}  # run -> where it ends
+        self._num_added = 0
         self.num_tokens = 0
 
-    def add(self, output: tuple[int, ...]) -> None:
+    @property
+    def is_tidy(self) -> bool:
+        """Whether the index holds what is kept, and no more."""
+        return not self._unindexed and not self._stale
+
+    def add(self, token_ids: tuple[int, ...]) -> None:
         """Keep an output. What follows a run in it is preferred to what followed it before."""
+        self._num_added += 1
+        output = _Output(token_ids, self._num_added)
         self._outputs.append(output)
-        self.num_tokens += len(output)
-        places = self._places
-        for end in range(1, len(output)):  # behind the last token there is nothing to guess
-            for length in self._lengths:
-                if length <= end:
-                    places[output[end - length : end]] = output, end
+        self._unindexed.append(output)
+        self.num_tokens += len(token_ids)
 
     def forget_oldest(self) -> None:
-        """Let go of the oldest output and of the runs that lead to it."""
+        """Let go of the oldest output."""
         output = self._outputs.popleft()
-        self.num_tokens -= len(output)
-        places = self._places
-        for end in range(1, len(output)):
-            for length in self._lengths:
-                run = output[max(0, end - length) : end]
-                place = places.get(run)
-                if place is not None and place[0] is output:
-                    del places[run]
+        self.num_tokens -= len(output.token_ids)
+        if self._unindexed and self._unindexed[0] is output:
+            self._unindexed.popleft()
+        if output.num_indexed:
+            self._stale.append(output)
 
     def find(self, run: tuple[int, ...], most: int) -> tuple[int, ...]:
-        """What followed a run in the newest output that has it."""
+        """What followed a run in the newest output that has it, of those in the index."""
         place = self._places.get(run)
         if place is None:
             return ()
         output, end = place
-        return output[end : end + most]
+        return output.token_ids[end : end + most]
+
+    def tidy(self, num_tokens: int = _MAX_TIDIED) -> None:
+        """Take up to so many tokens that were forgotten out of the index, and as many new ones
+        in."""
+        left = num_tokens
+        while self._stale and left:
+            output = self._stale[0]
+            begin = max(0, output.num_indexed - left)
+            self._take_out(output, begin)
+            left -= output.num_indexed - begin
+            output.num_indexed = begin
+            if not begin:
+                self._stale.popleft()
+        left = num_tokens
+        while self._unindexed and left:
+            output = self._unindexed[-1]
+            # Behind the last token there is nothing to guess.
+            end = min(len(output.token_ids) - 1, output.num_indexed + left)
+            self._take_in(output, end)
+            left -= end - output.num_indexed
+            output.num_indexed = end
+            if end == len(output.token_ids) - 1:
+                self._unindexed.pop()
+
+    def _take_in(self, output: _Output, last: int) -> None:
+        places, token_ids = self._places, output.token_ids
+        for end in range(output.num_indexed + 1, last + 1):
+            for length in self._lengths:
+                if length <= end:
+                    run = token_ids[end - length : end]
+                    place = places.get(run)
+                    if place is None or place[0].order <= output.order:
+                        places[run] = output, end
+
+    def _take_out(self, output: _Output, first: int) -> None:
+        places, token_ids = self._places, output.token_ids
+        for end in range(first + 1, output.num_indexed + 1):
+            for length in self._lengths:
+                run = token_ids[max(0, end - length) : end]
+                place = places.get(run)
+                if place is not None and place[0] is output:
+                    del places[run]
 
 
 class SuffixProposer:
@@ -119,6 +178,8 @@ class _SuffixDrafter:
         """See ``Drafter``."""
         self._index.extend(token_ids, len(token_ids) - 1)
         store = self._proposer.store(self._kind)
+        if store is not None:
+            store.tidy()
         for run in last_runs(token_ids, self._lengths):
             end = self._index.find(run)
             if end is not None:
@@ -127,6 +188,12 @@ class _SuffixDrafter:
             if found:
                 return found
         return ()
+
+    def look_s(self, num_unseen: int) -> float:
+        """See ``Drafter``."""
+        store = self._proposer.store(self._kind)
+        num_behind = 0 if store is None or store.is_tidy else _MAX_TIDIED
+        return look_s(num_unseen + num_behind, self._lengths)
 
 
 def _kind(request: Request) -> tuple[str, str]:

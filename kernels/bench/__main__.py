@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ from kernels.bench.suite import MakeCase, full_suite
 def main() -> int:
     """Returns the exit status: 0; 1 when a kernel is wrong; 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
-    parser.add_argument("--output", type=Path, help="folder for kernels.jsonl")
-    parser.add_argument("--only", default="", help="cases whose name holds this word")
+    add = parser.add_argument
+    add("--output", type=Path, help="folder for kernels.jsonl")
+    add("--only", default="", help="cases whose name holds this word")
+    add("--json", action="store_true", help="a line of JSON for each case in place of the table")
+    add("--check", action="store_true", help="only whether each case is right; nothing is timed")
+    add("--share", default="0/1", metavar="I/N", help="every Nth case from the Ith on")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device: kernels.bench measures on a GPU", file=sys.stderr)
@@ -26,37 +31,47 @@ def main() -> int:
     from kernels.bench.measure import measure_ceilings
 
     device = torch.device("cuda")
-    suite = [make for make in full_suite() if options.only in make.args[0]]
-    return report(suite, device, torch.bfloat16, measure_ceilings(device), options.output)
+    share, num_shares = map(int, options.share.split("/"))
+    suite = [make for make in full_suite() if options.only in make.args[0]][share::num_shares]
+    ceilings = None if options.check else measure_ceilings(device)
+    tell = json.dumps if options.json else table_row
+    return report(suite, device, torch.bfloat16, ceilings, options.output, tell)
 
 
 def report(
     suite: list[MakeCase],
     device: torch.device,
     dtype: torch.dtype,
-    ceilings: Ceilings,
+    ceilings: Ceilings | None,
     output: Path | None,
+    tell: Callable[[dict[str, Any]], str] | None = None,
 ) -> int:
-    """Measure the cases one by one; returns ``main``'s status."""
+    """Take the cases one by one, and tell of each as it is done; returns ``main``'s status.
+
+    Args:
+        suite: the cases.
+        device, dtype: of their tensors.
+        ceilings: what times are held against; None: nothing is timed.
+        output: a folder for their results.
+        tell: a line from a result; a row of a table when left out.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    print(
-        f"{name}: {ceilings.bytes_per_s / 1e12:.2f} TB/s, "
-        f"{ceilings.flops_per_s / 1e12:.0f} TFLOP/s (bf16), both measured now"
-    )
-    print(f"{'case':42} {'us':>9} {'of floor':>9} {'error':>8}  peers (ours is x times as fast)")
+    if ceilings is not None:
+        print(
+            f"{name}: {ceilings.bytes_per_s / 1e12:.2f} TB/s, "
+            f"{ceilings.flops_per_s / 1e12:.0f} TFLOP/s (bf16), both measured now"
+        )
+        print(f"{'case':42} {'us':>9} {'of floor':>9} {'error':>8}  peers (ours: x times as fast)")
     results: list[dict[str, Any]] = []
     for make in suite:
-        results.append(_measure(make(device, dtype), ceilings))
-        print(_table_row(results[-1]), flush=True)
-        torch.cuda.empty_cache()
+        results.append(_outcome(make, device, dtype, ceilings))
+        print((tell or table_row)(results[-1]), flush=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     failed = [result["case"] for result in results if not result["is_right"]]
-    summary = {
-        "device": name,
-        "bytes_per_s": ceilings.bytes_per_s,
-        "flops_per_s": ceilings.flops_per_s,
-        "failed": failed,
-        "results": results,
-    }
+    summary: dict[str, Any] = {"device": name, "failed": failed, "results": results}
+    if ceilings is not None:
+        summary |= {"bytes_per_s": ceilings.bytes_per_s, "flops_per_s": ceilings.flops_per_s}
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(result) + "\n" for result in results)
@@ -65,10 +80,30 @@ def report(
     return 1 if failed else 0
 
 
+def _outcome(
+    make: MakeCase, device: torch.device, dtype: torch.dtype, ceilings: Ceilings | None
+) -> dict[str, Any]:
+    """The result of a case; one that cannot run is wrong, and the others still run."""
+    try:
+        case = make(device, dtype)
+        if ceilings is None:
+            return {"case": case.name, **_rightness(case)}
+        return _measure(case, ceilings)
+    # Whatever the compiler or the driver raises.
+    except Exception as error:
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return {"case": make.args[0], "is_right": False, "failed": told[:200]}
+
+
+def _rightness(case: Case) -> dict[str, Any]:
+    error = case.error()
+    return {"error": error, "is_right": error <= case.tolerance}
+
+
 def _measure(case: Case, ceilings: Ceilings) -> dict[str, Any]:
     from kernels.bench import measure
 
-    error = case.error()
+    rightness = _rightness(case)
     time_s = measure.median_s(case.run)
     peer_median_s = measure.median_eager_s if case.peers_wait else measure.median_s
     peers = {name: peer_median_s(run) for name, run in case.peers.items()}
@@ -78,20 +113,24 @@ def _measure(case: Case, ceilings: Ceilings) -> dict[str, Any]:
         "time_us": time_s * 1e6,
         "floor_us": floor_s * 1e6,
         "share_of_floor": None if case.is_latency_bound else floor_s / time_s,
-        "error": error,
-        "is_right": error <= case.tolerance,
+        **rightness,
         "peers_us": {name: peer_s * 1e6 for name, peer_s in peers.items()},
     }
 
 
-def _table_row(result: dict[str, Any]) -> str:
+def table_row(result: dict[str, Any]) -> str:
+    """A result as a person reads it."""
+    wrong, name = "" if result["is_right"] else "  WRONG", result["case"]
+    if "failed" in result:
+        return f"{name:42} {result['failed']}{wrong}"
+    if "time_us" not in result:
+        return f"{name:42} {'':9} {'':9} {result['error']:8.1e}{wrong}"
     share = result["share_of_floor"]
     told = "-" if share is None else f"{share:.0%}"
+    time_us, error = result["time_us"], result["error"]
     peers = ", ".join(
-        f"{name} {peer_us / result['time_us']:.2f}x" for name, peer_us in result["peers_us"].items()
+        f"{name} {peer_us / time_us:.2f}x" for name, peer_us in result["peers_us"].items()
     )
-    wrong = "" if result["is_right"] else "  WRONG"
-    name, time_us, error = result["case"], result["time_us"], result["error"]
     return f"{name:42} {time_us:9.1f} {told:>9} {error:8.1e}  {peers}{wrong}"
 
 

@@ -10,6 +10,7 @@ from triton import testing
 
 from kernels.bench.case import Ceilings
 
+_REPEATED_MS = 20  # of which the library measures ten in a row
 _COPY_BYTES = 2**31
 _MATMUL_SIZE = 8192
 
@@ -29,12 +30,12 @@ def measure_ceilings(device: torch.device) -> Ceilings:
 
 def median_s(run: Callable[[], object]) -> float:
     """Seconds of one run: replays of a CUDA graph, so that launches cost what they do in one."""
-    return _seconds(testing.do_bench_cudagraph(run, rep=100, return_mode="median"))
+    return _seconds(testing.do_bench_cudagraph(run, rep=_REPEATED_MS, return_mode="median"))
 
 
 def median_eager_s(run: Callable[[], object]) -> float:
     """The same without a graph, for what waits for the device in its midst."""
-    return _seconds(testing.do_bench(run, warmup=20, rep=100, return_mode="median"))
+    return _seconds(testing.do_bench(run, warmup=10, rep=5 * _REPEATED_MS, return_mode="median"))
 
 
 def _seconds(milliseconds: object) -> float:

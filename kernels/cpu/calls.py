@@ -74,6 +74,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_int8": (*_PRODUCT, POINTER, POINTER, POINTER, *_RESULT),
     "quire_int8_likeliest": (*_PRODUCT, POINTER, POINTER, POINTER, *_LIKELIEST),
     "quire_int8_rows": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
+    "quire_int4": (*_PRODUCT, *[POINTER] * 4, *_RESULT),
     "quire_grouped": (*_PRODUCT, *[POINTER] * 5, COUNT, COUNT, REAL, FLAG, *_RESULT),
     "quire_grouped_rows": (
         *(CODE, *[POINTER] * 5, COUNT, REAL, FLAG, POINTER),

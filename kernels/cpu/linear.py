@@ -238,40 +238,40 @@ class PanelInt8(PanelHead):
 
 
 class PanelInt4(PanelLinear):
-    """Weights rounded to sixteen levels in groups of 32 inputs; activations in bfloat16."""
+    """Weights rounded to sixteen levels, activations to eight bits, both in groups of 32 inputs."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__((weight.shape[0], weight.shape[1]), bias, INT4_GROUP, weight.dtype)
+        super().__init__((weight.shape[0], weight.shape[1]), bias, 64, weight.dtype)
         outputs, columns = weight.shape
         weight = weight.to(torch.bfloat16).contiguous()
         panels = round_up(outputs, PANEL) // PANEL
         # Zeros where the last panel has no outputs.
         self._scales = torch.zeros((panels, self._inputs // INT4_GROUP, PANEL), dtype=torch.float16)
         self._packed = arena.empty((panels, self._inputs // 8, PANEL), torch.int32)
+        # Of the codes of eight bits that products with many rows make of them.
+        self._whole_scales = torch.empty((panels, PANEL))
+        self._totals = torch.empty((panels, PANEL), dtype=torch.int32)
         self._library.quire_int4_pack(
             weight.data_ptr(),
             outputs,
             columns,
             self._inputs,
-            INT4_GROUP,
             self._packed.data_ptr(),
             self._scales.data_ptr(),
+            self._whole_scales.data_ptr(),
+            self._totals.data_ptr(),
         )
         self._levels = torch.tensor(INT4_LEVELS * 2, dtype=torch.bfloat16)
-        self._product = "quire_grouped"
-        packed, scales, levels, bias_at = pointers(
-            self._packed, self._scales, self._levels, self._bias
-        )
-        # No zeros, no order of the inputs; scales times 1, codes that are integers.
-        self._held = (
-            *(packed, scales, None, levels, None),
-            *(columns, INT4_GROUP, 1.0, False, bias_at),
+        self._product = "quire_int4"
+        self._held = pointers(
+            self._packed, self._scales, self._whole_scales, self._totals, self._bias
         )
 
     @property
     def num_bytes(self) -> int:
         """What it takes in memory."""
-        return num_bytes(self._packed, self._scales, self._bias)
+        parts = self._packed, self._scales, self._whole_scales, self._totals, self._bias
+        return num_bytes(*parts)
 
     def panels(self) -> Panels:
         """See ``PanelLinear``."""
@@ -314,7 +314,7 @@ def _library() -> tuple[ctypes.CDLL, bool]:
     signatures = {
         "quire_dense_pack": (*pack, POINTER),
         "quire_int8_pack": (*pack, POINTER, POINTER, POINTER),
-        "quire_int4_pack": (*pack, COUNT, POINTER, POINTER),
+        "quire_int4_pack": (*pack, *[POINTER] * 4),
         "quire_nibbles_pack": (*pack, POINTER),
         "quire_bytes_pack": (*pack, POINTER),
     }

@@ -18,13 +18,12 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import launch, persistent_programs, power_of_2
+from kernels.triton.launch import dot_width, launch, persistent_programs, power_of_2
 from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split_of, place_of
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh, weigh
 
 _TILE = 64
 _MERGE_TILE = 16
-_MIN_DOT_ROWS = 16  # the smallest matrix product of the tensor cores
 
 
 def decode_attention(
@@ -51,7 +50,7 @@ def decode_attention(
     num_rows, capacity = seq_lens.shape[0], splits.capacity
     partial = torch.empty((capacity, num_heads, head_dim), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
-    dim = power_of_2(head_dim)
+    dim = dot_width(head_dim)
     launch(
         _split_kernel,
         (min(capacity * num_kv_heads, persistent_programs(query.device)),),
@@ -78,7 +77,7 @@ def decode_attention(
         layer.scale / (layer.softcap or 1.0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        GROUP_ROWS=max(_MIN_DOT_ROWS, power_of_2(group)),
+        GROUP_ROWS=dot_width(group),
         HEAD_DIM=head_dim,
         DIM=dim,
         BLOCK_SIZE=block_size,

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.decode import merge_splits
-from kernels.triton.launch import launch, persistent_programs, power_of_2
+from kernels.triton.launch import dot_width, launch, persistent_programs, power_of_2
 from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, place_of
 from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets, weigh
 
@@ -25,7 +25,6 @@ MAX_RANK = 512
 _HEADS = 16  # of a single query in one program: the fewest rows of a product
 _PAIRS = 64  # of a chunk
 _TILE = 32
-_MIN_DOT = 16
 _PROGRAMS = 2  # of single queries, whose sums fit a multiprocessor together
 
 
@@ -75,8 +74,8 @@ def latent_decode(
         HEADS=_HEADS,
         RANK_DIM=rank,
         ROPE_DIM=width - rank,
-        RANK=max(_MIN_DOT, power_of_2(rank)),
-        ROPE=max(_MIN_DOT, power_of_2(width - rank)),
+        RANK=dot_width(rank),
+        ROPE=dot_width(width - rank),
         BLOCK_SIZE=block_size,
         SPLIT_SIZE=SPLIT_SIZE,
         TILE=_TILE,
@@ -119,8 +118,8 @@ def latent_prefill(
         PAIRS=_PAIRS,
         RANK_DIM=rank,
         ROPE_DIM=width - rank,
-        RANK=max(_MIN_DOT, power_of_2(rank)),
-        ROPE=max(_MIN_DOT, power_of_2(width - rank)),
+        RANK=dot_width(rank),
+        ROPE=dot_width(width - rank),
         BLOCK_SIZE=block_size,
         TILE=_TILE,
         num_warps=8,

@@ -14,6 +14,7 @@ INTERPRETED: bool = knobs.runtime.interpret
 # wait for its place would begin its share when the others have done theirs.
 _PROGRAMS_A_PROCESSOR = 3
 _INTERPRETED_PROGRAMS = 2
+_LEAST_DOT = 16
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -49,3 +50,11 @@ def persistent_programs(
 def power_of_2(number: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << max(number - 1, 0).bit_length()
+
+
+def dot_width(number: int) -> int:
+    """The same of what a matrix product has along one side, which is at least 16 for its units.
+
+    The interpreter multiplies less, a GPU's compiler refuses it.
+    """
+    return max(_LEAST_DOT, power_of_2(number))

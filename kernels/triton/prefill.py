@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import launch, power_of_2
+from kernels.triton.launch import dot_width, launch
 from kernels.triton.plan import TILE_ROWS, AttentionPlan
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh, weigh
 
@@ -48,7 +48,9 @@ def prefill_attention(
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
     tiles, (query_start, seq_lens, lines, tables) = plan.tiles, plan.geometry
-    dim, is_coded = power_of_2(head_dim), cache.key_scales is not None
+    dim, is_coded = dot_width(head_dim), cache.key_scales is not None
+    # Float32 takes twice the bytes, of which nobody expects speed: it has to fit.
+    is_wide = query.dtype.itemsize > 2
     launch(
         _prefill_kernel,
         (tiles.capacity * num_kv_heads,),
@@ -78,11 +80,11 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         ROWS=TILE_ROWS,
         # Without fused roundings, or widened, the widest heads' tile would not fit the registers.
-        TILE=_TILE // 2 if dim > 128 and (invariant or is_coded) else _TILE,
+        TILE=_TILE // 2 if is_wide or (dim > 128 and (invariant or is_coded)) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=8,
-        num_stages=5 if dim <= 128 else 2,
+        num_stages=5 if dim <= 128 and not is_wide else 2,
         enable_fp_fusion=not invariant,
     )
 

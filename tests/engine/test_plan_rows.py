@@ -20,8 +20,9 @@ def _rows(draw: st.DrawFn) -> ScheduledRow:
     num_drafts = draw(st.integers(0, len(token_ids) - 1))
     samples = bool(num_drafts) or draw(st.booleans())
     new_block_ids = draw(_NUMBERS)
+    text = draw(_NUMBERS) if num_drafts else ()
     return ScheduledRow(
-        draw(_IDS), draw(st.integers(0, 9)), token_ids, new_block_ids, samples, num_drafts
+        draw(_IDS), draw(st.integers(0, 9)), token_ids, new_block_ids, samples, num_drafts, text
     )
 
 
@@ -59,11 +60,12 @@ def _change(columns: PlanRows, rows: list[ScheduledRow], draw: Any) -> None:
         assert columns.remove(place) == row
         del rows[place]
     elif row.samples and not row.num_drafts:
-        drafts, blocks = draw(_NUMBERS.filter(bool)), draw(_NUMBERS)
-        columns.extend_row(place, drafts, blocks)
+        drafts, blocks, text = draw(_NUMBERS.filter(bool)), draw(_NUMBERS), draw(_NUMBERS)
+        columns.extend_row(place, drafts, blocks, text)
         rows[place] = msgspec.structs.replace(
             row,
             token_ids=row.token_ids + drafts,
             new_block_ids=row.new_block_ids + blocks,
             num_drafts=len(drafts),
+            text=text,
         )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine.paths import default_model_dir
-from tools.bench import answers, first_answer, steps, throughput, transformers_peer
-from tools.bench.__main__ import format_table, main
+from tools.bench import answers, breakdown, first_answer, steps, throughput, transformers_peer
+from tools.bench.__main__ import format_table, main, missed
 from tools.bench.gates import compare_with_peer, verdict
-from tools.bench.parts import Part, gpu_parts, run_part
+from tools.bench.parts import Part, Record, gpu_parts, run_parts
 from tools.bench.shapes import CONFIGS, matrix_parameters
 from tools.bench.workload import full_jobs, make_jobs, sample_jobs
 
@@ -21,6 +24,20 @@ TINY = ("--model", "tiny", "--device", "cpu")
 
 def rows(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def run(folder: Path, *codes: str, limit_s: float = 30.0, left_s: float = 60.0) -> list[dict]:
+    """Results of parts that run these programs, side by side."""
+    parts = [Part(f"part {i}", ("-uc", code), limit_s) for i, code in enumerate(codes)]
+    record = Record(folder)
+    try:
+        return run_parts(parts, record, left_s)
+    finally:
+        record.close()
+
+
+def result(part: str, told: list[dict], status: int | str = 0) -> dict:
+    return {"part": part, "status": status, "time_s": 1.0, "rows": told, "last_lines": ["so"]}
 
 
 def test_the_benchmark_is_the_published_one():
@@ -74,10 +91,7 @@ def test_quire_and_transformers_do_the_same_work(capsys):
     (theirs,) = rows(capsys.readouterr().out)
     assert theirs["case"] == ours[-1]["case"]
     assert theirs["output_tokens"] == ours[-1]["output_tokens"]
-    results = [
-        {"part": "throughput", "status": 0, "time_s": 1.0, "rows": ours, "last_line": ""},
-        {"part": "transformers", "status": 0, "time_s": 1.0, "rows": [theirs], "last_line": ""},
-    ]
+    results = [result("throughput", ours), result("transformers", [theirs])]
     compare_with_peer(results)
     assert theirs["quire_ratio"] == ours[-1]["tokens_per_s"] / theirs["tokens_per_s"]
     assert f"(1/{theirs['quire_ratio']:.1f})" in format_table(results)
@@ -91,21 +105,33 @@ def test_the_first_answer_is_timed_twice(capfd):
     assert all(row["time_s"] > 0 for row in told)
 
 
+def test_where_the_time_of_a_step_goes_is_told(capsys):
+    assert breakdown.main(TINY) == 0
+    step, *kernels = rows(capsys.readouterr().out)
+    assert step["case"] == "tiny 2 x 24"
+    assert 0 < step["busy_us"] <= step["time_us"]
+    assert len(kernels) > 1
+    assert sum(kernel["time_us"] for kernel in kernels) <= step["busy_us"] * 1.001
+
+
 def test_the_check_runs_on_a_cpu(tmp_path, capsys):
     arguments = ["--device", "cpu", "--tiny", "--only", "throughput", "--output", str(tmp_path)]
     assert main(arguments) == 0
-    *_, table, last = capsys.readouterr().out.splitlines()
+    *_, table, _, verdicts, last = capsys.readouterr().out.splitlines()
     assert "tiny 2 sequences" in table
-    told = json.loads(last)
-    assert told["failed"] == []
-    saved = (tmp_path / "throughput.jsonl").read_text()
-    assert rows(saved) == told["results"][0]["rows"]
+    assert verdicts == "nothing missed"
+    assert json.loads(last)["failed"] == []
+    saved = rows((tmp_path / "results.jsonl").read_text())
+    assert [row["case"] for row in saved] == ["tiny 6 sequences", "tiny 2 sequences"]
+    assert {row["part"] for row in saved} == {"throughput"}
 
 
 @pytest.mark.slow
 def test_the_whole_check_runs_on_a_cpu(tmp_path):
     assert main(["--device", "cpu", "--tiny", "--output", str(tmp_path)]) == 0
-    assert len(list(tmp_path.glob("*.jsonl"))) == 4
+    saved = rows((tmp_path / "results.jsonl").read_text())
+    assert len({row["part"] for row in saved}) == 6
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -116,18 +142,82 @@ def test_without_a_gpu_the_check_says_so(capsys):
 
 def test_a_slow_part_cannot_eat_the_rest(tmp_path):
     code = 'import time; print(\'{"case": "one"}\', flush=True); print(\'{"ca\'); time.sleep(60)'
-    result = run_part(Part("slow part", ("-uc", code), 2.0), tmp_path)
-    assert result["status"] == "out of time"
-    assert result["rows"] == [{"case": "one"}]
-    assert result["time_s"] < 30
-    assert "out of time" in format_table([result])
-    assert sum(part.limit_s for part in gpu_parts(tmp_path, (), ())) <= 9 * 60
+    (told,) = run(tmp_path, code, limit_s=2.0)
+    assert told["status"] == "out of time"
+    assert told["rows"] == [{"case": "one"}]
+    assert told["time_s"] < 30
+    assert "out of time" in format_table([told])
+    assert rows((tmp_path / "results.jsonl").read_text()) == [{"part": "part 0", "case": "one"}]
 
 
-def test_a_part_that_fails_tells_its_last_line(tmp_path):
-    result = run_part(Part("broken", ("-c", "raise SystemExit('no such thing')"), 30.0), tmp_path)
-    assert result["status"] == 1
-    assert "no such thing" in format_table([result])
+def test_what_a_part_has_started_ends_with_it(tmp_path):
+    """Or it would take the GPU's memory from the next."""
+    child = "import time; time.sleep(60)"
+    code = f"import subprocess as s, sys; p = s.Popen([sys.executable, '-c', {child!r}]); "
+    (told,) = run(tmp_path, code + "print('child', p.pid); p.wait()", limit_s=2.0)
+    (words,) = told["last_lines"]
+    pid = int(words.split()[1])
+    for _ in range(100):
+        if not is_alive(pid):
+            return
+        time.sleep(0.1)
+    raise AssertionError("it runs on")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_parts_of_a_group_run_side_by_side_and_fail_alone(tmp_path):
+    """The second waits for a file that the first writes; the third ends at once."""
+    there = tmp_path / "there"
+    wait = "import os, time\nwhile not os.path.exists({0!r}): time.sleep(0.01)\nprint({1!r})"
+    codes = (
+        f"open({str(there)!r}, 'w').close()",
+        wait.format(str(there), '{"case": "met"}'),
+        "raise SystemExit('no such thing')",
+    )
+    told = run(tmp_path, *codes)
+    assert [each["status"] for each in told] == [0, 0, 1]
+    assert told[1]["rows"] == [{"case": "met"}]
+    assert "no such thing" in format_table(told)
+    assert "[part 2] no such thing" in (tmp_path / "log.txt").read_text()
+
+
+def test_where_no_time_is_left_a_part_is_not_begun(tmp_path):
+    (told,) = run(tmp_path, "open('never', 'w')", left_s=1.0)
+    assert "no time was left" in told["status"]
+
+
+def test_all_parts_together_have_a_limit(tmp_path, capsys):
+    arguments = ["--device", "cpu", "--tiny", "--output", str(tmp_path), "--limit-s", "1"]
+    assert main(arguments) == 1
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(told["failed"]) == 6
+
+
+def test_the_tests_of_a_gpu_are_the_files_that_hold_some(tmp_path):
+    """Files of others would need what serves HTTP; their plugins' options are not asked for."""
+    ((tests, *_), *_) = gpu_parts((), ())
+    files = [word for word in tests.command if word.endswith(".py")]
+    assert any(file.endswith("test_triton_gpu.py") for file in files)
+    assert not any("tests/server" in file for file in files)
+    command = [*tests.command, "--collect-only", "-p", "no:asyncio"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_missed_is_told_last_and_briefly():
+    slow = [{"case": f"decode {i} x 1024", "share_of_floor": 0.1} for i in range(100)]
+    wrong = [{"case": "norm", "is_right": False, "failed": "out of resource"}]
+    lines = missed([result("steps 8b", slow), result("kernels", wrong, status=1)])
+    assert "MISS" in lines[0]
+    assert lines[-1] == "  and 62 more"
+    assert missed([result("kernels", wrong)]) == ["  kernels, norm: WRONG: out of resource"]
+    assert missed([result("kernels", [{"case": "norm", "is_right": True, "error": 0.0}])]) == []
 
 
 @pytest.mark.parametrize(
@@ -145,6 +235,5 @@ def test_verdicts(part, row, told):
 
 
 def test_children_run_under_this_interpreter(tmp_path):
-    command = ("-c", "import json, sys; print(json.dumps({'case': sys.executable}))")
-    result = run_part(Part("who", command, 30.0), tmp_path)
-    assert result["rows"] == [{"case": sys.executable}]
+    (told,) = run(tmp_path, "import json, sys; print(json.dumps({'case': sys.executable}))")
+    assert told["rows"] == [{"case": sys.executable}]

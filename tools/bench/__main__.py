@@ -3,25 +3,34 @@
     python -m tools.bench --output build/gpu-check
     python -m tools.bench --device cpu --tiny --output DIR     the same benches on tiny shapes
 
-Each part is a process with a time limit of its own. A table comes last, then one line of JSON; each
-part leaves its rows and all that it printed in the output folder.
+Each part is a process with a time limit of its own, and all of them together have one. What a part
+measured is told when it ends, and lies in ``results.jsonl`` and ``log.txt`` of the output folder as
+it comes. What missed comes last, then one line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tools.bench.gates import compare_with_peer, verdict
-from tools.bench.parts import gpu_parts, run_part, tiny_parts
+from tools.bench.parts import Record, gpu_parts, run_parts, tiny_parts
+
+_LIMIT_S = 540.0
+_MOST_LINES = 40  # told of what missed
+_CLOSING_S = 3.0  # for the last words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0; 1 when a part failed or ran out of time, or a kernel is wrong."""
+    began_s = time.monotonic()
     options = _parser().parse_args(argv)
     if options.device == "cuda" and not _has_cuda():
         print(
@@ -32,43 +41,75 @@ def main(argv: Sequence[str] | None = None) -> int:
     shared = ["--device", options.device, "--attention-backend", options.attention_backend]
     if options.block_size:
         shared += ["--block-size", str(options.block_size)]
-    parts = (
-        tiny_parts(shared) if options.tiny else gpu_parts(options.output, shared, options.pytest)
-    )
-    chosen = [part for part in parts if options.only in part.name]
-    options.output.mkdir(parents=True, exist_ok=True)
-    results = []
-    for part in chosen:
-        print(f"{part.name} ({part.limit_s:g} s at most) ...", flush=True)
-        results.append(run_part(part, options.output))
-    compare_with_peer(results)
-    (options.output / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    print(format_table(results))
+    groups = tiny_parts(shared) if options.tiny else gpu_parts(shared, options.pytest)
+    record = Record(options.output)
+    results: list[dict[str, Any]] = []
+    with _ended_by_sigterm():
+        for group in groups:
+            chosen = [part for part in group if options.only in part.name]
+            left_s = options.limit_s - _CLOSING_S - (time.monotonic() - began_s)
+            told = run_parts(chosen, record, left_s) if chosen else []
+            results += told
+            compare_with_peer(results)
+            for result in told:
+                print(format_table([result]), flush=True)
+    record.close()
+    lines = missed(results)
+    print("\n".join(["", "missed:", *lines] if lines else ["", "nothing missed"]))
     failed = [result["part"] for result in results if result["status"] != 0]
-    print(json.dumps({"failed": failed, "results": results}))
+    print(json.dumps({"failed": failed, "missed": len(lines), "output": str(options.output)}))
     return 1 if failed else 0
 
 
 def format_table(results: Sequence[dict[str, Any]]) -> str:
-    """A line for each case, and one for each part that did not end well."""
-    lines = [f"{'part':14} {'case':44} {'measured':>22} {'of floor':>9}  gate"]
+    """How each part ended, and a line for each of its cases; of one that failed, its last words."""
+    lines: list[str] = []
     for result in results:
-        part = result["part"]
-        for row in result["rows"]:
-            share = row.get("share_of_floor")
+        rows = result["rows"]
+        quiet = [row for row in rows if row.get("is_right") and "time_us" not in row]
+        right = f", {len(quiet)} right" if quiet else ""
+        lines.append(f"{result['part']}: {_ended(result)}{right}")
+        for row in rows:
+            if row in quiet:
+                continue
+            share = row.get("share_of_floor", row.get("share_of_step", row.get("busy_share")))
             told = "" if share is None else f"{share:.0%}"
-            lines.append(
-                f"{part:14} {row['case']:44} {_measured(row):>22} {told:>9}  {verdict(part, row)}"
-            )
-        if result["status"] != 0 or not result["rows"]:
-            ended = f"ended with {result['status']} after {result['time_s']:.0f} s"
-            lines.append(f"{part:14} {ended}: {result['last_line']}")
+            gate = verdict(result["part"], row)
+            line = f"  {row['case'][:44]:44} {_measured(row):>20} {told:>5}  {gate}"
+            lines.append(line.rstrip())
+        if result["status"] != 0 or not rows:
+            lines += [f"  | {line}" for line in result["last_lines"]]
     return "\n".join(lines)
+
+
+def missed(results: Sequence[dict[str, Any]]) -> list[str]:
+    """What is wrong or short of its gate, and which parts did not end well; no more lines than a
+    person reads at once."""
+    lines = list(_missed(results))
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"  and {more} more"]
+
+
+def _missed(results: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for result in results:
+        if result["status"] != 0:
+            yield f"  {result['part']}: {_ended(result)}"
+        for row in result["rows"]:
+            gate = verdict(result["part"], row)
+            if gate not in ("", "pass"):
+                yield f"  {result['part']}, {row['case']}: {gate}"
+
+
+def _ended(result: dict[str, Any]) -> str:
+    how = "done" if result["status"] == 0 else f"ended with {result['status']}"
+    return f"{how} after {result['time_s']:.0f} s"
 
 
 def _measured(row: dict[str, Any]) -> str:
     if "skipped" in row:
         return "skipped"
+    if "failed" in row:
+        return "failed"
     if "quire_ratio" in row:
         return f"{row['tokens_per_s']:,.0f} t/s (1/{row['quire_ratio']:.1f})"
     if "tokens_per_s" in row and "time_s" in row:
@@ -76,7 +117,17 @@ def _measured(row: dict[str, Any]) -> str:
     for field, unit in (("time_us", "us"), ("time_ms", "ms"), ("time_s", "s")):
         if field in row:
             return f"{row[field]:,.2f} {unit}"
-    return ""
+    return f"error {row['error']:.0e}" if "error" in row else ""
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Whoever is told to stop ends its parts first."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _has_cuda() -> bool:
@@ -96,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", default="cuda", choices=("cuda", "cpu"))
     add("--tiny", action="store_true", help="tiny shapes, and only what needs no GPU")
     add("--only", default="", help="parts whose name holds this word")
+    add("--limit-s", type=float, default=_LIMIT_S, help="seconds for all parts together")
     add("--attention-backend", default="auto")
     add("--block-size", type=int, help="tokens in a KV block")
     add("--pytest", default=[], nargs="*", help="more arguments of the tests")

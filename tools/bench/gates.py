@@ -47,7 +47,7 @@ def compare_with_peer(results: Sequence[dict[str, Any]]) -> None:
 def verdict(part: str, row: Mapping[str, Any]) -> str:
     """``pass``, or ``MISS`` and by what; empty for a row without a gate."""
     if row.get("is_right") is False:
-        return "WRONG"
+        return f"WRONG: {row['failed']}" if "failed" in row else "WRONG"
     for gate in GATES:
         value = row.get(gate.field)
         if gate.part == part and value is not None and re.search(gate.case, row["case"]):

@@ -42,9 +42,10 @@ def load_core(
     *,
     max_num_seqs: int = 256,
     max_model_len: int | None = None,
+    cache_bytes: int | None = None,
 ) -> EngineCore:
     """An engine as the options of :func:`parser` ask for, without a prefix cache: no prompt of a
-    measurement may be found in it.
+    measurement may be found in it. ``cache_bytes``: of the KV cache; None: what the device has.
 
     Raises:
         ModelLoadError: the device has not enough memory, or a backend refuses the shape.
@@ -64,7 +65,7 @@ def load_core(
             cache=CacheConfig(
                 block_size=options.block_size,
                 enable_prefix_caching=False,
-                memory_bytes=_TINY_CACHE_BYTES if is_tiny else None,
+                memory_bytes=_TINY_CACHE_BYTES if is_tiny else cache_bytes,
             ),
         )
         return EngineCore.load(config)

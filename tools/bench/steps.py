@@ -59,6 +59,26 @@ def _prefill(
     yield _row(f"{options.model} prefill {length}", time_s, floor_s)
 
 
+def begin_decoding(session: Session, rows: int, context: int, num_steps: int) -> bool:
+    """Bring ``rows`` sequences of about ``context`` tokens to where each step gives all of them a
+    token, for ``num_steps`` more; False where the KV cache has no room for them.
+    """
+    # Early sequences decode while the prompts of later ones are computed, two to a step at worst.
+    block_size = session.core.info.memory.block_size
+    limit = _WARM_UP_STEPS + num_steps + 16 + 2 * rows * context // MAX_STEP_TOKENS
+    if rows * (context + limit + block_size) > session.capacity_tokens:
+        return False
+    session.prepare()
+    rng = random.Random(f"{rows} {context}")
+    for _ in range(rows):
+        session.ask(_ids(context - num_steps // 2, rng), limit)
+    while session.step() < rows:
+        pass  # until one gives every sequence a token
+    for _ in range(_WARM_UP_STEPS):
+        session.step()
+    return True
+
+
 def _decode(
     session: Session,
     options: argparse.Namespace,
@@ -68,19 +88,8 @@ def _decode(
 ) -> dict[str, Any]:
     """Steps in which ``rows`` sequences of about ``context`` tokens gain one token each."""
     name = f"{options.model} decode {rows} x {context}"
-    # Early sequences decode while the prompts of later ones are computed, two to a step at worst.
-    block_size = session.core.info.memory.block_size
-    limit = _WARM_UP_STEPS + _STEPS + 16 + 2 * rows * context // MAX_STEP_TOKENS
-    if rows * (context + limit + block_size) > session.capacity_tokens:
+    if not begin_decoding(session, rows, context, _STEPS):
         return {"case": name, "skipped": "the KV cache is too small"}
-    session.prepare()
-    rng = random.Random(f"{rows} {context}")
-    for _ in range(rows):
-        session.ask(_ids(context - _STEPS // 2, rng), limit)
-    while session.step() < rows:
-        pass  # until one gives every sequence a token
-    for _ in range(_WARM_UP_STEPS):
-        session.step()
     with timed(options.device) as seconds:
         made = sum(session.step() for _ in range(_STEPS))
     session.abort()

@@ -61,11 +61,12 @@ struct Span {
   // rows.
   template <class Body>
   void for_runs(const Batch& batch, Body body) const {
-    const int32_t* table = batch.tables + batch.slots[row] * batch.table_width;
     const int64_t size = batch.block_size;
-    for (int64_t at = begin; at < end;) {
-      const int64_t offset = at % size, count = std::min(size - offset, end - at);
-      body((table[at / size] * batch.kv_heads + kv_head) * size + offset, count);
+    const int32_t* block = batch.tables + batch.slots[row] * batch.table_width + begin / size;
+    // The first run may begin within its block.
+    for (int64_t at = begin, offset = begin % size; at < end; ++block, offset = 0) {
+      const int64_t count = std::min(size - offset, end - at);
+      body((*block * batch.kv_heads + kv_head) * size + offset, count);
       at += count;
     }
   }

@@ -113,16 +113,16 @@ def test_kernels_that_wait_for_nobody_have_all_cores():
     torch.set_num_threads(before)
 
 
-def test_steps_of_many_sequences_leave_a_core():
+def test_steps_of_some_tens_of_sequences_leave_a_core():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     threads = StepThreads(2, 1)
     used = []
-    for num_rows in (1, 4, 5, 64, 2):
+    for num_rows in (1, 4, 5, 16, 64, 2):
         threads.use(num_rows)
         used.append(torch.get_num_threads())
     torch.set_num_threads(before)
-    assert used == [2, 2, 1, 1, 2]
+    assert used == [2, 2, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn])

@@ -381,6 +381,9 @@ class _Guesser:
         right = self.text[start : start + self.rng.randint(0, most)]
         return tuple(t if self.rng.random() < 0.8 else self.rng.randrange(VOCAB) for t in right)
 
+    def look_s(self, num_unseen: int) -> float:
+        return 0.0
+
 
 @dataclass
 class _Whim:

@@ -15,6 +15,7 @@ from engine.config import SpeculationConfig
 from engine.core import EngineCore
 from engine.requests import fan_out
 from engine.runner import load
+from engine.runner import programs as recorded_steps
 from engine.runner.graphs import DecodeGraphs
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
@@ -157,6 +158,7 @@ def test_recorded_steps_leave_a_head_the_same_states(kind, tmp_path, monkeypatch
     twin = tiny_draft_heads.build(kind, tiny_models.build("llama", **shape))
     head = str(twin.save(tmp_path / "head"))
     texts, tables, drafts = [], [], []
+    monkeypatch.setattr(recorded_steps, "_WORTH", 1)
     for enforce_eager in (False, True):
         claims = itertools.cycle((0, 2, 0, 0, 2))
         monkeypatch.setattr(Pace, "claim", lambda *_, claims=claims: next(claims))

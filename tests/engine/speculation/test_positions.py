@@ -49,7 +49,7 @@ def test_drafts_that_are_seldom_kept_behind_one_that_is_are_not_made():
     for _ in range(20):
         pace.begin(1)
         count = pace.claim(0.9)
-        pace.observe(1, count, 10e-3 + 2e-3 * count)
+        pace.observe(1, count, 10e-3 + 2e-3 * count, num_tokens=1 + count)
     pace.begin(1)
     assert pace.num_drafts(mean, positions.factors) == 1
     assert pace.num_drafts(0.9) > 2

@@ -85,6 +85,8 @@ def test_the_oldest_outputs_are_forgotten():
         stores = [proposer.store((salt, "")) for salt in ("a", "b")]
         kept = [store for store in stores if store is not None]
         assert sum(store.num_tokens for store in kept) <= 30
+        for store in kept:
+            store.tidy()
         assert sum(len(store._places) for store in kept) <= 30 * len(LENGTHS)
         if len(text) <= 31:
             assert proposer.begin(request([5], salt)).propose(text[1:-1], 1) == (text[-1],)
@@ -95,10 +97,35 @@ def test_an_emptied_store_leads_nowhere():
     store = SuffixStore(LENGTHS)
     store.add((1, 2, 3, 1, 2, 3))
     store.add((1, 2, 3))
+    store.tidy()
     store.forget_oldest()
+    store.tidy()
     assert store.find((1, 2), 4) == (3,)
     store.forget_oldest()
+    store.tidy()
     assert (store.num_tokens, store._places) == (0, {})
+
+
+def test_outputs_are_indexed_when_somebody_guesses_the_newest_first():
+    """As many as there were while nobody did: at the end of a text nothing is done."""
+    proposer, rng = SuffixProposer(LENGTHS), random.Random(2)
+    texts = [[1, *(rng.randrange(2, 40) for _ in range(60))] for _ in range(50)]
+    for text in texts:
+        proposer.finish(request(), text)
+    store = proposer.store(("", ""))
+    assert store is not None
+    assert not store._places
+    drafter = proposer.begin(request([5]))
+    assert drafter.propose(texts[-1][10:14], 3) == tuple(texts[-1][14:17])
+    assert drafter.look_s(0) > proposer.begin(request([5], "other")).look_s(0)
+    while not store.is_tidy:
+        drafter.propose([5, 6], 3)
+    # What a run led to last, as if each text had been indexed when it ended.
+    led: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for text in texts:
+        for end in range(4, len(text)):
+            led[tuple(text[end - 3 : end])] = tuple(text[end : end + 3])
+    assert all(store.find(run, 3) == after for run, after in led.items())
 
 
 def test_the_draft_model_is_the_runners():

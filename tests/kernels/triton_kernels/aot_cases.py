@@ -42,11 +42,17 @@ def attention_plan(bounds: WorkBounds, window: int | None, group: int) -> Attent
     return plan_attention(bounds, geometry, (window,), group)
 
 
-def cache_of(kv_heads: int, block: int, dim: int, codes: torch.dtype | None = None) -> LayerCache:
+def cache_of(
+    kv_heads: int,
+    block: int,
+    dim: int,
+    codes: torch.dtype | None = None,
+    dtype: torch.dtype = BF16,
+) -> LayerCache:
     """In bf16, or in codes with their scales."""
     shape, blocks = (20000, kv_heads, block, dim), (20000, kv_heads, block)
     if codes is None:
-        return LayerCache(empty(*shape), empty(*shape))
+        return LayerCache(empty(*shape, dtype=dtype), empty(*shape, dtype=dtype))
     scales = [empty(*blocks, dtype=torch.float32) for _ in range(2)]
     return LayerCache(empty(*shape, dtype=codes), empty(*shape, dtype=codes), *scales)
 
@@ -77,10 +83,11 @@ def prefill(
     *,
     invariant: bool = False,
     codes: torch.dtype | None = None,
+    dtype: torch.dtype = BF16,
 ) -> None:
     plan = attention_plan(WorkBounds(8, 0, 64, tiles_only=invariant), window, heads // kv_heads)
-    cache = cache_of(kv_heads, block, dim, codes)
-    query, output = empty(8192, heads, dim), empty(8192, heads, dim)
+    cache = cache_of(kv_heads, block, dim, codes, dtype)
+    query, output = (empty(8192, heads, dim, dtype=dtype) for _ in range(2))
     layer = LayerAttention(0.1, window, cap)
     prefill_attention(plan, layer, query, cache, output, invariant=invariant)
 
@@ -226,6 +233,7 @@ _SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None]] = {
     "qwen2-0.5b": (14, 2, 64, 64, None, None),
     "mistral-7b-window": (32, 8, 128, 64, 4096, None),
     "gemma2-9b": (16, 8, 256, 64, 4096, 50.0),
+    "tiny-heads": (6, 2, 8, 4, None, None),  # smaller than a matrix product can be
 }
 
 _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -261,6 +269,10 @@ CASES: dict[str, Callable[[], object]] = {
         for tokens in (64, 8192)
     },
     **{f"prefill-{name}": partial(prefill, *shape) for name, shape in _SHAPES.items()},
+    **{
+        f"prefill-{name}-float32": partial(prefill, *_SHAPES[name], dtype=torch.float32)
+        for name in ("llama-8b", "gemma2-9b")
+    },
     **{
         f"{kind}-{name}-{codes}": partial(run, *_SHAPES[name], codes=dtype)
         for name in ("llama-8b", "qwen2-0.5b", "gemma2-9b")

@@ -41,10 +41,14 @@ def compile_cases(folder: Path, *names: str) -> list[dict[str, Any]]:
 # Heads of 256 read from codes want more registers than there are: a few bytes are spilled, and two
 # programs share a multiprocessor in place of three. That is slower, not wrong.
 _WIDE_CODES = ("gemma2-9b-int8", "gemma2-9b-fp8")
+_MOST_SHARED_BYTES = 227 * 1024  # of a program
 
 
 def check(reports: list[dict[str, Any]]) -> None:
     for report in reports:
+        assert report["shared_bytes"] <= _MOST_SHARED_BYTES, report
+        if report["case"].endswith("float32"):
+            continue  # it has to run, no more: its products are made by other units, from the stack
         if report["case"].endswith(_WIDE_CODES):
             assert report["stack_bytes"] <= 64, report
             continue
@@ -80,6 +84,14 @@ def test_attention_compiles_for_hopper(tmp_path: Path) -> None:
 def test_products_of_few_rows_and_of_many_are_one_instruction(tmp_path: Path) -> None:
     reports = compile_cases(tmp_path, "matmul-decode-llama-8b", "matmul-prefill-llama-8b")
     assert [report["num_warps"] for report in reports] == [4, 8]
+    check(reports)
+
+
+def test_heads_smaller_than_a_product_compile(tmp_path: Path) -> None:
+    """The interpreter runs what a GPU refuses."""
+    names = ("decode-tiny-heads", "prefill-tiny-heads")
+    reports = compile_cases(tmp_path, *names)
+    assert {report["case"] for report in reports} == set(names)
     check(reports)
 
 

@@ -30,8 +30,9 @@ template <int GROUP>
 void score(const bfloat16 (*queries)[MAX_HEAD_DIM], const TileRows<bfloat16>& rows, int64_t dim,
            float scale, float (*scores)[TILE]) {
   for (int64_t base = 0; base < rows.count; base += LANES) {
-    __m512 sums[GROUP];
-    for (__m512& sum : sums) sum = _mm512_setzero_ps();
+    // Two sums a head: none waits for itself as long.
+    __m512 sums[GROUP][2];
+    for (auto& sum : sums) sum[0] = sum[1] = _mm512_setzero_ps();
     for (int64_t d = 0; d < dim; d += STEP) {
       Floats words[LANES];  // of 16 keys; then of 16 places in a key
       for (int64_t i = 0; i < LANES; ++i)
@@ -41,9 +42,11 @@ void score(const bfloat16 (*queries)[MAX_HEAD_DIM], const TileRows<bfloat16>& ro
       for (int64_t j = 0; j < LANES; ++j)
 #pragma GCC unroll 8
         for (int g = 0; g < GROUP; ++g)
-          sums[g] = _mm512_dpbf16_ps(sums[g], (__m512bh)words[j], pair_of(queries[g] + d + 2 * j));
+          sums[g][j % 2] = _mm512_dpbf16_ps(sums[g][j % 2], (__m512bh)words[j],
+                                            pair_of(queries[g] + d + 2 * j));
     }
-    for (int g = 0; g < GROUP; ++g) store(scores[g] + base, (Floats)sums[g] * scale);
+    for (int g = 0; g < GROUP; ++g)
+      store(scores[g] + base, (Floats)(sums[g][0] + sums[g][1]) * scale);
   }
 }
 

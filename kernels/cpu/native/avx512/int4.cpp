@@ -1,5 +1,10 @@
-// Linear layers whose weights are rounded to 4 bits while they load; see grouped.h.
+// Linear layers whose weights are rounded to 4 bits while they load; see int4.h.
+#include "int4.h"
+
+#include <memory>
+
 #include "grouped.h"
+#include "program.h"
 
 using namespace quire;
 
@@ -14,15 +19,75 @@ inline float from_half(uint16_t half) {
   return _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(half))));
 }
 
+template <class T>
+void few_rows(const bf16* x, int64_t rows, const Int4Weight& weight, T* y, int64_t outputs) {
+  const Int4Rows rounded(x, rows, weight.inputs);
+  for_panels(rows, outputs, INT4_ROWS, [&] {
+    return [&](int64_t, int64_t, int64_t panel) {
+      with_rows<INT4_ROWS>(rows, [&]<int ROWS>() {
+        int4_tile<ROWS>(rounded.codes(), rounded.told(), weight, panel, y, outputs);
+      });
+    };
+  });
+}
+
+template <class T>
+void many_rows(const bf16* x, int64_t rows, const Int4Weight& weight, T* y, int64_t outputs,
+               bool amx) {
+  const GivenCodes given(x, rows, weight.inputs, amx);
+  for_panels(rows, outputs, given.rows().max_part(), [&] {
+    const auto codes = std::make_shared<Scratch<int8_t>>(PANEL * weight.inputs);
+    return [&, codes, products = Int8Products()](int64_t begin, int64_t end,
+                                                 int64_t panel) mutable {
+      widen_panel(weight, panel, codes->get());
+      const int64_t first = panel * PANEL;
+      const Int8Panel widened{codes->get(), weight.whole_scales + first, weight.totals + first};
+      products.multiply(given.rows(), begin, end, widened, weight.bias, y, outputs, panel);
+    };
+  });
+}
+
+// What a weight's codes of eight bits are scaled by, and their sums.
+void measure_panel(Int4Weight weight, int64_t panel, float* whole_scales, int32_t* totals) {
+  const int64_t groups = weight.groups(), first = panel * PANEL;
+  const uint16_t* scales = weight.scales + first * groups;
+  for (int64_t half = 0; half < PANEL; half += 16) {
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t g = 0; g < groups; ++g)
+      most = _mm512_max_ps(most, _mm512_abs_ps(load_scales(scales + g * PANEL + half)));
+    // Level -8 of the largest scale becomes 127 or -127.
+    _mm512_storeu_ps(whole_scales + first + half, _mm512_mul_ps(most, _mm512_set1_ps(8.0f / 127)));
+  }
+  const Scratch<int8_t> codes(PANEL * weight.inputs);
+  widen_panel(weight, panel, codes.get());
+  std::fill_n(totals + first, PANEL, 0);
+  for (int64_t i = 0; i < PANEL * weight.inputs; ++i)
+    totals[first + i / 4 % PANEL] += codes.get()[i];
+}
+
 }  // namespace
 
 extern "C" {
 
+// y = x * weight^T + bias, as quire_dense; inputs is a multiple of 64.
+void quire_int4(const bf16* x, int64_t rows, int64_t inputs, const uint32_t* words,
+                const uint16_t* scales, const float* whole_scales, const int32_t* totals,
+                const float* bias, void* y, int64_t outputs, bool wide, bool amx) {
+  const Int4Weight weight{words, scales, whole_scales, totals, bias, inputs};
+  with_results(y, wide, [&](auto* y) {
+    if (rows <= INT4_ROWS)
+      few_rows(x, rows, weight, y, outputs);
+    else
+      many_rows(x, rows, weight, y, outputs, amx);
+  });
+}
+
 // Rounds a weight [outputs][columns] to the levels -8 to 7 and packs it; `inputs` is `columns`
 // rounded up to a multiple of the group. The scale of a group maps its value of largest magnitude
-// to -8 and has the sign for that.
+// to -8 and has the sign for that. See Int4Weight for what else is written.
 void quire_int4_pack(const bf16* weight, int64_t outputs, int64_t columns, int64_t inputs,
-                     int64_t group, uint32_t* packed, uint16_t* scales) {
+                     uint32_t* packed, uint16_t* scales, float* whole_scales, int32_t* totals) {
+  constexpr int64_t group = INT4_GROUP;
   const auto round = [=](int64_t n, uint8_t* codes) {
     uint16_t* scale = scales + n / PANEL * (inputs / group) * PANEL + n % PANEL;
     for (int64_t begin = 0; begin < inputs; begin += group, codes += group, scale += PANEL) {
@@ -43,7 +108,11 @@ void quire_int4_pack(const bf16* weight, int64_t outputs, int64_t columns, int64
   };
   for_panel_rows<uint8_t>(outputs, inputs, round, [=](int64_t panel, const uint8_t* codes) {
     pack_nibbles(codes, inputs, packed + panel * PANEL * inputs / Nibbles::STEP);
+    const Int4Weight weight{packed, scales, whole_scales, totals, nullptr, inputs};
+    measure_panel(weight, panel, whole_scales, totals);
   });
 }
 
 }  // extern "C"
+
+QUIRE_RECORDED(quire_int4)

@@ -15,11 +15,12 @@ void quire_int8(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packe
                 const float* scales, const int32_t* totals, const float* bias, void* y,
                 int64_t outputs, bool wide, bool amx) {
   const GivenCodes given(x, rows, inputs, amx);
-  const Int8Weight weight{packed, scales, totals, bias};
+  const Int8Weight weight{packed, scales, totals};
   with_results(y, wide, [&](auto* y) {
     for_panels(rows, outputs, given.rows().max_part(), [&] {
       return [&, products = Int8Products()](int64_t begin, int64_t end, int64_t panel) mutable {
-        products.multiply(given.rows(), begin, end, weight, y, outputs, panel);
+        products.multiply(given.rows(), begin, end, weight.panel(panel, inputs), bias, y, outputs,
+                          panel);
       };
     });
   });
@@ -30,13 +31,12 @@ void quire_int8_likeliest(const bf16* x, int64_t rows, int64_t inputs, const int
                           const float* scales, const int32_t* totals, const float* bias,
                           int64_t outputs, bool amx, int64_t* token_ids, bool* is_finite) {
   const GivenCodes given(x, rows, inputs, amx);
+  const Int8Weight weight{packed, scales, totals};
   find_likeliest(rows, outputs, given.rows().max_part(), token_ids, is_finite, [&] {
     return [&, products = Int8Products()](int64_t begin, int64_t end, int64_t panel, int64_t count,
                                           float* scores) mutable {
-      const int64_t first = panel * PANEL;
-      const Int8Weight own{packed + first * inputs, scales + first, totals + first,
-                           bias ? bias + first : nullptr};
-      products.multiply(given.rows(), begin, end, own, scores - begin * count, count, 0);
+      products.multiply(given.rows(), begin, end, weight.panel(panel, inputs),
+                        bias ? bias + panel * PANEL : nullptr, scores - begin * count, count, 0);
     };
   });
 }

@@ -72,16 +72,23 @@ inline void int8_tile(const uint8_t* codes, int64_t inputs, const int8_t* panel,
       _mm512_store_si512(sums + r * PANEL + 16 * half, totals[r][half]);
 }
 
+// Weights of 32 outputs: one scale an output, and the sum of its codes. Of the last panel scales and
+// sums may end with the outputs.
+struct Int8Panel {
+  const int8_t* codes;
+  const float* scales;
+  const int32_t* totals;
+};
+
 // What turns a panel's sums into results.
 class Int8Outputs {
  public:
-  Int8Outputs(const float* scales, const int32_t* totals, const float* bias, int64_t outputs,
-          int64_t panel)
+  Int8Outputs(const Int8Panel& weights, const float* bias, int64_t outputs, int64_t panel)
       : bias_(bias), outputs_(outputs), first_(panel * PANEL) {
     for (int half = 0; half < 2; ++half) {
       const __mmask16 mask = lanes(outputs, first_ + 16 * half);
-      scales_[half] = _mm512_maskz_loadu_ps(mask, scales + first_ + 16 * half);
-      totals_[half] = _mm512_maskz_loadu_epi32(mask, totals + first_ + 16 * half);
+      scales_[half] = _mm512_maskz_loadu_ps(mask, weights.scales + 16 * half);
+      totals_[half] = _mm512_maskz_loadu_epi32(mask, weights.totals + 16 * half);
     }
   }
 
@@ -107,12 +114,16 @@ class Int8Outputs {
   const int64_t outputs_, first_;
 };
 
-// A weight in int8: one scale an output, and the sum of its codes.
+// A weight in int8, of all its outputs.
 struct Int8Weight {
   const int8_t* packed;
   const float* scales;
   const int32_t* totals;
-  const float* bias;  // or null
+
+  Int8Panel panel(int64_t index, int64_t inputs) const {
+    const int64_t first = index * PANEL;
+    return {packed + first * inputs, scales + first, totals + first};
+  }
 };
 
 // Rows of activations as codes, where AMX or vectors read them.
@@ -157,12 +168,12 @@ class GivenCodes {
 // One thread's products of rows by panels.
 class Int8Products {
  public:
-  // y[begin to end][outputs] at a panel.
+  // y[begin to end][outputs] at a panel; `bias`, of all outputs, may be null.
   template <class T>
-  void multiply(const Int8Rows& rows, int64_t begin, int64_t end, const Int8Weight& weight, T* y,
-                int64_t outputs, int64_t panel) {
-    const int8_t* codes = weight.packed + panel * PANEL * rows.inputs;
-    const Int8Outputs to(weight.scales, weight.totals, weight.bias, outputs, panel);
+  void multiply(const Int8Rows& rows, int64_t begin, int64_t end, const Int8Panel& weights,
+                const float* bias, T* y, int64_t outputs, int64_t panel) {
+    const int8_t* codes = weights.codes;
+    const Int8Outputs to(weights, bias, outputs, panel);
     if (rows.amx) {
       const auto keep = [&](int64_t row, int64_t count, const int32_t* sums) {
         to.store(sums, rows.told + row, count, y + row * outputs);

@@ -18,6 +18,10 @@ struct BestLanes {
   Ints tokens = {};
   Ints broken = {};  // lanes in which something was nan
 
+  // Whether a look at `others` would change anything: seldom, once some have been looked at.
+  bool yields_to(Floats others) const {
+    return _mm512_cmp_ps_mask((__m512)others, (__m512)scores, _CMP_NLT_UQ) != 0;
+  }
   void look(Floats others, Ints whose) {
     broken |= others != others;
     const Ints is_better = (others > scores) | ((others == scores) & (whose < tokens));
@@ -47,10 +51,11 @@ class Likeliest {
 
     // Scores of `count` tokens from `first` on, at most a panel of them.
     void look(int64_t row, const float* scores, int64_t count, int64_t first) {
+      BestLanes& best = best_[row];
       for (int64_t i = 0; i < count; i += LANES) {
         Floats some = load(scores + i, count - i);
-        some = LANE < static_cast<int32_t>(count - i) ? some : fill(-INFINITE);
-        best_[row].look(some, LANE + static_cast<int32_t>(first + i));
+        if (count - i < LANES) some = LANE < static_cast<int32_t>(count - i) ? some : fill(-INFINITE);
+        if (best.yields_to(some)) best.look(some, LANE + static_cast<int32_t>(first + i));
       }
     }
 

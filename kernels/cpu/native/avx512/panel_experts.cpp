@@ -152,8 +152,9 @@ class Int8Experts : public Panels {
                   float* y, int64_t panel) {
       const ExpertWeight& of = all_.experts[expert];
       const Int8Weight weight{static_cast<const int8_t*>(of.packed),
-                              static_cast<const float*>(of.scales), of.totals, of.bias};
-      products_.multiply(rows.of(run), begin, end, weight, y, all_.outputs, panel);
+                              static_cast<const float*>(of.scales), of.totals};
+      products_.multiply(rows.of(run), begin, end, weight.panel(panel, all_.inputs), of.bias, y,
+                         all_.outputs, panel);
     }
 
    private:

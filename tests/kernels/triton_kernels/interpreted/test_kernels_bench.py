@@ -52,6 +52,26 @@ def test_the_report_tells_a_wrong_kernel(
     assert (tmp_path / "kernels.jsonl").read_text().count("\n") == 1
 
 
+def test_a_case_that_cannot_run_is_wrong_and_the_others_still_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Checked alone, nothing is timed; told as JSON, each case is a line."""
+
+    def make(name: str, device: torch.device, dtype: torch.dtype, *, works: bool) -> Case:
+        if not works:
+            raise RuntimeError("out of resource: shared memory\n(many lines)")
+        return Case(name, lambda: torch.ones(4), {"peer": lambda: torch.ones(4)}, 1.0)
+
+    suite: list[MakeCase] = [partial(make, "one", works=False), partial(make, "two", works=True)]
+    cpu = torch.device("cpu")
+    assert report(suite, cpu, torch.float32, None, None, json.dumps) == 1
+    first, second, _ = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {"case": "one", "is_right": False, "failed": "out of resource: shared memory"}
+    assert second == {"case": "two", "is_right": True, "error": 0.0}
+    assert report(suite, cpu, torch.float32, None, None) == 1
+    assert "WRONG" in capsys.readouterr().out.splitlines()[0]
+
+
 def test_without_a_gpu_nothing_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

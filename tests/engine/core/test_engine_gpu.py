@@ -1,0 +1,160 @@
+"""The whole engine on a GPU, overlapped and its decode steps captured, says what it says on a CPU.
+
+In float32, where the two differ by less than what a choice hangs on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import LLM
+from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig, SpeculationConfig
+from engine.core import EngineCore
+from engine.paths import default_model_dir
+from engine.runner.model_runner import ModelRunner
+from engine.types import Adapter, Request, SamplingParams
+from tests import tiny_models
+from tools.quantize.questions import answers_right, read_questions
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+DEVICE: Device = "cuda"
+HELDOUT = Path(__file__).parents[2] / "demo" / "heldout.jsonl"
+SAMPLINGS = (
+    SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=3, top_p=0.9, max_tokens=14, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=4, top_k=5, min_p=0.05, max_tokens=25, ignore_eos=True),
+    SamplingParams(
+        seed=2, frequency_penalty=1.5, repetition_penalty=1.3, max_tokens=18, ignore_eos=True
+    ),
+    SamplingParams(seed=5, logit_bias={30: 4.0}, logprobs=2, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=0.0, min_tokens=9, prompt_logprobs=1, max_tokens=30),
+    SamplingParams(
+        temperature=0.8,
+        seed=7,
+        allowed_token_ids=(30, 31, 90),
+        bad_token_ids=((30, 31), (31, 30)),
+        max_tokens=9,
+    ),
+)
+
+
+def load(directory: Path, device: Device, **changes: Any) -> EngineCore:
+    """With so few blocks that requests are preempted, and so small steps that prompts are cut."""
+    on_gpu = device == "cuda"
+    changes.setdefault("attention_backend", "triton" if on_gpu else "reference")
+    changes.setdefault("cache", CacheConfig(block_size=4, num_blocks=24))
+    limits = SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=24, overlap=on_gpu)
+    return EngineCore.load(
+        EngineConfig(
+            model=str(directory), device=device, dtype="float32", scheduler=limits, **changes
+        )
+    )
+
+
+def told_by(core: EngineCore, adapters: tuple[Adapter | None, ...] = (None,)) -> list[Any]:
+    """Tokens and alternatives of each request: of two rounds, the second with its prompts cached
+    and all that can be captured."""
+    told: dict[str, list[Any]] = {}
+    for turn in range(2):
+        for index, sampling in enumerate(SAMPLINGS):
+            prompt = tuple(20 + (7 * index + i) % 90 for i in range(3 + 6 * index))
+            adapter = adapters[index % len(adapters)]
+            core.add(
+                Request(
+                    id=f"{turn} {index}",
+                    prompt_token_ids=prompt,
+                    sampling=sampling,
+                    adapter=adapter,
+                )
+            )
+        while core.has_work:
+            output = core.step()
+            assert not output.errors
+            for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+                told.setdefault(row_id, []).extend(tokens)
+                alternatives = [entry.top_ids for entry in output.logprobs.get(row_id, ())]
+                told.setdefault(f"{row_id}, alternatives", []).extend(alternatives)
+        while core.prepare():
+            pass
+    assert core.stats.blocks.held == 0
+    return sorted(told.items())
+
+
+def count_replays(core: EngineCore) -> list[bool]:
+    """Whether each decode step from now on was captured."""
+    runner = core._runner
+    assert isinstance(runner, ModelRunner)
+    graphs = runner._graphs
+    assert graphs is not None
+    found: list[bool] = []
+    find = graphs.find
+
+    def counting(batch: Any) -> Any:
+        graph = find(batch)
+        found.append(graph is not None)
+        return graph
+
+    graphs.find = counting
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("qwen3", "mistral", "gemma2", "phi4_mini", "gpt_oss", "qwen3_moe", "deepseek_v3"),
+        *("gpt2", "llama4"),
+    ],
+)
+def test_texts_are_those_of_a_cpu(kind: str, tmp_path: Path) -> None:
+    directory = tiny_models.save(kind, tmp_path)
+    core = load(directory, DEVICE)
+    found = count_replays(core)
+    assert told_by(core) == told_by(load(directory, "cpu"))
+    assert sum(found) > 20
+    assert kind != "qwen3" or core.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_change_no_text(method: Any, tmp_path: Path) -> None:
+    directory = tiny_models.save("qwen3", tmp_path)
+    speculation = SpeculationConfig(method=method, adaptive=False)
+    drafted = load(directory, DEVICE, speculation=speculation)
+    assert told_by(drafted) == told_by(load(directory, "cpu"))
+    assert drafted.stats.drafts.num_accepted_tokens > 0
+
+
+def test_adapters_change_texts_as_on_a_cpu(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    directory = tiny_models.save("llama", tmp_path / "base")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PEFT and transformers about each other
+        torch.manual_seed(0)
+        config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "down_proj"])
+        adapted = peft.get_peft_model(tiny_models.build("llama"), config)
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.data.normal_(0, 0.3)
+        adapted.save_pretrained(tmp_path / "adapter")
+    adapter = Adapter(id="a", name="a", path=str(tmp_path / "adapter"))
+    expected = told_by(load(directory, "cpu"), (adapter, None))
+    assert told_by(load(directory, DEVICE), (adapter, None)) == expected
+    assert expected != told_by(load(directory, "cpu"))
+
+
+@pytest.mark.skipif(not (default_model_dir() / "model.safetensors").exists(), reason="not built")
+@pytest.mark.parametrize("changes", [{}, {"quantization": "int8"}, {"kv_cache_dtype": "fp8"}])
+def test_questions_are_answered_in_bfloat16(changes: dict[str, Any]) -> None:
+    """As many as on a CPU (92 of 100) but for a few that the last bits decide."""
+    asked = read_questions(HELDOUT)[:100]
+    changes = {"dtype": "bfloat16", "kv_cache_memory_bytes": 2**28, **changes}
+    with LLM(default_model_dir(), device=DEVICE, use_tqdm=False, **changes) as llm:
+        assert answers_right(llm, asked) >= 85

@@ -1,0 +1,91 @@
+"""Little is lost even where what was expected of drafts is wrong, and nothing is done meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from engine.config import SpeculationConfig
+from engine.plan_rows import PlanRows, ScheduledRow
+from engine.speculation.ledger import Ledger
+from engine.speculation.pace import Pace
+from engine.speculation.speculator import Draft, Speculator
+from engine.types import Request, StepPlan
+
+NUM_ROWS, PLAIN_S = 64, 4e-3
+
+
+@pytest.mark.parametrize("num_rows", [1, NUM_ROWS])
+def test_what_drafts_lose_against_all_expectation_is_bounded(num_rows):
+    """They seem to cost nothing whenever they are few, and are never kept, though each row believes
+    in its own."""
+    pace, lost = Pace(4), 0.0
+    for _ in range(4000):
+        is_trial = pace.begin(num_rows) and pace.is_trial
+        num_drafts = sum(pace.claim(0.95) for _ in range(num_rows))
+        step_s = PLAIN_S * (1 + 0.1 * (num_drafts > 0))
+        pace.observe(num_rows, num_drafts, step_s, num_tokens=num_rows, is_trial=is_trial)
+        lost += step_s / PLAIN_S - 1
+    assert 0 < lost < 0.005 * 4000 + 1.5
+
+
+def test_past_gains_pay_for_a_while():
+    """A text of another kind is not given up at once, and not pursued for long."""
+    ledger = Ledger()
+    for _ in range(1000):
+        ledger.book(1.0)
+    num_lost = 0
+    while not ledger.is_empty:
+        ledger.book(-0.1)
+        num_lost += 1
+    assert 50 < num_lost < 150
+
+
+class _InVain:
+    """Guesses that are never found; counts how often they were sought, and in how many tokens."""
+
+    def __init__(self) -> None:
+        self.num_looks = 0
+        self.seconds = 0.0
+
+    def begin(self, request: Request) -> _InVain:
+        return self
+
+    def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        self.num_looks += 1
+        return ()
+
+    def look_s(self, num_unseen: int) -> float:
+        told = 1e-5 + 1e-6 * num_unseen
+        self.seconds += told
+        return told
+
+    def finish(self, request: Request, token_ids: Sequence[int]) -> None:
+        pass
+
+
+def _lives(proposer: _InVain, num_steps: int, num_prompt: int) -> None:
+    """Steps of so many rows, planned and observed as the scheduler does."""
+    speculator = Speculator(SpeculationConfig(method="ngram"), proposer)
+    request = Request(id="r", prompt_token_ids=(1,) * num_prompt)
+    texts = [[1] * num_prompt for _ in range(NUM_ROWS)]
+    drafts: list[Draft] = [speculator.begin(request) for _ in texts]
+    for _ in range(num_steps):
+        rows = PlanRows.of(ScheduledRow("r", len(text) - 1, (1,), (), True) for text in texts)
+        if speculator.begin_step(NUM_ROWS):
+            for draft, text in zip(drafts, texts, strict=True):
+                if not speculator.rests(draft, len(text)):
+                    speculator.propose(draft, text, 4)
+        speculator.observe(StepPlan(rows=rows), PLAIN_S)
+        for text in texts:
+            text.append(1)
+
+
+@pytest.mark.parametrize("num_prompt", [20, 3000])
+def test_looking_in_vain_costs_a_small_share_of_the_time(num_prompt):
+    proposer, num_steps = _InVain(), 3000
+    _lives(proposer, num_steps, num_prompt)
+    one_look_s = 1e-5 + 1e-6 * (num_prompt + num_steps)
+    assert proposer.num_looks > NUM_ROWS  # it goes on trying
+    assert proposer.seconds < 0.006 * num_steps * PLAIN_S + PLAIN_S + one_look_s

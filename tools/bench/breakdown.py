@@ -1,0 +1,74 @@
+"""Where the time of decode steps goes: the longest kernels, and how busy the device is.
+
+Steps are timed by themselves first and then under the tensor library's profiler, which slows the
+host: a device that is busy for most of the plain time waits for nobody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from tools.bench.session import TINY, Session, load_core, parser, tell, timed
+from tools.bench.steps import begin_decoding
+
+_CASES, _TINY_CASES = [(1, 1024), (64, 1024), (256, 1024)], [(2, 24)]
+_STEPS = 8  # timed, and as many recorded
+_MOST_KERNELS = 8
+_NAME_WIDTH = 60
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line of JSON for each batch, and one for each of its longest kernels."""
+    options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
+    is_tiny = options.model == TINY
+    session = Session(load_core(options, max_model_len=2048))
+    session.ask([7] * 16, 4)
+    session.finish()
+    for rows, context in _TINY_CASES if is_tiny else _CASES:
+        for row in _break_down(session, options, rows, context):
+            tell(row)
+    return 0
+
+
+def _break_down(
+    session: Session, options: argparse.Namespace, rows: int, context: int
+) -> Iterator[dict[str, Any]]:
+    name = f"{options.model} {rows} x {context}"
+    if not begin_decoding(session, rows, context, 2 * _STEPS):
+        yield {"case": name, "skipped": "the KV cache is too small"}
+        return
+    with timed(options.device) as seconds:
+        for _ in range(_STEPS):
+            session.step()
+    step_us = seconds[0] / _STEPS * 1e6
+    activity = ProfilerActivity.CUDA if options.device == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[activity], acc_events=True) as recorded, timed(options.device):
+        for _ in range(_STEPS):
+            session.step()
+    session.abort()
+    kernels = [(_time_us(event), event) for event in recorded.key_averages()]
+    kernels = sorted(kernels, key=lambda kernel: -kernel[0])
+    busy_us = sum(time_us for time_us, _ in kernels) / _STEPS
+    yield {"case": name, "time_us": step_us, "busy_us": busy_us, "busy_share": busy_us / step_us}
+    for time_us, event in kernels[:_MOST_KERNELS]:
+        yield {
+            "case": f"  {event.key[:_NAME_WIDTH]}",
+            "time_us": time_us / _STEPS,
+            "launches": event.count / _STEPS,
+            "share_of_step": time_us / _STEPS / step_us,
+        }
+
+
+def _time_us(event: Any) -> float:
+    """Of all launches of a kernel; on a CPU, of an operation by itself."""
+    is_kernel = event.device_type.name == "CUDA"
+    return event.self_device_time_total if is_kernel else event.self_cpu_time_total
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Runs each kind of step once, so that what measures steps finds their kernels compiled.
+
+Triton keeps what it compiles in the user's cache, where other processes find it. A small KV cache
+is enough, so several of these can share a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parser, tell
+
+_CACHE_BYTES = 6 * 2**30
+_LONG, _TINY_LONG = 2048, 96  # prompts with keys for several programs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line of JSON: how long it took."""
+    options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
+    is_tiny = options.model == TINY
+    begun_s = time.perf_counter()
+    core = load_core(options, max_model_len=MAX_STEP_TOKENS + 64, cache_bytes=_CACHE_BYTES)
+    session = Session(core)
+    longest, long = (_TINY_LONG,) * 2 if is_tiny else (MAX_STEP_TOKENS, _LONG)
+    session.ask([7] * longest, 1)
+    session.finish()
+    for _ in range(2):  # as they are, and captured
+        for length in (long, 5, 3):
+            session.ask([7] * length, 4)
+        session.finish()
+        session.prepare()
+    tell({"case": f"{options.model} warm-up", "time_s": time.perf_counter() - begun_s})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
