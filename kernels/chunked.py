@@ -25,6 +25,7 @@ from kernels.attention import (
     LayerAttention,
     LayerCache,
 )
+from kernels.sending import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,9 @@ def _cut_ragged(geometry: BatchGeometry, chunk: int, block_size: int) -> BatchGe
     skipped, own = number.astype(np.int32), geometry.device
     device = own.tables.device
     host = (query_start, seq_lens, lines, slots, skipped)
-    starts, lens, rows, where, shifts = (torch.from_numpy(array).to(device) for array in host)
+    starts, lens, rows, where, shifts = (
+        to_device(torch.from_numpy(array), device) for array in host
+    )
     tables = _shifted(own.tables, where, shifts, chunk // block_size)
     on_host = _shifted_on_host(geometry.tables, slots, skipped, chunk // block_size)
     on_device = DeviceGeometry(starts, lens, rows, tables)

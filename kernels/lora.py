@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kernels.sending import to_device
+
 
 class AdapterWeights(NamedTuple):
     """Adapters of one layer, a slot each; unused ranks are zero."""
@@ -33,9 +35,9 @@ def adapter_rows(slots: np.ndarray, num_slots: int, device: torch.device) -> Ada
     used, begins, counts = np.unique(slots[order], return_index=True, return_counts=True)
     is_own = torch.from_numpy(slots[:, None, None] == np.arange(num_slots)[:, None])
     return AdapterRows(
-        torch.from_numpy(slots).to(device),
-        is_own.to(device),
-        torch.from_numpy(order).to(device),
+        to_device(torch.from_numpy(slots), device),
+        to_device(is_own, device),
+        to_device(torch.from_numpy(order), device),
         np.stack((used, begins, begins + counts), axis=1),
     )
 

@@ -151,12 +151,23 @@ class DecodeGraphs:
         )
 
     def capture_next(self) -> bool:
-        """Capture one more size; whether there are more."""
-        if self._to_capture:
-            size = self._to_capture.pop()
+        """Capture one more size; whether there are more.
+
+        Where one cannot be captured, for want of memory say, its steps and those of the sizes that
+        are left stay as they are: slower, and right. A lost device shows with the next step.
+        """
+        if not self._to_capture:
+            return False
+        size = self._to_capture.pop()
+        try:
             self._graphs[size] = self._capture_size(size)
-            if not self._to_capture:
-                logger.info("captured decode steps of %d sizes", len(self._graphs))
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            logger.warning("decode steps of %d rows and fewer are not captured: %s", size, reason)
+            self._to_capture.clear()
+            return False
+        if not self._to_capture:
+            logger.info("captured decode steps of %d sizes", len(self._graphs))
         return bool(self._to_capture)
 
     def _capture_size(self, size: int) -> DecodeGraph:

@@ -48,6 +48,7 @@ from engine.types import Adapter, EngineInfo, StepPlan, StepResult
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepInputs
 from kernels.operations import Kernels
+from kernels.sending import to_device
 
 # Prompt positions whose logits are made at once: a long chunk's would take gigabytes.
 _PROMPT_LOGPROB_ROWS = 128
@@ -333,7 +334,7 @@ class ModelRunner:
             for first in range(0, len(token_ids), _PROMPT_LOGPROB_ROWS):
                 ids = token_ids[first : first + _PROMPT_LOGPROB_ROWS]
                 logits = self._model.logits(hidden[begin + first : begin + first + len(ids)])
-                chosen = torch.tensor(ids, device=logits.device)
+                chosen = to_device(torch.tensor(ids), logits.device)
                 columns.append(logprob_columns(logits, chosen, num_top))
             judged.append(JudgedRow(row.id, num_top, columns))
         return judged

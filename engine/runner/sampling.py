@@ -18,6 +18,7 @@ from engine.sampling.logprobs import logprob_columns
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
 from kernels.sampling import Sampled
+from kernels.sending import to_device
 
 
 class StepMasks(NamedTuple):
@@ -83,8 +84,9 @@ class Sampler:
         num_logprobs = state.num_logprobs[host_slots]
         telling = np.flatnonzero(num_logprobs >= 0)
         raw: torch.Tensor | None = None
+        at = to_device(torch.from_numpy(telling), logits.device)
         if telling.size:  # a copy of the rows that tell of them: sampling writes in place
-            raw = logits[torch.from_numpy(telling).to(logits.device)]
+            raw = logits[at]
         accepted: torch.Tensor | None = None
         if drafts is None:
             masks = self.masks(batch) if masks is None else masks
@@ -95,8 +97,7 @@ class Sampler:
         if raw is None:
             return SampledRows(sampled, failures=failures, num_accepted=accepted)
         num_top = num_logprobs[telling].tolist()
-        told = sampled.token_ids[torch.from_numpy(telling).to(logits.device)]
-        columns = logprob_columns(raw, told, max(num_top))
+        columns = logprob_columns(raw, sampled.token_ids[at], max(num_top))
         return SampledRows(sampled, telling.tolist(), num_top, columns, failures, accepted)
 
     def _choose(

@@ -27,6 +27,7 @@ from kernels.operations import Operations
 from kernels.reference.drafts import judge
 from kernels.reference.sampling_step import distribution
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+from kernels.sending import to_device
 
 
 class Judged(NamedTuple):
@@ -86,7 +87,7 @@ class Verifier:
         draft_ids, sizes = self._uploads.send((drafts.draft_ids, drafts.sizes))
         parameters, failures = self._parameters(batch, drafts, slots, draft_ids)
         warm = self._warm(batch, drafts) if self._rejects else np.empty(0, np.int64)
-        judged = torch.from_numpy(warm).to(logits.device) if warm.size else None
+        judged = to_device(torch.from_numpy(warm), logits.device) if warm.size else None
         raw = logits[judged] if judged is not None else None
         sampled = self._operations.sample(logits, parameters.slots, positions, *parameters[1:])
         token_ids = sampled.token_ids
@@ -207,4 +208,4 @@ def _of_drafts(drafts: StepDrafts, judged: np.ndarray) -> torch.Tensor | None:
     if drafts.proposed is None:
         return None
     nth = np.cumsum(drafts.draft_ids >= 0)[judged] - 1
-    return drafts.proposed[torch.from_numpy(nth).to(drafts.proposed.device)]
+    return drafts.proposed[to_device(torch.from_numpy(nth), drafts.proposed.device)]

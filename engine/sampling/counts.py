@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.sampling import TokenCounts
+from kernels.sending import to_device
 
 
 class CountLines:
@@ -34,10 +35,10 @@ class CountLines:
         output, prompt = self.counts.output[line], self.counts.prompt[line]
         device = output.device
         prompt.zero_()
-        prompt[torch.tensor(prompt_ids, device=device)] = True
+        prompt[to_device(torch.tensor(prompt_ids), device)] = True
         output.zero_()
         if output_ids:
-            ids = torch.tensor(output_ids, device=device)
+            ids = to_device(torch.tensor(output_ids), device)
             output.index_put_((ids,), torch.ones_like(ids, dtype=torch.int32), accumulate=True)
         return line
 

@@ -15,6 +15,7 @@ from engine.sampling.masks import MaskLines
 from engine.sampling.seeds import request_seed
 from engine.types import AddedRow, Request
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
+from kernels.sending import to_device
 
 _FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
 _INTEGERS = ("top_k", "count_line", "mask_line", "bias_begin", "bias_end")
@@ -186,9 +187,9 @@ class SamplingState:
             self._host["bias_end"][slot] = len(ids)
             self._changed.append(slot)
         self._bias = LogitBias(
-            torch.tensor(ids, dtype=torch.int32, device=self._device),
-            torch.tensor(values, dtype=torch.float32, device=self._device),
-            torch.tensor(until, dtype=torch.int64, device=self._device),
+            to_device(torch.tensor(ids, dtype=torch.int32), self._device),
+            to_device(torch.tensor(values, dtype=torch.float32), self._device),
+            to_device(torch.tensor(until, dtype=torch.int64), self._device),
         )
         self._bias_is_stale = False
 

@@ -46,6 +46,7 @@ from kernels.operations import Kernels
 from kernels.reference.drafts import DRAFT_STREAM
 from kernels.reference.sampling import sample_gumbel
 from kernels.reference.sampling_step import distribution, position_keys
+from kernels.sending import to_device
 
 # Tokens that are read at once, of a text that has been put off for long.
 _MOST_READ = 1024
@@ -207,7 +208,7 @@ class DraftModel:
                 blocks.renew(new_blocks[num_found:])
         if plan.copies:
             blocks.copy(plan.copies)
-            pairs = torch.tensor(plan.copies, device=self._spec.device).view(-1, 2)
+            pairs = to_device(torch.tensor(plan.copies), self._spec.device).view(-1, 2)
             sources, targets = pairs.T.contiguous().unbind()
             for layer in self._cache.layers:
                 self._kernels.operations.copy_blocks(layer, sources, targets)

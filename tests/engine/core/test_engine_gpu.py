@@ -17,7 +17,7 @@ from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig, Sp
 from engine.core import EngineCore
 from engine.paths import default_model_dir
 from engine.runner.model_runner import ModelRunner
-from engine.types import Adapter, Request, SamplingParams
+from engine.types import Adapter, Request, SamplingParams, StepPlan
 from tests import tiny_models
 from tools.quantize.questions import answers_right, read_questions
 
@@ -121,6 +121,32 @@ def test_texts_are_those_of_a_cpu(kind: str, tmp_path: Path) -> None:
     assert told_by(core) == told_by(load(directory, "cpu"))
     assert sum(found) > 20
     assert kind != "qwen3" or core.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("speculation", [None, SpeculationConfig(method="ngram", adaptive=False)])
+def test_no_launch_waits_for_the_device(
+    speculation: SpeculationConfig | None, tmp_path: Path
+) -> None:
+    """Whatever a step is asked for, it is launched while the one before runs."""
+    core = load(tiny_models.save("qwen3", tmp_path), DEVICE, speculation=speculation)
+    told_by(core)  # compiled and captured
+    runner = core._runner
+    launch = runner.launch
+    waits: list[RuntimeError] = []
+
+    def strictly(plan: StepPlan) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(plan)
+        except RuntimeError as error:
+            waits.append(error)
+            raise
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    runner.launch = strictly
+    told_by(core)
+    assert not waits
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.runner import load_runner
@@ -30,12 +32,18 @@ SAMPLINGS = (
 )
 
 
-def replayed(function: Callable[[], None]) -> Callable[[], None]:
+Replay = Callable[[], None]
+
+
+def replayed(function: Replay) -> Replay:
     function()
     return function
 
 
-def texts(directory: str, *, graphs: bool, overlap: bool) -> tuple[dict[str, list], int]:
+def texts(
+    directory: str, *, overlap: bool, capture: Callable[[Replay], Replay] | None = None
+) -> tuple[dict[str, list], int]:
+    """What is said, and how many steps were replayed."""
     config = EngineConfig(
         model=directory,
         attention_backend="triton",
@@ -45,9 +53,9 @@ def texts(directory: str, *, graphs: bool, overlap: bool) -> tuple[dict[str, lis
     )
     runner = load_runner(config)
     found: list[DecodeGraph | None] = []
-    if graphs:
+    if capture is not None:
         args = (runner._model, runner._cache, runner._kernels, runner._spec, runner._rows)
-        runner._graphs = kept = DecodeGraphs(*args, 3, replayed)
+        runner._graphs = kept = DecodeGraphs(*args, 3, capture)
         while runner.prepare():
             pass
         find = kept.find
@@ -69,11 +77,30 @@ def texts(directory: str, *, graphs: bool, overlap: bool) -> tuple[dict[str, lis
 
 def test_text_is_that_of_the_steps_that_are_not_captured(tmp_path) -> None:
     directory = str(tiny_models.save("qwen3", tmp_path))
-    expected, _ = texts(directory, graphs=False, overlap=False)
-    captured, num_replays = texts(directory, graphs=True, overlap=True)
+    expected, _ = texts(directory, overlap=False)
+    captured, num_replays = texts(directory, overlap=True, capture=replayed)
     assert captured == expected
     assert set(captured["4"]) <= {30, 31, 90}, "masked rows go another way"
     assert num_replays >= 4
+
+
+def test_what_cannot_be_captured_runs_as_it_is(tmp_path, caplog) -> None:
+    """Each size is captured in two parts; the second one has no room."""
+    directory = str(tiny_models.save("qwen3", tmp_path))
+    num_captured = 0
+
+    def until_full(function: Replay) -> Replay:
+        nonlocal num_captured
+        num_captured += 1
+        if num_captured == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.\n(many lines)")
+        return replayed(function)
+
+    told, num_replays = texts(directory, overlap=True, capture=until_full)
+    assert "steps of 2 rows and fewer are not captured: CUDA out of memory." in caplog.text
+    assert num_captured == 4
+    assert num_replays > 0, "those of three rows are"
+    assert told == texts(directory, overlap=False)[0]
 
 
 def test_the_ladder_ends_with_the_most_there_can_be() -> None:
