@@ -21,6 +21,7 @@ _FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition
 _INTEGERS = ("top_k", "count_line", "mask_line", "bias_begin", "bias_end")
 _COLUMNS = _FLOATS + _INTEGERS
 _FOREVER = 2**62
+_ALIGNED = 4  # numbers
 _NO_SLOTS = np.empty(0, np.int32)
 _NO_COLUMNS, _NO_SEEDS = np.empty((len(_COLUMNS), 0), np.int32), np.empty((0, 2), np.int32)
 # Below this, dividing logits overflows; the likeliest token is certain long before.
@@ -46,7 +47,10 @@ class SamplingState:
     ) -> None:
         self._eos = eos_token_ids
         self._device = device
-        self._columns = np.zeros((len(_COLUMNS), capacity), np.int32)
+        # Each column begins at 16 bytes, as a tensor of its own would: a GPU's kernels are compiled
+        # once for both.
+        width = -(-capacity // _ALIGNED) * _ALIGNED
+        self._columns = np.zeros((len(_COLUMNS), width), np.int32)
         self._seeds = np.zeros(capacity, np.int64)
         self._host = {name: self._columns[i] for i, name in enumerate(_COLUMNS)}
         for name in _FLOATS:

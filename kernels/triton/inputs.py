@@ -49,7 +49,10 @@ def build_inputs(
 
 
 # Slices of one buffer begin anywhere; compiling anew for each alignment would cost a stall.
-@triton.jit(do_not_specialize_on_alignment=["slots", "query_start", "starts", "token_ids"])
+@triton.jit(
+    do_not_specialize=["width"],
+    do_not_specialize_on_alignment=["slots", "query_start", "starts", "token_ids"],
+)
 def _build_inputs_kernel(
     input_ids,
     positions,

@@ -56,6 +56,8 @@ def norm_rope_store(
         HEADS=_HEADS,
         PEAK=0.0 if cache.key_scales is None else PEAKS[cache.keys.dtype],
         num_warps=2,
+        # A code is the rounding of a rounded product, as the reference has it.
+        enable_fp_fusion=cache.key_scales is None,
     )
     return query
 
@@ -175,10 +177,17 @@ def _encode(first, second, PEAK: tl.constexpr):
     ``kernels.reference.cache_codes``."""
     sizes = tl.maximum(tl.abs(first), tl.abs(second))
     largest = tl.max(tl.where(sizes == sizes, sizes, 0.0), axis=1)
-    inverse = tl.where(largest > _SMALLEST, PEAK / tl.maximum(largest, _SMALLEST), 0.0)
+    # Rounded as the reference's: a GPU's own quotients may be off in the last place.
+    peak = tl.full(largest.shape, PEAK, tl.float32)
+    inverse = tl.div_rn(peak, tl.maximum(largest, _SMALLEST))
+    inverse = tl.where(largest > _SMALLEST, inverse, 0.0)
     inverse = inverse[:, None]
     broken = tl.sum(first * 0.0 + second * 0.0, axis=1)  # nan where anything is none or infinite
-    return _code(first * inverse, PEAK), _code(second * inverse, PEAK), largest / PEAK + broken
+    return (
+        _code(first * inverse, PEAK),
+        _code(second * inverse, PEAK),
+        tl.div_rn(largest, peak) + broken,
+    )
 
 
 @triton.jit

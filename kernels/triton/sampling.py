@@ -28,6 +28,7 @@ from kernels.triton.truncation import draw_truncated
 _PIECE = 4096  # of the vocabulary, for one program
 _SEARCH_TILE = 4096
 _BIAS_TILE = 128
+_ALIGNED = 4  # floats
 
 
 def sample(
@@ -44,7 +45,9 @@ def sample(
     device = logits.device
     num_pieces = -(-vocab // _PIECE)
     scores = torch.empty_like(logits)  # written for truncated rows alone
-    best = torch.empty((3, num_rows, num_pieces), dtype=torch.float32, device=device)
+    # Each begins at 16 bytes whatever the number of rows: another alignment is another kernel.
+    num_summaries = -(-num_rows * num_pieces // _ALIGNED) * _ALIGNED
+    best = torch.empty((3, num_summaries), dtype=torch.float32, device=device)
     best_ids = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=device)
     is_broken = torch.empty((num_rows, num_pieces), dtype=torch.int8, device=device)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
@@ -153,7 +156,7 @@ def _is_truncated(slot, top_k, top_p, min_p, vocab):
 def _adjust_kernel(
     logits,
     scores,
-    best_scores,  # [rows, pieces] and so the next four
+    best_scores,  # [rows, pieces] flat, and so the next four
     highest,
     lowest,  # of the finite ones
     best_ids,

@@ -95,6 +95,15 @@ def test_heads_smaller_than_a_product_compile(tmp_path: Path) -> None:
     check(reports)
 
 
+def test_codes_of_a_cache_are_rounded_as_the_references(tmp_path: Path) -> None:
+    """No product is fused with the sum that rounds it, and quotients are exact."""
+    report, *_ = compile_cases(tmp_path, "cache-writes-llama-8b-int8")
+    ptx = (tmp_path / f"{report['case']}.{report['kernel']}.ptx").read_text()
+    assert "mul.rn.f32" in ptx
+    assert "div.rn.f32" in ptx
+    assert "fma.rn" not in ptx
+
+
 @pytest.mark.slow
 def test_codes_are_copied_ahead_and_widened_in_registers(tmp_path: Path) -> None:
     """Sixteen bytes a thread of codes and of activations alike; experts in MXFP4."""

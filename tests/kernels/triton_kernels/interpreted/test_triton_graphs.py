@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -75,18 +76,25 @@ def texts(
     return told, sum(graph is not None for graph in found)
 
 
-def test_text_is_that_of_the_steps_that_are_not_captured(tmp_path) -> None:
-    directory = str(tiny_models.save("qwen3", tmp_path))
-    expected, _ = texts(directory, overlap=False)
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> str:
+    return str(tiny_models.save("qwen3", tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def expected(directory: str) -> dict[str, list]:
+    return texts(directory, overlap=False)[0]
+
+
+def test_text_is_that_of_the_steps_that_are_not_captured(directory: str, expected) -> None:
     captured, num_replays = texts(directory, overlap=True, capture=replayed)
     assert captured == expected
     assert set(captured["4"]) <= {30, 31, 90}, "masked rows go another way"
     assert num_replays >= 4
 
 
-def test_what_cannot_be_captured_runs_as_it_is(tmp_path, caplog) -> None:
+def test_what_cannot_be_captured_runs_as_it_is(directory: str, expected, caplog) -> None:
     """Each size is captured in two parts; the second one has no room."""
-    directory = str(tiny_models.save("qwen3", tmp_path))
     num_captured = 0
 
     def until_full(function: Replay) -> Replay:
@@ -100,7 +108,7 @@ def test_what_cannot_be_captured_runs_as_it_is(tmp_path, caplog) -> None:
     assert "steps of 2 rows and fewer are not captured: CUDA out of memory." in caplog.text
     assert num_captured == 4
     assert num_replays > 0, "those of three rows are"
-    assert told == texts(directory, overlap=False)[0]
+    assert told == expected
 
 
 def test_the_ladder_ends_with_the_most_there_can_be() -> None:
