@@ -1,12 +1,15 @@
 """What this machine's memory and matrix units give at most, measured in the run that uses it.
 
 ``python -m loadtest.cpu.ceilings`` prints them as JSON. The benchmark runs that as a process of its
-own, so that no idle thread pool and no gigabyte of operands stays beside the servers.
+own, so that no idle thread pool and no gigabyte of operands stays beside the servers. A machine
+that is shared with others gives twice as much in one minute as in the next, so they are measured
+before and after each load.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,6 +28,11 @@ class Ceilings:
     read_bytes_per_s: float
     bf16_flops_per_s: float
     int8_ops_per_s: float
+
+    def mean(self, other: Ceilings) -> Ceilings:
+        """Geometric, as what is scaled by them is a product of ratios."""
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return Ceilings(*(math.sqrt(one * two) for one, two in pairs))
 
 
 def measure_ceilings() -> Ceilings:

@@ -109,15 +109,17 @@ def measure_part(
     shape = SHAPES[part.model]
     model = ensure_model(shape, models / f"{part.model}-bfloat16")
     chosen = [each for each in part.loads if not concurrencies or each.concurrency in concurrencies]
-    ceilings = measure_ceilings()
+    before_load = measure_ceilings()
     with (
         running_quire(model, part.flags, command) as quire,
-        running_earlier(model, part.flags, earlier) as before,
+        running_earlier(model, part.flags, earlier) as older,
         running_peers(part.peers, programs, model, MAX_SEQUENCES) as peers,
     ):
-        sides = {QUIRE: quire, **before, **peers}
+        sides = {QUIRE: quire, **older, **peers}
         for load in chosen:
             results = measure_load(sides, load, vocab=shape.vocab, rounds=rounds, tries=tries)
+            after_load = measure_ceilings()
+            ceilings, before_load = before_load.mean(after_load), after_load
             limit_s = floor_s(shape, load, part.weight_bits, ceilings)
             measured = {
                 "floor_tokens_per_s": load.output_tokens / limit_s,
