@@ -6,9 +6,11 @@ is enough, so several of these can share a GPU.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parser, tell
 
@@ -17,7 +19,8 @@ _LONG, _TINY_LONG = 2048, 96  # prompts with keys for several programs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line of JSON: how long it took."""
+    """Prints what the engine logs, and a line of JSON: how long it took, by which kernels."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
     is_tiny = options.model == TINY
     begun_s = time.perf_counter()
@@ -31,7 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             session.ask([7] * length, 4)
         session.finish()
         session.prepare()
-    tell({"case": f"{options.model} warm-up", "time_s": time.perf_counter() - begun_s})
+    kernels = core.info.attention_backend
+    row: dict[str, Any] = {
+        "case": f"{options.model} warm-up",
+        "time_s": time.perf_counter() - begun_s,
+    }
+    if options.device == "cuda" and kernels != "triton":
+        row |= {"is_right": False, "failed": f"computed by {kernels}; the log says why"}
+    tell({**row, "attention_backend": kernels})
     return 0
 
 
