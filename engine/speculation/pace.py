@@ -89,6 +89,7 @@ class Pace:
         # Seconds of one of its rows, without drafts; 0: it should have none.
         self._share_s = 0.0
         self._draft_s = 0.0  # that each draft adds to it
+        self._num_first = _TRIAL_STEPS  # that must still have drafts until their cost is known
         self._trial: tuple[int, int] = (0, 0)  # rows for which steps are tried; steps left
         self._num_trial_rows: int | None = None  # that this step may still try; None: it is none
 
@@ -108,7 +109,7 @@ class Pace:
         self._share_s = costs.plain.value / num_rows
         draft_s = self._book.added_s(num_rows)
         self._draft_s = self._share_s if draft_s is None else draft_s
-        if (draft_s is None and not ledger.is_empty) or self._is_trial(num_rows):
+        if self._is_trial(num_rows):
             self._num_trial_rows = _TRIAL_ROWS
         elif ledger.is_empty or not self.num_drafts(1.0):
             self._share_s = 0.0
@@ -120,6 +121,8 @@ class Pace:
 
     def _is_trial(self, num_rows: int) -> bool:
         """Whether this step drafts to learn what drafts cost by now."""
+        if self._num_first and not self._costs.ledger.is_empty:
+            return True
         rows, num_steps = self._trial
         if num_steps and rows == num_rows:
             self._trial = rows, num_steps - 1
@@ -224,6 +227,7 @@ class Pace:
         if num_drafts and costs.plain.is_known:
             gain = costs.gain(num_rows, num_drafts, max(num_tokens, num_rows), seconds)
             if is_trial:
+                self._num_first = max(0, self._num_first - 1)
                 costs.ledger.book_trial(gain)
             elif not num_read:  # what is read serves drafts to come
                 costs.ledger.book(gain)

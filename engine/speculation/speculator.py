@@ -13,7 +13,7 @@ from engine.types import DraftStats, Request, StepPlan
 
 _KEPT = 0.9  # how much a request's acceptance remembers, a draft
 _PATIENCE = 4  # tokens between two tries, where a try costs the overlap of steps
-_COLD = 16  # tokens that a drafter has not seen: above, it reads up on the text first
+_COLD = 16  # tokens that a draft model has not seen: above, it reads up on the text first
 _PRIOR_WEIGHT = 2.0  # drafts that outweigh what other requests have shown
 _REST, _LONGEST_REST = 4, 32  # tokens until a row whose drafts would not pay is looked at again
 _USUAL_OUTPUT = 64.0  # tokens of a request, before one has ended
@@ -75,6 +75,7 @@ class Speculator:
         self._proposer = make_proposer(config) if proposer is None else proposer
         self._pace = Pace(config.num_draft_tokens, adaptive=config.adaptive)
         self._is_adaptive = config.adaptive
+        self._reads = config.in_step  # texts, before it guesses for them
         self._of_all = prior_acceptance()
         self._positions = Positions(config.num_draft_tokens)
         self._usual_output = _USUAL_OUTPUT
@@ -128,7 +129,7 @@ class Speculator:
             return ()
         length = len(token_ids)
         num_unseen = length - draft.num_seen
-        is_cold = num_unseen > _COLD
+        is_cold = self._reads and num_unseen > _COLD
         if draft.turned_down_at:
             draft.acceptance.fade(length - draft.turned_down_at)
             self._of_all.fade(length - draft.turned_down_at)

@@ -3,12 +3,13 @@
     python -m tools.bench.speculation demo/model --draft demo/draft \\
         --questions tests/demo/heldout.jsonl --concurrency 1 --output results.json
 
-The same prompts are continued greedily by one engine for each way to guess, round after round; a
-round's time is that of its steps after those of each batch that compute prompts. A ratio is the
-median over rounds of a round's rate over that of the round without speculation beside it. With
-``--again`` each question has been asked and answered before in its conversation, so the answer is
-there to be copied. ``--cpu-time`` counts the process's own seconds, for a machine that others use
-too.
+The same prompts are continued greedily by one engine for each way to guess, round after round; in
+a round the engines take turns of a few steps, so that what disturbs the machine disturbs all of
+them. Only steps after those of each batch that compute prompts count. A ratio is the median over
+rounds of an engine's rate over that of the one without speculation, by the wall's clock and by the
+process's own; a second engine without any tells how much of it is chance. With ``--again`` each
+question has been asked and answered before in its conversation, so the answer is there to be
+copied.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +31,14 @@ from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.types import Request, SamplingParams
 
-_OFF = "off"
+_OFF, _CONTROL = "off", "off, once more"
 
 
 class _Round(NamedTuple):
     rate: float  # tokens a second
+    cpu_rate: float  # of the process's own
     tokens_a_step: float
+    num_draft_steps: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,17 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     cores = {
         name: EngineCore.load(_config(options, speculation))
         for name, speculation in _ways(options).items()
-        if name == _OFF or not options.ways or name in options.ways
+        if name in (_OFF, _CONTROL) or not options.ways or name in options.ways
     }
     requests = _requests(options, cores[_OFF])
-    clock = time.process_time if options.cpu_time else time.perf_counter
     rounds: dict[str, list[_Round]] = {name: [] for name in cores}
     began_s = time.perf_counter()
     for number in range(options.rounds + options.warm_rounds):
-        for name, core in cores.items():
-            made = _run(core, requests, options.concurrency, clock)
-            if number >= options.warm_rounds:
-                rounds[name].append(made)
+        made = _round(cores, requests, options)
+        if number >= options.warm_rounds:
+            for name, one in made.items():
+                rounds[name].append(one)
         if time.perf_counter() - began_s > options.limit_s and rounds[_OFF]:
             break
     told = {**_setting(options), "ways": _told(cores, rounds)}
@@ -82,15 +84,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=9)
     add("--warm-rounds", type=int, default=1, help="that do not count")
     add("--limit-s", type=float, default=100.0, help="no round begins after")
+    add("--turn-steps", type=int, default=8, help="of an engine, before it is the next one's turn")
     add("--threads", type=int, default=1)
     add("--ways", action="append", help="only these, beside off")
-    add("--cpu-time", action="store_true")
     add("--output", type=Path, help="a file for the result")
     return parser
 
 
 def _ways(options: argparse.Namespace) -> dict[str, SpeculationConfig | None]:
-    ways: dict[str, SpeculationConfig | None] = {_OFF: None}
+    ways: dict[str, SpeculationConfig | None] = {_OFF: None, _CONTROL: None}
     for method in ("draft", "ngram", "suffix"):
         draft_model = options.draft if method == "draft" else None
         for adaptive in (True, False):
@@ -123,7 +125,6 @@ def _setting(options: argparse.Namespace) -> dict[str, Any]:
         "ignore_eos": options.ignore_eos,
         "num_draft_tokens": options.num_draft_tokens,
         "threads": options.threads,
-        "clock": "cpu" if options.cpu_time else "wall",
         "torch": torch.__version__,
     }
 
@@ -131,12 +132,17 @@ def _setting(options: argparse.Namespace) -> dict[str, Any]:
 def _told(cores: dict[str, EngineCore], rounds: dict[str, list[_Round]]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, each in rounds.items():
-        ratios = [own.rate / off.rate for own, off in zip(each, rounds[_OFF], strict=True)]
+        pairs = list(zip(each, rounds[_OFF], strict=True))
+        ratios = [own.rate / off.rate for own, off in pairs]
+        cpu_ratios = [own.cpu_rate / off.cpu_rate for own, off in pairs]
         drafts = cores[name].stats.drafts
         told[name] = {
             "tokens_per_s": round(statistics.median(one.rate for one in each)),
             "ratio": round(statistics.median(ratios), 3),
             "ratios": [round(ratio, 2) for ratio in ratios],
+            "cpu_us_a_token": round(statistics.median(1e6 / one.cpu_rate for one in each), 1),
+            "cpu_ratio": round(statistics.median(cpu_ratios), 3),
+            "draft_steps_a_round": round(statistics.mean(one.num_draft_steps for one in each), 1),
             "tokens_a_step": round(statistics.median(one.tokens_a_step for one in each), 2),
             "drafted": drafts.num_draft_tokens,
             "accepted": drafts.num_accepted_tokens,
@@ -183,11 +189,29 @@ def _answers(core: EngineCore, prompts: Sequence[Sequence[int]]) -> list[list[in
     return [[token for token in answer if token not in ends] for answer in answers]
 
 
+def _round(
+    cores: dict[str, EngineCore], requests: Sequence[Request], options: argparse.Namespace
+) -> dict[str, _Round]:
+    """All requests by each engine, a few steps at a time; another one begins each time."""
+    runs = {name: _run(core, requests, options.concurrency) for name, core in cores.items()}
+    order, made = list(runs), {}
+    while len(made) < len(runs):
+        order = order[1:] + order[:1]
+        for name in order:
+            try:
+                for _ in range(0 if name in made else options.turn_steps):
+                    next(runs[name])
+            except StopIteration as end:
+                made[name] = end.value
+    return made
+
+
 def _run(
-    core: EngineCore, requests: Sequence[Request], concurrency: int, clock: Callable[[], float]
-) -> _Round:
-    num_tokens = num_steps = 0
-    seconds = 0.0
+    core: EngineCore, requests: Sequence[Request], concurrency: int
+) -> Generator[None, None, _Round]:
+    """All requests, so many at a time, a step at each call; returns what came of it."""
+    num_tokens = num_steps = num_draft_steps = 0
+    seconds = cpu_seconds = 0.0
     for begin in range(0, len(requests), concurrency):
         batch = requests[begin : begin + concurrency]
         for request in batch:
@@ -195,14 +219,20 @@ def _run(
         begun: set[str] = set()
         while core.has_work:
             counts = len(begun) == len(batch)
-            begun_s = clock()
+            num_drafts = core.stats.drafts.num_drafts
+            begun_s, cpu_begun_s = time.perf_counter(), time.process_time()
             output = core.step()
             begun.update(output.ids)
             if counts:
-                seconds += clock() - begun_s
+                seconds += time.perf_counter() - begun_s
+                cpu_seconds += time.process_time() - cpu_begun_s
                 num_tokens += sum(map(len, output.token_ids))
                 num_steps += 1
-    return _Round(num_tokens / seconds, num_tokens / num_steps)
+                num_draft_steps += core.stats.drafts.num_drafts > num_drafts
+            yield
+    return _Round(
+        num_tokens / seconds, num_tokens / cpu_seconds, num_tokens / num_steps, num_draft_steps
+    )
 
 
 if __name__ == "__main__":

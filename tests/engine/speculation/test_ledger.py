@@ -42,6 +42,26 @@ def test_past_gains_pay_for_a_while():
     assert 50 < num_lost < 150
 
 
+def test_first_drafts_tell_what_drafts_cost_however_long_the_texts_are():
+    """Texts that n-grams are looked up in are not read: else each step would be a trial."""
+    speculator = Speculator(SpeculationConfig(method="ngram"))
+    request = Request(id="r", prompt_token_ids=(1, 2, 3) * 40)
+    text = list(request.prompt_token_ids)
+    draft, num_trials, num_drafted = speculator.begin(request), 0, 0
+    for _ in range(300):
+        rows = PlanRows.of([ScheduledRow("r", len(text) - 1, (text[-1],), (), True)])
+        if speculator.begin_step(1):
+            num_trials += speculator._pace.is_trial
+            drafts = speculator.propose(draft, text, 4)
+            rows.extend_row(0, drafts, ())
+            speculator.settle(draft, len(drafts), len(drafts))
+            num_drafted += 1
+        speculator.observe(StepPlan(rows=rows), PLAIN_S * (1 + 0.1 * rows.num_drafts.get(0, 0)))
+        text += [1, 2, 3] * 10  # more than a draft model would read unasked
+    assert 0 < num_trials < 6
+    assert num_drafted > 280
+
+
 class _InVain:
     """Guesses that are never found; counts how often they were sought, and in how many tokens."""
 

@@ -47,9 +47,10 @@ def test_drafts_that_are_seldom_kept_behind_one_that_is_are_not_made():
     positions, mean = learn(FALLING)
     pace = Pace(4)
     for _ in range(20):
-        pace.begin(1)
+        is_trial = pace.begin(1) and pace.is_trial
         count = pace.claim(0.9)
-        pace.observe(1, count, 10e-3 + 2e-3 * count, num_tokens=1 + count)
+        told = {"num_tokens": 1 + count, "is_trial": is_trial}
+        pace.observe(1, count, 10e-3 + 2e-3 * count, **told)
     pace.begin(1)
     assert pace.num_drafts(mean, positions.factors) == 1
     assert pace.num_drafts(0.9) > 2
