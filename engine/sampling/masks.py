@@ -109,9 +109,10 @@ class MaskLines:
             written.append(line)
             if constraint.follows_output:
                 constraint.advance(start, token_ids)
-            if constraint.crew is not None:
-                held = constraint.matcher, constraint.take_unseen(), line
-                crews.setdefault(constraint.crew, []).append((index, Followed(*held)))
+            matcher, crew = constraint.matcher, constraint.crew
+            if matcher is not None and crew is not None:
+                followed = Followed(matcher, constraint.take_unseen(), line)
+                crews.setdefault(crew, []).append((index, followed))
                 continue
             try:
                 constraint.write(self._host[line], _num_output(rows[index], constraint))
