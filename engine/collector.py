@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 
 # A step's tuples and lists die by their reference counts. The default of 700 new objects would
-# have the collector look at them several times a step of a large batch, and find nothing.
-_THRESHOLDS = (20_000, 20, 50)
+# have the collector look at them several times a step of a large batch, and find nothing. What a
+# thousand waiting requests are made of is half a million objects, all of them alive, and everybody
+# waits while they are looked at, a microsecond each: so the middle generation takes few, and all of
+# them together are looked at as seldom as they were with more.
+_THRESHOLDS = (10_000, 2, 700)
 
 
 def settle() -> None:
