@@ -10,14 +10,14 @@ from __future__ import annotations
 from engine.speculation.ledger import Ledger
 
 _ENOUGH = 2  # samples of a cost, before it is believed
-_REMEMBERED = 5  # samples, the newest: the one in the middle is believed
+_REMEMBERED = 5  # samples, the newest: the one in the middle is believed, of fewer the least
 _MAX_SAMPLE = 1.5  # a step above this many times what is usual is a hiccup of the machine
 _FRESH = 64  # steps after which a cost that is not seen is looked at again
 _LEAST_S = 1e-7  # of anything, whatever the clock says
 
 
 class Usual:
-    """Of the newest samples the one in the middle; of two the lesser.
+    """Of the newest samples the one in the middle; of the first, made with cold caches, the least.
 
     What disturbs a clock makes things slower, never faster, and by any amount: no mean stands that.
     """
@@ -39,7 +39,8 @@ class Usual:
         samples.append(sample)
         if len(samples) > _REMEMBERED:
             del samples[0]
-        self.value = sorted(samples)[(len(samples) - 1) // 2]
+        is_full = len(samples) == _REMEMBERED
+        self.value = sorted(samples)[_REMEMBERED // 2] if is_full else min(samples)
 
 
 class Costs:

@@ -5,7 +5,8 @@ counted too, in steps without drafts of as many rows: each step's tokens less it
 paid back by a small share of the steps that do without, and nothing is tried before: no row is
 looked at and no clock is read until so many steps have passed.
 
-Trials, which are known to lose, are paid from savings of their own.
+Trials, which are expected to lose, are paid from savings of their own, where past gains do not pay
+for them.
 """
 
 from __future__ import annotations
@@ -46,9 +47,14 @@ class Ledger:
         return self._balance < 0.0
 
     @property
+    def has_gained(self) -> bool:
+        """Whether drafts have paid here, so that some that lose are paid for."""
+        return self._balance > _GRACE
+
+    @property
     def affords_trial(self) -> bool:
         """Whether drafts may be made that are expected to lose."""
-        return self._saved >= 0.0
+        return self._saved >= 0.0 or self.has_gained
 
     def pass_by(self) -> None:
         """A step of a pause is planned."""
@@ -74,4 +80,7 @@ class Ledger:
 
     def book_trial(self, num_steps: float) -> None:
         """The same of a step that drafts to learn what drafts cost."""
-        self._saved = min(0.0, self._saved + num_steps)
+        if self.has_gained:
+            self.book(num_steps)
+        else:
+            self._saved = min(0.0, self._saved + num_steps)

@@ -25,6 +25,7 @@ from engine.speculation.costs import CostBook
 
 _GAIN = 1.03  # what drafting must promise over not drafting: below it is noise
 _TRIAL_STEPS = 3  # in a row that draft to learn what it costs: the first reads up on the texts
+_FIRST_STEPS = 5  # of an engine, that draft: programs are recorded in some of them
 _TRIAL_ROWS = 8  # of such a step: the others lose nothing by it
 _LOOK_S, _LOOK_SHARE = 1.5e-5, 0.01  # looking in vain costs so long, and may cost so much of a row
 _ROW_S, _CLAIM_S = 5e-7, 3e-6  # seconds of the host to pass a row by, and to ask for its number
@@ -89,7 +90,7 @@ class Pace:
         # Seconds of one of its rows, without drafts; 0: it should have none.
         self._share_s = 0.0
         self._draft_s = 0.0  # that each draft adds to it
-        self._num_first = _TRIAL_STEPS  # that must still have drafts until their cost is known
+        self._num_first = _FIRST_STEPS  # that must still have drafts until their cost is known
         self._trial: tuple[int, int] = (0, 0)  # rows for which steps are tried; steps left
         self._num_trial_rows: int | None = None  # that this step may still try; None: it is none
 
@@ -127,8 +128,9 @@ class Pace:
         if num_steps and rows == num_rows:
             self._trial = rows, num_steps - 1
             return True
-        costs = self._costs
-        if not (costs.may_have_changed and costs.ledger.affords_trial) or self.num_drafts(1.0):
+        costs, ledger = self._costs, self._costs.ledger
+        is_due = costs.may_have_changed or ledger.has_gained  # a cost was believed that is none
+        if not (is_due and ledger.affords_trial) or self.num_drafts(1.0):
             return False
         costs.draft_age = 0
         self._trial = num_rows, _TRIAL_STEPS - 1
@@ -226,8 +228,9 @@ class Pace:
         costs = self._book.of(num_rows)
         if num_drafts and costs.plain.is_known:
             gain = costs.gain(num_rows, num_drafts, max(num_tokens, num_rows), seconds)
-            if is_trial:
-                self._num_first = max(0, self._num_first - 1)
+            if is_trial and self._num_first:
+                self._num_first -= 1
+            elif is_trial:
                 costs.ledger.book_trial(gain)
             elif not num_read:  # what is read serves drafts to come
                 costs.ledger.book(gain)

@@ -27,7 +27,7 @@ def test_what_drafts_lose_against_all_expectation_is_bounded(num_rows):
         step_s = PLAIN_S * (1 + 0.1 * (num_drafts > 0))
         pace.observe(num_rows, num_drafts, step_s, num_tokens=num_rows, is_trial=is_trial)
         lost += step_s / PLAIN_S - 1
-    assert 0 < lost < 0.005 * 4000 + 1.5
+    assert 0 < lost < 0.005 * 4000 + 2.0
 
 
 def test_past_gains_pay_for_a_while():
@@ -58,7 +58,7 @@ def test_first_drafts_tell_what_drafts_cost_however_long_the_texts_are():
             num_drafted += 1
         speculator.observe(StepPlan(rows=rows), PLAIN_S * (1 + 0.1 * rows.num_drafts.get(0, 0)))
         text += [1, 2, 3] * 10  # more than a draft model would read unasked
-    assert 0 < num_trials < 6
+    assert 0 < num_trials < 8
     assert num_drafted > 280
 
 

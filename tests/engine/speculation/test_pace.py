@@ -104,7 +104,7 @@ def test_what_learning_costs_is_a_small_share_of_the_time(num_rows, draft_s):
         seconds += step_s
         lost_s += step_s - plain_s
     of_one_trial_s = 3 * 8 * MOST * draft_s
-    assert 0 < lost_s < 0.006 * seconds + 2 * of_one_trial_s
+    assert 0 < lost_s < 0.006 * seconds + 3 * of_one_trial_s
 
 
 def test_other_numbers_of_rows_begin_with_what_is_known():
@@ -137,7 +137,7 @@ def test_a_hiccup_at_the_start_is_not_believed():
 def test_reading_up_on_a_text_must_pay_too():
     """Drafts that gain a tenth are not worth reading for as long as the text will last."""
     pace = Pace(MOST)
-    for _ in range(8):
+    for _ in range(12):
         is_trial = pace.begin(8) and pace.is_trial
         count = pace.claim(0.9)
         told = {"num_tokens": 8 + 8 * count, "is_trial": is_trial}
