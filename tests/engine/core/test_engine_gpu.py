@@ -98,8 +98,8 @@ def count_replays(core: EngineCore) -> list[bool]:
     found: list[bool] = []
     find = graphs.find
 
-    def counting(batch: Any) -> Any:
-        graph = find(batch)
+    def counting(batch: Any, **more: Any) -> Any:
+        graph = find(batch, **more)
         found.append(graph is not None)
         return graph
 

@@ -60,7 +60,7 @@ def texts(
         while runner.prepare():
             pass
         find = kept.find
-        kept.find = lambda batch: found.append(find(batch)) or found[-1]
+        kept.find = lambda *args, **more: found.append(find(*args, **more)) or found[-1]
     core = EngineCore(config, runner)
     told: dict[str, list] = {}
     for index, sampling in enumerate(SAMPLINGS):
