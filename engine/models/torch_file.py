@@ -8,6 +8,7 @@ been found in such readers all the same, so these files are read only where that
 
 from __future__ import annotations
 
+import pickletools
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import torch
 from engine.errors import ModelLoadError
 from engine.models.safetensors import Header, TensorEntry
 
-_MAX_PICKLE_BYTES = 64 * 2**20  # a table of 1,000 tensors takes about 150 kB
+_MAX_PICKLE_BYTES = 8 * 2**20  # a table of 1,000 tensors takes about 150 kB
+_MAX_NESTING = 100  # of tuples; tables have about three
 
 
 def read_torch_header(path: Path) -> Header:
@@ -62,11 +64,50 @@ def _check_archive(path: Path) -> None:
     pickles = [member.file_size for member in members if member.filename.endswith(".pkl")]
     if sum(pickles) > _MAX_PICKLE_BYTES:
         raise ModelLoadError(f"{path}: its table takes {sum(pickles) / 1e6:,.0f} MB")
+    with zipfile.ZipFile(path) as archive:
+        for member in members:
+            if member.filename.endswith(".pkl") and _is_too_deep(archive.read(member)):
+                raise ModelLoadError(
+                    f"{path}: its table has more than {_MAX_NESTING} nested tuples"
+                )
+
+
+def _is_too_deep(pickle: bytes) -> bool:
+    """Whether tuples lie in tuples so deep that the process may end where one is a key: the
+    interpreter hashes them by recursion, without a bound. Nothing of the pickle is carried out.
+    """
+    stack: list[int] = []  # of each value how deep its tuples are; -1: a mark
+    memo: dict[int, int] = {}
+    for opcode, argument, _ in pickletools.genops(pickle):
+        name = opcode.name
+        if name == "MARK":
+            stack.append(-1)
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif "PUT" in name:
+            memo[int(argument or 0)] = stack[-1]
+        elif "GET" in name:
+            stack.append(memo[int(argument or 0)])
+        else:
+            depth = 0
+            num_taken = len(opcode.stack_before)
+            if pickletools.stackslice in opcode.stack_before:
+                while (taken := stack.pop()) >= 0:
+                    depth = max(depth, taken)
+                num_taken -= 2  # the mark and what lay on it
+            for _ in range(num_taken):
+                depth = max(depth, stack.pop())
+            depth += name.startswith("TUPLE")
+            if depth > _MAX_NESTING:
+                return True
+            stack.extend([depth] * len(opcode.stack_after))
+    return False
 
 
 def _entry(path: Path, name: object, value: object, file_bytes: int) -> TensorEntry:
     if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-        raise ModelLoadError(f"{path}: {name!r:.80} is not a tensor by name")
+        told = f"'{name[:80]}'" if isinstance(name, str) else f"a key of type {type(name).__name__}"
+        raise ModelLoadError(f"{path}: {told} is not a tensor by name")
     begin = value.untyped_storage()._checkpoint_offset
     num_bytes = value.numel() * value.element_size()
     if begin is None or not value.is_contiguous():

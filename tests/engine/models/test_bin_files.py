@@ -100,11 +100,20 @@ def pickled(data):
 
 
 DEEP = b"\x80\x02" + b"(" * 200_000 + b"t" * 200_000 + b"."
-BIG = b"\x80\x02" + b"N0" * (33 * 2**20) + b"}."
+# Hashing a tuple ends the process where tuples lie in it as deep as that.
+DEEP_KEY = b"\x80\x02})" + b"\x85" * 1_000_000 + b"K\x01s."
+KEPT_KEY = b"\x80\x02})" + b"q\x00h\x00\x86" * 300_000 + b"K\x01s."
+BIG = b"\x80\x02" + b"N0" * (5 * 2**20) + b"}."
 BAD = {
     "compressed": (lambda path: rezipped(path, zipfile.ZIP_DEFLATED), "is compressed"),
-    "a large pickle": (pickled(BIG), "its table takes 69 MB"),
-    "nested": (pickled(DEEP), "pytorch_model.bin: "),
+    "a large pickle": (pickled(BIG), "its table takes 10 MB"),
+    "nested": (pickled(DEEP), "more than 100 nested tuples"),
+    "a nested key": (pickled(DEEP_KEY), "more than 100 nested tuples"),
+    "a nested key from the memo": (pickled(KEPT_KEY), "more than 100 nested tuples"),
+    "a tuple for a name": (
+        pickled(b"\x80\x02})\x85K\x01s."),
+        "a key of type tuple is not a tensor",
+    ),
     "a long string": (pickled(b"\x80\x04\x8d" + b"\xff" * 7 + b"\x7f."), "more than tensors"),
     "another global": (
         pickled(b"\x80\x02cposix\nsystem\nX\x02\0\0\0id\x85R."),
