@@ -1,8 +1,6 @@
 // Linear layers whose weights are rounded to 4 bits while they load; see int4.h.
 #include "int4.h"
 
-#include <memory>
-
 #include "grouped.h"
 #include "program.h"
 
@@ -36,12 +34,11 @@ void many_rows(const bf16* x, int64_t rows, const Int4Weight& weight, T* y, int6
                bool amx) {
   const GivenCodes given(x, rows, weight.inputs, amx);
   for_panels(rows, outputs, given.rows().max_part(), [&] {
-    const auto codes = std::make_shared<Scratch<int8_t>>(PANEL * weight.inputs);
-    return [&, codes, products = Int8Products()](int64_t begin, int64_t end,
-                                                 int64_t panel) mutable {
-      widen_panel(weight, panel, codes->get());
+    return [&, codes = Scratch<int8_t>(PANEL * weight.inputs), products = Int8Products()](
+               int64_t begin, int64_t end, int64_t panel) mutable {
+      widen_panel(weight, panel, codes.get());
       const int64_t first = panel * PANEL;
-      const Int8Panel widened{codes->get(), weight.whole_scales + first, weight.totals + first};
+      const Int8Panel widened{codes.get(), weight.whole_scales + first, weight.totals + first};
       products.multiply(given.rows(), begin, end, widened, weight.bias, y, outputs, panel);
     };
   });
