@@ -224,8 +224,8 @@ class Settings(SpeculationSettings):
         None,
         _SCHEDULER,
         "Tokens computed by one step, prompts and outputs together. When left out: 2048 on a GPU, "
-        "on a CPU, where all who run wait longer for a step, 64 more than the most sequences, and "
-        "at least 256.",
+        "on a CPU, where all who run wait longer for a step, 64 more than the sequences that run, "
+        "and at least 256.",
         ge=1,
     )
     scheduling_policy: Policy | None = setting(
