@@ -31,15 +31,21 @@ class AdapterRows(NamedTuple):
 
 def adapter_rows(slots: np.ndarray, num_slots: int, device: torch.device) -> AdapterRows:
     """From the slot of each token, [n] int64, -1 for none, of so many."""
-    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
-    used, begins, counts = np.unique(slots[order], return_index=True, return_counts=True)
+    order, groups = by_slot(slots)
     is_own = torch.from_numpy(slots[:, None, None] == np.arange(num_slots)[:, None])
     return AdapterRows(
         to_device(torch.from_numpy(slots), device),
         to_device(is_own, device),
         to_device(torch.from_numpy(order), device),
-        np.stack((used, begins, begins + counts), axis=1),
+        groups,
     )
+
+
+def by_slot(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``order`` and ``groups`` of ``AdapterRows``, on the host, from the slot of each token."""
+    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
+    used, begins, counts = np.unique(slots[order], return_index=True, return_counts=True)
+    return order, np.stack((used, begins, begins + counts), axis=1)
 
 
 def reached(up: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,8 @@ from engine.lora.store import AdapterStore
 from engine.models.adapters import Change
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
-from kernels.lora import AdapterRows, adapter_rows
+from kernels.cpu.program import NotRecordableError
+from kernels.lora import AdapterRows, adapter_rows, by_slot
 from kernels.operations import Operations
 
 
@@ -53,10 +54,40 @@ class StepAdapters:
             yield Change(self._rows.order[begin:end], weights.down[slot], weights.up[slot])
 
 
-def step_adapters(
-    store: AdapterStore, batch: HostBatch, table: RowTable, operations: Operations
-) -> tuple[StepAdapters, StepAdapters] | None:
-    """The adapters of all tokens, and of the sampling rows' last ones; None where no row has any.
+class RecordedAdapters(StepAdapters):
+    """The adapters of a decode step that is recorded once and run for whichever its rows have.
+
+    Args:
+        store: as it is while its ``version`` stays.
+        size: rows of the step.
+        operations: compute.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, store: AdapterStore, size: int, operations: Operations) -> None:
+        rows = adapter_rows(np.full(size, -1), store.num_slots, torch.device("cpu"))
+        rows = rows._replace(
+            order=torch.zeros(size, dtype=torch.int64), groups=np.zeros((size, 3), np.int64)
+        )
+        super().__init__(store, rows, operations)
+
+    def set(self, slots: np.ndarray) -> None:
+        """Whose step is run next: the slot of each row's adapter, [size] int64, -1 for none."""
+        order, groups = by_slot(slots)
+        self._rows.order.numpy()[: order.size] = order
+        self._rows.groups[: len(groups)] = groups
+        self._rows.groups[len(groups) :] = 0  # groups of no token
+
+    def changes(self, parameter: str) -> Iterator[Change]:
+        """Which products there are depends on the rows, so this cannot be recorded."""
+        if self._store.layer(parameter) is not None:
+            raise NotRecordableError(f"an adapter's part in {parameter.partition('.')[2]}")
+        return iter(())
+
+
+def adapter_slots(store: AdapterStore, batch: HostBatch, table: RowTable) -> np.ndarray | None:
+    """The store's slot of each row's adapter, [R] int64, -1 for none; None where no row has any.
 
     Raises:
         InvalidParameter: an adapter can no longer be read.
@@ -68,12 +99,26 @@ def step_adapters(
     if not adapters:
         return None
     slots = store.slots(adapters)
-    rows = np.array([-1 if a is None else slots[a.id] for a in of_rows], np.int64)
-    device = table.tables.device
-    tokens = np.repeat(rows, np.diff(batch.query_start))
+    return np.array([-1 if a is None else slots[a.id] for a in of_rows], np.int64)
+
+
+def step_adapters(
+    store: AdapterStore, slots: np.ndarray, batch: HostBatch, operations: Operations
+) -> tuple[StepAdapters, StepAdapters]:
+    """The adapters of all tokens, and of the sampling rows' last ones.
+
+    Args:
+        store: holds them.
+        slots: of the rows' adapters, as ``adapter_slots`` tells them.
+        batch: the rows.
+        operations: compute.
+    """
+    tokens = np.repeat(slots, np.diff(batch.query_start))
     return (
-        StepAdapters(store, adapter_rows(tokens, store.num_slots, device), operations),
+        StepAdapters(store, adapter_rows(tokens, store.num_slots, store.device), operations),
         StepAdapters(
-            store, adapter_rows(rows[batch.sampling_rows], store.num_slots, device), operations
+            store,
+            adapter_rows(slots[batch.sampling_rows], store.num_slots, store.device),
+            operations,
         ),
     )

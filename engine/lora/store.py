@@ -41,12 +41,13 @@ class AdapterStore:
     ) -> None:
         self._spec = spec
         self._dtype = dtype
-        self._device = device
+        self.device = device  # where slots are
         self._max_loaded = max_loaded
         self._max_on_host = max(max_loaded, max_on_host)
         self._on_host: OrderedDict[str, dict[str, Delta]] = OrderedDict()  # least recent first
         self._slots: OrderedDict[str, int] = OrderedDict()  # the same
         self.num_slots = 0  # on the device
+        self.version = 0  # rises when tensors of ``layer`` have been replaced
         self._layers: dict[str, AdapterWeights] = {}  # by parameter
 
     @property
@@ -108,6 +109,7 @@ class AdapterStore:
 
     def _grow(self, num_slots: int) -> int:
         """Make room for ``num_slots``; returns the last."""
+        self.version += 1
         for name, weights in self._layers.items():
             more = num_slots - weights.down.shape[0]
             self._layers[name] = AdapterWeights(
@@ -126,8 +128,8 @@ class AdapterStore:
                 tensor[slot] = 0
             if delta is not None:
                 rank = delta.down.shape[0]
-                weights.down[slot, :rank] = delta.down.to(self._device)
-                weights.up[slot, :rank] = delta.up.T.to(self._device)
+                weights.down[slot, :rank] = delta.down.to(self.device)
+                weights.up[slot, :rank] = delta.up.T.to(self.device)
                 weights.spans[slot, :rank] = reached(delta.up.T)
 
     def _widen(self, name: str, delta: Delta) -> None:
@@ -145,7 +147,8 @@ class AdapterStore:
             for tensor, held in zip(wider, weights, strict=True):
                 tensor[:, :have] = held
         self._layers[name] = wider
+        self.version += 1
 
     def _zeros(self, rank: int, size: int) -> torch.Tensor:
         shape = self.num_slots, rank, size
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        return torch.zeros(shape, dtype=self._dtype, device=self.device)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from engine.kv_cache.storage import KVCache
+from engine.lora.batch import RecordedAdapters
 from engine.models.decoder import Decoder, StepState
 from engine.runner.inputs import HostBatch, build, geometry
 from engine.runner.rows import RowTable
@@ -70,6 +71,7 @@ class DecodeGraph:
     forward: Replay
     sample: Replay
     greedy: Greedy | None = None  # in place of both
+    adapters: RecordedAdapters | None = None  # of its rows; None: they have none
 
     @property
     def size(self) -> int:
@@ -117,10 +119,12 @@ class DecodeGraphs:
         shape = (max_num_rows, model.spec.vocab_size)
         self._logits = torch.empty(shape, dtype=torch.float32, device=spec.device)
 
-    def find(self, batch: HostBatch, *, verifies: bool = False) -> DecodeGraph | None:
+    def find(
+        self, batch: HostBatch, *, verifies: bool = False, adapted: bool = False
+    ) -> DecodeGraph | None:
         """The smallest graph that holds the batch, whether or not it verifies drafts; None where
-        running it as it is costs less."""
-        if not batch.is_decode:
+        running it as it is costs less, or rows have adapters: what adds these is not captured."""
+        if adapted or not batch.is_decode:
             return None
         num_rows = batch.slots.size
         for size in self._sizes:

@@ -138,7 +138,7 @@ def _load_decoder_runner(
         max_on_host=config.lora.max_on_host,
     )
     features = None if loaded.head is None else loaded.head.features(memory)
-    graphs = _graphs(plan, decoder, cache, rows, features)
+    graphs = _graphs(plan, decoder, cache, rows, adapters, features)
     draft = _draft_model(plan, loaded, memory, rows, features)
     speculation = config.speculation
     logger.info(memory.describe())
@@ -215,14 +215,21 @@ def _plan_memory(plan: _Plan, loaded: _Loaded) -> MemoryPlan:
 
 
 def _graphs(
-    plan: _Plan, decoder: Decoder, cache: KVCache, rows: RowTable, features: Features | None
+    plan: _Plan,
+    decoder: Decoder,
+    cache: KVCache,
+    rows: RowTable,
+    adapters: AdapterStore,
+    features: Features | None,
 ) -> DecodeGraphs | DecodePrograms | None:
     """What runs decode steps in one go; None: nothing does."""
     config, kernels, attention = plan.config, plan.kernels, plan.attention
     if config.enforce_eager or not plan.spec.generates or not kernels.attention.is_capturable:
         return None
     if attention.device.type != "cuda":
-        return DecodePrograms(decoder, cache, kernels, attention, rows, features=features)
+        return DecodePrograms(
+            decoder, cache, kernels, attention, rows, adapters=adapters, features=features
+        )
     most = config.scheduler.max_num_seqs
     return DecodeGraphs(decoder, cache, kernels, attention, rows, most, CudaCapture(), features)
 

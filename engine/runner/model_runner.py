@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from engine.errors import EngineDead, OutOfMemory
 from engine.kv_cache.storage import KVCache
-from engine.lora.batch import step_adapters
+from engine.lora.batch import adapter_slots, step_adapters
 from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
 from engine.plan_rows import PlanRows
@@ -160,8 +161,9 @@ class ModelRunner:
             if drafts is not None:
                 rows = spread(rows)
             batch = host_batch(rows, self._rows)
-            graph = self._load_graph(batch, plan, verifies=drafts is not None)
-            inputs = self._send(batch, plan) if graph is None else None
+            adapted = adapter_slots(self._adapters, batch, self._rows)
+            graph = self._load_graph(batch, plan, adapted, verifies=drafts is not None)
+            inputs = self._send(batch, plan, adapted) if graph is None else None
             masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
         told = _Told([], [])
         if graph is not None:
@@ -187,16 +189,19 @@ class ModelRunner:
             self._rows.add(added)
 
     def _load_graph(
-        self, batch: HostBatch, plan: StepPlan, *, verifies: bool
+        self, batch: HostBatch, plan: StepPlan, adapted: np.ndarray | None, *, verifies: bool
     ) -> DecodeGraph | None:
-        """The captured graph that serves the step, with the batch in it; None: there is none."""
+        """The captured graph that serves the step, with the batch in it; None: there is none.
+
+        ``adapted`` is what ``adapter_slots`` tells of the batch.
+        """
         if self._graphs is None or plan.copies or self._judges(batch):
             return None
-        if not self._adapters.is_empty and self._adapts(batch):
-            return None
-        graph = self._graphs.find(batch, verifies=verifies)
+        graph = self._graphs.find(batch, verifies=verifies, adapted=adapted is not None)
         if graph is not None:
             self._graphs.load(graph, batch, self._uploads)
+            if graph.adapters is not None and adapted is not None:
+                graph.adapters.set(adapted)
         return graph
 
     def _replay(
@@ -232,7 +237,7 @@ class ModelRunner:
             count = batch.slots.size
             self._features.keep(slots[:count], features[:count])
 
-    def _send(self, batch: HostBatch, plan: StepPlan) -> _Inputs:
+    def _send(self, batch: HostBatch, plan: StepPlan, adapted: np.ndarray | None) -> _Inputs:
         """Bring the step to the device, and prepare there what the layers read."""
         operations, spec, table = self._kernels.operations, self._spec, self._rows
         sent = send(batch, plan, table, self._uploads)
@@ -248,9 +253,8 @@ class ModelRunner:
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
         )
-        adapters = step_adapters(self._adapters, batch, table, operations)
-        if adapters is not None:
-            of_tokens, of_wanted = adapters
+        if adapted is not None:
+            of_tokens, of_wanted = step_adapters(self._adapters, adapted, batch, operations)
             state = replace(state, adapters=of_tokens, wanted_adapters=of_wanted)
         return _Inputs(sent, inputs, state)
 
@@ -304,10 +308,6 @@ class ModelRunner:
         requests = [self._rows.requests[slot] for slot in batch.slots.tolist()]
         bounds = batch.query_start.tolist()
         return list(pool_rows(rows, requests, bounds, hidden, self._model.logits))
-
-    def _adapts(self, batch: HostBatch) -> bool:
-        """Whether a row has an adapter: what adds it is not captured."""
-        return any(self._rows.requests[slot].adapter for slot in batch.slots.tolist())
 
     def _judges(self, batch: HostBatch) -> bool:
         """Whether a row tells of prompt tokens with this step."""

@@ -8,13 +8,15 @@ pieces, the second for rows that ask for no more than the parameter table says. 
 are greedy, one piece is the whole step: it finds the largest logits without writing all down.
 Recording computes nothing and takes some milliseconds, so each number of rows is recorded when it
 first comes, and none is padded; of steps that verify drafts, whose numbers of rows are many, one
-that has come a few times. What a model does beyond native calls cannot be recorded; its steps
-are then computed as all others are.
+that has come a few times. Steps in which rows have adapters are programs of their own, which are
+told before each run whose is which. What a model does beyond native calls cannot be recorded; its
+steps are then computed as all others are.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +24,8 @@ import numpy as np
 import torch
 
 from engine.kv_cache.storage import KVCache
+from engine.lora.batch import RecordedAdapters
+from engine.lora.store import AdapterStore
 from engine.models.decoder import Decoder, StepState
 from engine.runner.graphs import DecodeGraph, Greedy, Kept, spare_batch, spare_rows
 from engine.runner.inputs import HostBatch, build, geometry
@@ -40,6 +44,13 @@ logger = logging.getLogger(__name__)
 _WORTH = 8
 
 
+class _Kind(NamedTuple):
+    """What a program serves."""
+
+    size: int  # rows
+    adapted: bool  # whether some of them have adapters
+
+
 class ReadProgram(NamedTuple):
     """Stores keys and values of so many tokens, and chooses nothing."""
 
@@ -53,6 +64,7 @@ class DecodePrograms:
 
     Args:
         model, cache, kernels, spec, rows: the runner's, on a CPU.
+        adapters: of rows; None: they have none.
         feeds_back: what is sampled is the rows' newest token.
         features: of a head that drafts, if there is one.
     """
@@ -65,6 +77,7 @@ class DecodePrograms:
         spec: AttentionSpec,
         rows: RowTable,
         *,
+        adapters: AdapterStore | None = None,
         feeds_back: bool = True,
         features: Features | None = None,
     ) -> None:
@@ -73,36 +86,56 @@ class DecodePrograms:
         self._kernels = kernels
         self._spec = spec
         self._rows = rows
+        self._adapters = adapters
+        self._adapted_version = -1  # of the store, when steps with adapters were recorded
         self._feeds_back = feeds_back
         self._features = features
         self._workspace = Workspace()
-        self._programs: dict[int, DecodeGraph] = {}
+        self._programs: dict[_Kind, DecodeGraph] = {}
         self._readers: dict[int, ReadProgram] = {}
-        self._num_seen: dict[int, int] = {}  # steps with drafts, by rows that are not recorded
-        self._is_recordable = True
+        self._num_seen: Counter[_Kind] = Counter()  # steps with drafts that are not recorded
+        self._unrecordable: set[bool] = set()  # steps without adapters, or those with some
 
-    def find(self, batch: HostBatch, *, verifies: bool = False) -> DecodeGraph | None:
-        """The program of the batch's number of rows, made if need be; None where there is none, or
-        where the batch verifies drafts and its number is a rare one."""
-        if not batch.is_decode or not self._is_recordable:
+    def find(
+        self, batch: HostBatch, *, verifies: bool = False, adapted: bool = False
+    ) -> DecodeGraph | None:
+        """The program of the batch's number of rows, of which some are ``adapted`` or none, made if
+        need be; None where there is none, or where the batch verifies drafts and its number is a
+        rare one."""
+        if not batch.is_decode or adapted in self._unrecordable:
             return None
-        size = batch.slots.size
-        if verifies and size not in self._programs:
-            self._num_seen[size] = self._num_seen.get(size, 0) + 1
-            if self._num_seen[size] < _WORTH:
+        if adapted:
+            self._forget_moved()
+        kind = _Kind(batch.slots.size, adapted)
+        if verifies and kind not in self._programs:
+            self._num_seen[kind] += 1
+            if self._num_seen[kind] < _WORTH:
                 return None
-        return self.of_size(size)
+        return self._of_kind(kind)
 
     def of_size(self, size: int) -> DecodeGraph | None:
-        """The program of so many rows, made if need be; None where there is none."""
-        found = self._programs.get(size)
-        if found is None and self._is_recordable:
+        """The program of so many rows without adapters, made if need be; None where there is
+        none."""
+        return self._of_kind(_Kind(size, adapted=False))
+
+    def _of_kind(self, kind: _Kind) -> DecodeGraph | None:
+        found = self._programs.get(kind)
+        if found is None and kind.adapted not in self._unrecordable:
             try:
-                found = self._programs[size] = self._record(size)
+                found = self._programs[kind] = self._record(kind)
             except (NotRecordableError, OSError) as error:  # the latter: no memory for it
-                self._is_recordable = False
-                logger.info("decode steps are not recorded: %s", error)
+                self._unrecordable.add(kind.adapted)
+                which = "decode steps with adapters" if kind.adapted else "decode steps"
+                logger.info("%s are not recorded: %s", which, error)
         return found
+
+    def _forget_moved(self) -> None:
+        """Drop the programs whose adapters lie elsewhere by now."""
+        assert self._adapters is not None
+        if self._adapters.version != self._adapted_version:
+            self._adapted_version = self._adapters.version
+            for kind in [kind for kind in self._programs if kind.adapted]:
+                del self._programs[kind]
 
     def reader(self, size: int) -> ReadProgram:
         """The program that reads so many tokens, made if need be; there is one where programs are.
@@ -113,7 +146,8 @@ class DecodePrograms:
         found = self._readers.get(size)
         if found is None:
             packed, rows = spare_rows(size, self._rows, self._spec.device)
-            forward, (where, *_) = Recorder(self._workspace)(partial(self._forward, size, rows))
+            record = Recorder(self._workspace)
+            forward, (where, *_) = record(partial(self._forward, size, rows, None))
             found = self._readers[size] = ReadProgram(packed, where, forward)
         return found
 
@@ -127,20 +161,26 @@ class DecodePrograms:
         """Nothing is recorded before it is needed."""
         return False
 
-    def _record(self, size: int) -> DecodeGraph:
+    def _record(self, kind: _Kind) -> DecodeGraph:
+        size, adapters = kind.size, None
+        if kind.adapted:
+            assert self._adapters is not None
+            adapters = RecordedAdapters(self._adapters, size, self._kernels.operations)
         packed, rows = spare_rows(size, self._rows, self._spec.device)
         positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be chosen
         record = Recorder(self._workspace)
-        layers, (where, hidden, kept) = record(partial(self._forward, size, rows))
+        layers, (where, hidden, kept) = record(partial(self._forward, size, rows, adapters))
         head, logits = record(partial(self._model.logits, hidden))
         sample, sampled = record(partial(self._sample, logits, rows.slots, positions))
         choose, likeliest = record(partial(self._likeliest, hidden, rows.slots))
         greedy = None if likeliest is None else Greedy(layers + choose, likeliest)
         forward = layers + head
-        return DecodeGraph(packed, where, logits, positions, sampled, kept, forward, sample, greedy)
+        return DecodeGraph(
+            packed, where, logits, positions, sampled, kept, forward, sample, greedy, adapters
+        )
 
     def _forward(
-        self, size: int, rows: StepRows
+        self, size: int, rows: StepRows, adapters: RecordedAdapters | None
     ) -> tuple[BatchGeometry, torch.Tensor, Kept | None]:
         """Where the rows lie, their hidden states, and what is kept for a head that drafts."""
         table, spec = self._rows, self._spec
@@ -153,6 +193,8 @@ class DecodePrograms:
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
+            adapters=adapters,
+            wanted_adapters=adapters,
         )
         given = inputs.input_ids, state, self._cache.layers
         if self._features is None:

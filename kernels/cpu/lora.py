@@ -16,7 +16,10 @@ _LONG_GROUP = 64
 def add_adapters(
     out: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows
 ) -> torch.Tensor:
-    """See ``kernels.reference.lora.add_adapters``. Between the products it keeps float32."""
+    """See ``kernels.reference.lora.add_adapters``. Between the products it keeps float32.
+
+    A group without tokens is passed over: a recorded step has room for as many as it has tokens.
+    """
     num_groups = len(rows.groups)
     if rows.order.numel() >= _LONG_GROUP * num_groups:
         return reference.add_adapters(out, x, weights, rows)

@@ -4,12 +4,14 @@
     python -m tools.bench.lora DIR
 
 Adapters of all linear layers are made at random. The same sequences are continued with and without
-them, in turn; told are the medians of the steps' times.
+them, in turn; told are the medians of the steps' times, and the median over the rounds of what they
+leave of the throughput: a round's two halves see the same hour of a shared machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -29,7 +31,7 @@ from engine.models.spec import DecoderSpec
 from engine.requests import fan_out
 from engine.types import Adapter, SamplingParams
 
-_PROMPT, _WARM_UP_STEPS, _ROUNDS = 64, 8, 3
+_PROMPT, _WARM_UP_STEPS, _ROUNDS = 64, 8, 5
 _GATE = 0.7  # of the throughput without adapters
 
 
@@ -71,10 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(core: EngineCore, adapters: Sequence[Adapter], rows: int, steps: int) -> dict[str, Any]:
     """Rounds without and with adapters, in turn."""
-    taken: dict[bool, list[float]] = {False: [], True: []}
+    rounds: dict[bool, list[list[float]]] = {False: [], True: []}  # seconds of steps
     for number in range(2 * _ROUNDS):
-        is_adapted = number % 2 == 1
-        ids = []
+        is_adapted = number % 4 in (1, 2)  # who goes first changes from round to round
+        ids: list[str] = []
+        taken: list[float] = []
         for index in range(rows):
             prompt = [3 + (index * 131 + place * 7) % 1000 for place in range(_PROMPT)]
             sampling = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -89,17 +92,25 @@ def measure(core: EngineCore, adapters: Sequence[Adapter], rows: int, steps: int
             begun_s = time.perf_counter()
             core.step()
             if step >= _WARM_UP_STEPS:
-                taken[is_adapted].append(time.perf_counter() - begun_s)
+                taken.append(time.perf_counter() - begun_s)
+        rounds[is_adapted].append(taken)
         for id_ in ids:
             core.abort(id_)
         while core.has_work:
             core.step()
-    plain_s, adapted_s = statistics.median(taken[False]), statistics.median(taken[True])
+    plain_s, adapted_s = (
+        statistics.median(itertools.chain(*rounds[adapted])) for adapted in (False, True)
+    )
+    shares = [
+        statistics.median(plain) / statistics.median(adapted)
+        for plain, adapted in zip(rounds[False], rounds[True], strict=True)
+    ]
     return {
         "rows": rows,
         "step_ms": plain_s * 1e3,
         "adapted_step_ms": adapted_s * 1e3,
-        "throughput": plain_s / adapted_s,
+        "throughput": statistics.median(shares),
+        "rounds": shares,
     }
 
 

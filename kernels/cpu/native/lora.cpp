@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "program.h"
 #include "simd.h"
 
 namespace quire {
@@ -13,6 +14,9 @@ namespace {
 
 constexpr int64_t TOKENS = 16;  // of an item
 constexpr int64_t TILE = 4;     // tokens, ranks and vectors of outputs held in registers
+constexpr int64_t WIDTH = TILE * LANES;
+constexpr int64_t AHEAD = 4 * WIDTH;  // outputs of a rank that are on their way from memory
+constexpr int64_t LINE_BYTES = 64;
 // Multiplications below which a second thread costs more than it computes.
 constexpr int64_t SMALL = 1 << 17;
 
@@ -31,23 +35,51 @@ struct Layer {
   int64_t rank, inputs, outputs;
 };
 
-// sums[4 * t + r] of four tokens with four rows of `down`.
-template <class T>
-inline Floats products(const T* const (&x)[TILE], const T* const (&down)[TILE], int64_t inputs) {
+// sums[4 * t + r] of four tokens with four rows of `down`, added up from what `load_at(row, d)` gives of
+// both by `multiply`, `step` values at a time.
+template <class Value, class T, class Load, class Multiply>
+inline Floats products(const T* const (&x)[TILE], const T* const (&down)[TILE], int64_t inputs,
+                       int64_t step, Load load_at, Multiply multiply) {
   Floats sums[TILE * TILE] = {};
-  const auto add = [&](int64_t d, int64_t count) {
-    Floats parts[TILE];
-    for (int r = 0; r < TILE; ++r) parts[r] = load(down[r] + d, count);
+  for (int64_t d = 0; d < inputs; d += step) {
+    Value parts[TILE];
+#pragma GCC unroll 4
+    for (int r = 0; r < TILE; ++r) parts[r] = load_at(down[r], d);
+#pragma GCC unroll 4
     for (int t = 0; t < TILE; ++t) {
-      const Floats part = load(x[t] + d, count);
-      for (int r = 0; r < TILE; ++r) sums[TILE * t + r] += part * parts[r];
+      const Value part = load_at(x[t], d);
+#pragma GCC unroll 4
+      for (int r = 0; r < TILE; ++r)
+        sums[TILE * t + r] = multiply(sums[TILE * t + r], part, parts[r]);
     }
-  };
-  int64_t d = 0;
-  for (; d + LANES <= inputs; d += LANES) add(d, LANES);
-  if (d < inputs) add(d, inputs - d);
+  }
   return sum_each(sums);
 }
+
+template <class T>
+inline Floats products(const T* const (&x)[TILE], const T* const (&down)[TILE], int64_t inputs) {
+  return products<Floats>(
+      x, down, inputs, LANES,
+      [=](const T* row, int64_t d) { return load(row + d, inputs - d); },
+      [](Floats sum, Floats a, Floats b) { return sum + a * b; });
+}
+
+#ifdef __AVX512BF16__
+// By products of pairs: nothing has to be widened.
+inline Floats products(const bfloat16* const (&x)[TILE], const bfloat16* const (&down)[TILE],
+                       int64_t inputs) {
+  return products<__m512i>(
+      x, down, inputs, 2 * LANES,
+      [=](const bfloat16* row, int64_t d) {
+        const int64_t left = inputs - d;
+        const __mmask32 mask = left >= 2 * LANES ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+        return _mm512_maskz_loadu_epi16(mask, row + d);
+      },
+      [](Floats sum, __m512i a, __m512i b) {
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+      });
+}
+#endif
 
 // inner[token][rank]; ranks that reach nothing are left as they are.
 template <class T>
@@ -79,34 +111,84 @@ void go_down(const Layer<T>& layer, int64_t slot, const T* x, const int64_t* tok
   if (held) flush();
 }
 
-// out[token] += inner[token] * up, for the outputs [begin, end): no more than a tile's width.
+// A tile's outputs as vectors. Those in bfloat16 are taken apart as they lie, the even ones and the
+// odd ones of each 32, which is less work than to widen them in order.
+inline void load_tile(const float* p, Floats (&parts)[TILE]) {
+  for (int v = 0; v < TILE; ++v) parts[v] = load(p + v * LANES);
+}
+
+inline void load_tile(const bfloat16* p, Floats (&parts)[TILE]) {
+  for (int v = 0; v < TILE; v += 2) {
+    Words both;
+    std::memcpy(&both, p + v * LANES, sizeof both);
+    parts[v] = (Floats)(both << 16);
+    parts[v + 1] = (Floats)(both & 0xFFFF0000);
+  }
+}
+
+inline void store_tile(float* p, const Floats (&parts)[TILE]) {
+  for (int v = 0; v < TILE; ++v) store(p + v * LANES, parts[v]);
+}
+
+inline void store_tile(bfloat16* p, const Floats (&parts)[TILE]) {
+  for (int v = 0; v < TILE; v += 2) {
+    const Floats a = parts[v], b = parts[v + 1];
+    store(p + v * LANES,
+          QUIRE_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+    store(p + (v + 1) * LANES,
+          QUIRE_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+  }
+}
+
+// out[token] += inner[token] * up, for a whole tile of outputs from `begin` on.
 template <class T>
 void go_up(const Layer<T>& layer, int64_t slot, const float* inner, const int64_t* tokens,
-           int64_t count, int64_t begin, int64_t end, T* out) {
+           int64_t count, int64_t begin, T* out) {
   const Span* spans = layer.spans + slot * layer.rank;
-  const T* up = layer.up + slot * layer.rank * layer.outputs;
+  const T* up = layer.up + slot * layer.rank * layer.outputs + begin;
   for (int64_t first = 0; first < count; first += TILE) {
+    const float* factors[TILE];
+    for (int64_t t = 0; t < TILE; ++t)
+      factors[t] = inner + std::min(first + t, count - 1) * layer.rank;
     Floats sums[TILE][TILE] = {};
     for (int64_t r = 0; r < layer.rank; ++r) {
-      if (spans[r].begin >= end || spans[r].end <= begin) continue;
+      if (spans[r].begin >= begin + WIDTH || spans[r].end <= begin) continue;
+      const T* row = up + r * layer.outputs;
+      // Tiles of a row follow each other, but between two of them come those of all ranks: too many
+      // ways to memory for the processor to see where they lead.
+      for (int64_t o = 0; o < WIDTH; o += LINE_BYTES / sizeof(T))
+        __builtin_prefetch(row + AHEAD + o);
       Floats parts[TILE];
-      for (int64_t v = 0; v < TILE; ++v) {
-        const int64_t o = begin + v * LANES;
-        parts[v] = o < end ? load(up + r * layer.outputs + o, end - o) : Floats{};
-      }
-      for (int64_t t = 0; t < TILE; ++t) {
-        const float factor = inner[std::min(first + t, count - 1) * layer.rank + r];
-        for (int64_t v = 0; v < TILE; ++v) sums[t][v] += factor * parts[v];
-      }
+      load_tile(row, parts);
+#pragma GCC unroll 4
+      for (int t = 0; t < TILE; ++t)
+#pragma GCC unroll 4
+        for (int v = 0; v < TILE; ++v) sums[t][v] += factors[t][r] * parts[v];
     }
-    for (int64_t t = first; t < std::min(first + TILE, count); ++t)
-      for (int64_t v = 0; v < TILE; ++v) {
-        const int64_t o = begin + v * LANES;
-        if (o >= end) break;
-        T* place = out + tokens[t] * layer.outputs + o;
-        store(place, load(place, end - o) + sums[t - first][v], end - o);
-      }
+    for (int64_t t = 0; t < std::min(TILE, count - first); ++t) {
+      T* place = out + tokens[first + t] * layer.outputs + begin;
+      Floats parts[TILE];
+      load_tile(place, parts);
+      for (int v = 0; v < TILE; ++v) parts[v] += sums[t][v];
+      store_tile(place, parts);
+    }
   }
+}
+
+// The same for the outputs behind the last whole tile, which begin at `begin`.
+template <class T>
+void go_up_rest(const Layer<T>& layer, int64_t slot, const float* inner, const int64_t* tokens,
+                int64_t count, int64_t begin, T* out) {
+  const T* up = layer.up + slot * layer.rank * layer.outputs;
+  for (int64_t t = 0; t < count; ++t)
+    for (int64_t o = begin; o < layer.outputs; o += LANES) {
+      const int64_t left = layer.outputs - o;
+      T* place = out + tokens[t] * layer.outputs + o;
+      Floats sum = load(place, left);
+      for (int64_t r = 0; r < layer.rank; ++r)
+        sum += inner[t * layer.rank + r] * load(up + r * layer.outputs + o, left);
+      store(place, sum, left);
+    }
 }
 
 template <class T>
@@ -126,9 +208,10 @@ void add_adapters(const Layer<T>& layer, const T* x, const int64_t* tokens, cons
     const int64_t* own = tokens + item.begin;
     std::vector<float> inner(count * layer.rank);
     go_down(layer, item.slot, x, own, count, inner.data());
-    for (int64_t o = 0; o < layer.outputs; o += TILE * LANES)
-      go_up(layer, item.slot, inner.data(), own, count, o,
-            std::min(o + TILE * LANES, layer.outputs), out);
+    int64_t o = 0;
+    for (; o + WIDTH <= layer.outputs; o += WIDTH)
+      go_up(layer, item.slot, inner.data(), own, count, o, out);
+    if (o < layer.outputs) go_up_rest(layer, item.slot, inner.data(), own, count, o, out);
   });
 }
 
@@ -151,3 +234,5 @@ void quire_add_adapters(int32_t dtype, const void* down, const void* up, const v
 }
 
 }  // extern "C"
+
+QUIRE_RECORDED(quire_add_adapters)

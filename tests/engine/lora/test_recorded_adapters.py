@@ -1,0 +1,140 @@
+"""Decode steps with adapters as recorded programs: the same bits as steps from Python."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.types import Adapter, Request, SamplingParams
+from kernels.cpu import linear
+from tests import tiny_models
+
+pytestmark = pytest.mark.skipif(
+    not linear.is_available(), reason="no AVX-512 BF16 and VNNI, or no C++ compiler"
+)
+# Multiples of what the panels hold; the projections of the latent model are listed below.
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "num_attention_heads": 4}
+LATENT = {
+    **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
+    **{"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+    **{"moe_intermediate_size": 32, "num_key_value_heads": 4},
+}
+KV_HEADS = 2
+LLAMA_LAYERS = {  # (outputs, inputs)
+    "self_attn.q_proj": (64, 64),
+    "self_attn.v_proj": (KV_HEADS * 16, 64),
+    "mlp.gate_proj": (128, 64),
+    "mlp.down_proj": (64, 128),
+}
+
+
+def make_adapter(path: Path, layers: dict[str, tuple[int, int]], rank: int, seed: int) -> Adapter:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (outputs, inputs) in layers.items():
+        name = f"base_model.model.model.layers.0.{module}"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, inputs, generator=generator) / 4
+        tensors[f"{name}.lora_B.weight"] = torch.randn(outputs, rank, generator=generator) / 4
+    path.mkdir()
+    save_file(tensors, path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return Adapter(id=path.name, name=path.name, path=str(path))
+
+
+def make(directory: Path, *, eager: bool, max_loaded: int = 8) -> EngineCore:
+    return EngineCore.load(
+        EngineConfig(
+            model=str(directory),
+            dtype="bfloat16",
+            device="cpu",
+            attention_backend="cpu",
+            enforce_eager=eager,
+            num_threads=2,
+            cache=CacheConfig(block_size=4, num_blocks=60),
+            scheduler=SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=24),
+            lora=LoraConfig(max_loaded=max_loaded, max_on_host=8),
+        )
+    )
+
+
+def live(
+    core: EngineCore, adapters: list[Adapter | None], seed: int
+) -> tuple[dict[str, list[int]], list[bool]]:
+    """The tokens of requests that come at random, and of each replayed step whether it had rows
+    with adapters."""
+    rng = random.Random(seed)
+    told: dict[str, list[int]] = {}
+    replayed: list[bool] = []
+    programs = core._runner._graphs
+    if programs is not None:
+        load = programs.load
+
+        def note(graph, *arguments) -> None:
+            replayed.append(graph.adapters is not None)
+            load(graph, *arguments)
+
+        programs.load = note
+    while core.has_work or len(told) < 24:
+        if len(told) < 24 and rng.random() < 0.4:
+            sampling = SamplingParams(
+                temperature=rng.choice([0.0, 0.8]),
+                seed=rng.randrange(1000),
+                max_tokens=rng.randrange(1, 20),
+                ignore_eos=True,
+            )
+            # Those that come later bring adapters that none of the recorded steps had.
+            adapter = rng.choice(adapters[: 2 + len(told) // 6])
+            prompt = tuple(rng.randrange(3, 160) for _ in range(rng.randrange(1, 20)))
+            request_id = str(len(told))
+            told[request_id] = []
+            core.add(
+                Request(id=request_id, prompt_token_ids=prompt, sampling=sampling, adapter=adapter)
+            )
+        output = core.step()
+        assert not output.errors
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            told[row_id].extend(tokens)
+    return told, replayed
+
+
+@pytest.mark.parametrize("max_loaded", [8, 1], ids=["all at once", "one slot"])
+def test_the_same_bits_as_steps_from_python(tmp_path: Path, max_loaded: int) -> None:
+    """Also when adapters of more ranks come, which move what recorded steps read."""
+    shape = {**SHAPE, "num_key_value_heads": KV_HEADS}
+    directory = tiny_models.save("llama", tmp_path / "base", **shape)
+    adapters = [None] + [
+        make_adapter(tmp_path / str(rank), LLAMA_LAYERS, rank, rank) for rank in (2, 5, 3, 8)
+    ]
+    for seed in (1, 2):
+        told, replayed = live(make(directory, eager=False, max_loaded=max_loaded), adapters, seed)
+        expected, _ = live(make(directory, eager=True), adapters, seed)
+        assert told == expected
+        assert replayed.count(True) > 10
+        without, _ = live(make(directory, eager=True), [None] * len(adapters), seed)
+        assert told != without
+
+
+def test_where_an_adapter_is_absorbed_only_its_steps_run_as_ever(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Latent attention has what ``kv_b_proj`` adds in several products."""
+    directory = tiny_models.save("deepseek_v2_lite", tmp_path / "base", **LATENT)
+    layers = {"self_attn.kv_b_proj": (4 * (32 + 32), 32)}
+    adapters = [None, make_adapter(tmp_path / "a", layers, 2, 0)]
+    with caplog.at_level(logging.INFO):
+        told, replayed = live(make(directory, eager=False), adapters, 3)
+    assert caplog.text.count("decode steps with adapters are not recorded") == 1
+    assert "decode steps are not recorded" not in caplog.text
+    assert replayed
+    assert not any(replayed)
+    expected, _ = live(make(directory, eager=True), adapters, 3)
+    assert told == expected
