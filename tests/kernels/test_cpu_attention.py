@@ -85,6 +85,38 @@ def test_mixed_batches_equal_the_definition(
     )
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "group"), [(1, 1), (1, 20), (2, 9), (3, 5), (7, 3), (8, 4), (20, 1)]
+)
+@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 64), (8, 40)])
+@pytest.mark.parametrize("window", [None, 70])
+def test_single_queries_of_all_head_counts(
+    kv_heads: int, group: int, block_size: int, head_dim: int, window: int | None
+) -> None:
+    """Heads that fill a tile's columns by half, whole, and many times; blocks that fit or do not."""
+    check(
+        make_problem(
+            [1] * 6,
+            [0, 15, 16, 150, 333, 520],
+            num_kv_heads=kv_heads,
+            group=group,
+            head_dim=head_dim,
+            block_size=block_size,
+            window=window,
+            softcap=30.0 if group % 2 else None,
+            dtype=torch.bfloat16,
+            sinks=torch.linspace(-2, 6, kv_heads * group),
+        )
+    )
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-3, 60.0])
+def test_queries_of_any_size(factor: float) -> None:
+    """All tokens weigh the same, or one weighs all: weights from the smallest to 1."""
+    problem = make_problem([1, 1], [40, 700], group=4, dtype=torch.bfloat16)
+    check(replace(problem, query=problem.query * factor))
+
+
 @pytest.mark.parametrize(("group", "head_dim", "value_dim"), [(16, 576, 512), (5, 24, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_that_are_parts_of_keys(

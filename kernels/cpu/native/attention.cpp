@@ -1,6 +1,7 @@
 // Attention of a step: cut into items that the threads take one by one.
 #include "attention.h"
 
+#include "pairs.h"
 #include "parallel.h"
 #include "program.h"
 
@@ -15,6 +16,7 @@ constexpr int64_t SMALL = 1 << 15;       // multiplications below which a second
 
 struct Item {
   int64_t row;
+  KvHeads heads;       // one of them in a chunk
   int64_t begin, end;  // a split's tokens, or a chunk's queries
   int64_t partial;     // place of a split's sums; -1: a whole row, -2: a chunk
 };
@@ -30,18 +32,20 @@ struct Items {
   int64_t partials = 0, work = 0;
 };
 
-void add_decode(Items& all, const Batch& batch, const Layer& layer, int64_t row) {
+// Items of single queries take up to `most` KV heads each.
+void add_decode(Items& all, const Batch& batch, const Layer& layer, int64_t row, int64_t most) {
   const int64_t end = batch.seq_lens[row], begin = first_seen(layer, end - 1);
   const int64_t first = begin / SPLIT, last = (end - 1) / SPLIT;
+  const bool is_whole = first == last;
   all.work += (end - begin) * batch.heads * batch.head_dim * 2;
-  if (first == last) {
-    all.items.push_back({row, begin, end, -1});
-    return;
+  if (!is_whole) all.joints.push_back({row, all.partials, last - first + 1});
+  for (int64_t split = first; split <= last; ++split) {
+    const int64_t partial = is_whole ? -1 : all.partials++;
+    for (int64_t head = 0; head < batch.kv_heads; head += most)
+      all.items.push_back({row, {head, std::min(most, batch.kv_heads - head)},
+                           std::max(begin, split * SPLIT), std::min(end, (split + 1) * SPLIT),
+                           partial});
   }
-  all.joints.push_back({row, all.partials, last - first + 1});
-  for (int64_t split = first; split <= last; ++split)
-    all.items.push_back({row, std::max(begin, split * SPLIT), std::min(end, (split + 1) * SPLIT),
-                         all.partials++});
 }
 
 void add_chunk(Items& all, const Batch& batch, int64_t row, int64_t queries) {
@@ -49,18 +53,23 @@ void add_chunk(Items& all, const Batch& batch, int64_t row, int64_t queries) {
   all.work += queries * batch.seq_lens[row] * batch.heads * batch.head_dim;
   // The last queries see the most: they begin.
   for (int64_t begin = (queries - 1) / step * step; begin >= 0; begin -= step)
-    all.items.push_back({row, begin, std::min(queries, begin + step), -2});
+    for (int64_t head = 0; head < batch.kv_heads; ++head)
+      all.items.push_back({row, {head, 1}, begin, std::min(queries, begin + step), -2});
 }
 
-Items items_of(const Batch& batch, const Layer& layer) {
+// Decode items take up to `most` KV heads, but fewer where some threads would have none.
+Items items_of(const Batch& batch, const Layer& layer, int64_t most) {
   Items all;
+  int64_t singles = 0;
   for (int64_t row = 0; row < batch.rows; ++row) {
     const int64_t queries = batch.query_start[row + 1] - batch.query_start[row];
     if (queries > 1) add_chunk(all, batch, row, queries);
+    singles += queries == 1;
   }
+  while (most > 1 && singles * ((batch.kv_heads + most - 1) / most) < num_threads()) most /= 2;
   for (int64_t row = 0; row < batch.rows; ++row)
     if (batch.query_start[row + 1] - batch.query_start[row] == 1)
-      add_decode(all, batch, layer, row);
+      add_decode(all, batch, layer, row, most);
   return all;
 }
 
@@ -75,7 +84,7 @@ void join(const Layer& layer, int64_t head, const float* splits, int64_t count, 
   Floats sums[MAX_HEAD_DIM / LANES] = {};
   for (int64_t s = 0; s < count; ++s) {
     const float* split = splits + s * stride;
-    const float share = exp_of(split[width] - top);
+    const float share = split[width] == top ? 1.0f : exp_of(split[width] - top);
     total += split[width + 1] * share;
     for (int64_t d = 0; d < width; d += LANES) sums[d / LANES] += load(split + d) * share;
   }
@@ -84,48 +93,50 @@ void join(const Layer& layer, int64_t head, const float* splits, int64_t count, 
 
 // The keys with which an item of a decode begins.
 template <class T>
-void fetch_first(const Batch& batch, const Tensors<T>& tensors, const Item& item,
-                 int64_t kv_head) {
+void fetch_first(const Batch& batch, const Tensors<T>& tensors, const Item& item) {
   if (item.partial == -2) return;
-  fetch(batch, tile_of(item.row, kv_head, item.begin, item.end), tensors.stored_keys(),
-        tensors.row_bytes(batch.head_dim));
+  for (int64_t i = 0; i < item.heads.count; ++i)
+    fetch(batch, tile_of(item.row, item.heads.first + i, item.begin, item.end),
+          tensors.stored_keys(), tensors.row_bytes(batch.head_dim));
 }
 
 template <class T>
 void attend(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
-  const Items all = items_of(batch, layer);
+  const Items all = items_of(batch, layer, kv_heads_together(batch, tensors));
   const int64_t kv_heads = batch.kv_heads, dim = batch.value_dim;
   const int64_t group = batch.heads / kv_heads, a_head = padded(dim) + 2;
   const int64_t stride = batch.heads * a_head;  // of the sums of one split
   float* partials = scratch<Items>(all.partials * stride);
 
-  const auto finish = [&](int64_t row, int64_t kv_head, const float* splits, int64_t count,
-                          int64_t apart) {
+  const auto finish = [&](int64_t row, const KvHeads& heads, const float* splits, int64_t count) {
     T* out = tensors.output + batch.query_start[row] * batch.heads * dim;
-    for (int64_t g = 0; g < group; ++g) {
-      const int64_t head = kv_head * group + g;
-      join(layer, head, splits + g * a_head, count, apart, dim, out + head * dim);
-    }
+    const int64_t first = heads.first * group, last = first + heads.count * group;
+    for (int64_t head = first; head < last; ++head, splits += a_head)
+      join(layer, head, splits, count, stride, dim, out + head * dim);
   };
-  const int64_t count = all.items.size() * kv_heads;
-  parallel_items(count, all.work < SMALL, [&](int64_t index) {
-    const Item& item = all.items[index / kv_heads];
-    const int64_t kv_head = index % kv_heads;
-    const int64_t next = index + 1;
-    if (next < count) fetch_first(batch, tensors, all.items[next / kv_heads], next % kv_heads);
+  const int64_t count = all.items.size();
+  const auto attend_item = [&](int64_t index) {
+    const Item& item = all.items[index];
+    if (index + 1 < count) fetch_first(batch, tensors, all.items[index + 1]);
     if (item.partial == -2)
-      return attend_chunk(batch, layer, tensors, item.row, kv_head, item.begin,
+      return attend_chunk(batch, layer, tensors, item.row, item.heads.first, item.begin,
                           item.end - item.begin);
-    float* sums = item.partial < 0 ? scratch<Item>(group * a_head)
-                                   : partials + item.partial * stride + kv_head * group * a_head;
-    attend_split(batch, layer, tensors, item.row, kv_head, item.begin, item.end, sums);
-    if (item.partial < 0) finish(item.row, kv_head, sums, 1, 0);
-  });
+    float* sums = item.partial < 0
+                      ? scratch<Item>(item.heads.count * group * a_head)
+                      : partials + item.partial * stride + item.heads.first * group * a_head;
+    attend_split(batch, layer, tensors, item.row, item.heads, item.begin, item.end, sums);
+    if (item.partial < 0) finish(item.row, item.heads, sums, 1);
+  };
+  // A thread holds the unit from its first item to its last.
+  const auto make = [&] {
+    return [&, unit = MatrixUnit()](int64_t index) { attend_item(index); };
+  };
+  parallel_runs(count, make, all.work < SMALL ? 1 : MOST_THREADS);
   parallel_items(all.joints.size() * kv_heads, all.partials * stride < SMALL, [&](int64_t index) {
     const Joint& joint = all.joints[index / kv_heads];
     const int64_t kv_head = index % kv_heads;
-    const float* splits = partials + joint.first * stride + kv_head * group * a_head;
-    finish(joint.row, kv_head, splits, joint.count, stride);
+    finish(joint.row, {kv_head, 1}, partials + joint.first * stride + kv_head * group * a_head,
+           joint.count);
   });
 }
 

@@ -53,6 +53,11 @@ inline int64_t first_seen(const Layer& layer, int64_t position) {
   return layer.window ? std::max<int64_t>(0, position + 1 - layer.window) : 0;
 }
 
+// KV heads that lie one after the other.
+struct KvHeads {
+  int64_t first, count;
+};
+
 // Some tokens of a sequence, for one head.
 struct Span {
   int64_t row, kv_head, begin, end;
@@ -142,6 +147,29 @@ inline float* scratch(int64_t floats) {
   return reinterpret_cast<float*>(memory.data());
 }
 
+// Arrays cut from one piece of memory, each on the boundary of a cache line.
+class Cutter {
+ public:
+  explicit Cutter(float* memory) : memory_(memory) {}
+
+  template <class Element>
+  Element* take(int64_t count) {
+    float* const begin = memory_;
+    memory_ += (count * sizeof(Element) + 63) / 64 * LANES;
+    return reinterpret_cast<Element*>(begin);
+  }
+
+  template <class Element>
+  Element* zeros(int64_t count) {
+    auto* const taken = take<Element>(count);
+    std::fill(taken, taken + count, Element{});
+    return taken;
+  }
+
+ private:
+  float* memory_;
+};
+
 inline Floats capped(Floats scores, float softcap) {
   return softcap == 0.0f ? scores : tanh(scores * (1.0f / softcap)) * softcap;
 }
@@ -181,15 +209,24 @@ void with_group(int64_t group, Body body) {
   }
 }
 
-// Decode: one query, one KV head, one split of the tokens [begin, end) that it sees.
+// Decode: one query, some KV heads, one split of the tokens [begin, end) that it sees.
 //
-// `sums` gets, for each head of the group, padded(value_dim) weighted sums of values, then the
-// largest score and the sum of the weights relative to it: padded(value_dim) + 2 floats.
+// `sums` gets, for each head of theirs, padded(value_dim) weighted sums of values, then the largest
+// score and the sum of the weights relative to it: padded(value_dim) + 2 floats.
 template <class T>
-void attend_split(const Batch&, const Layer&, const Tensors<T>&, int64_t row, int64_t kv_head,
+void attend_split(const Batch&, const Layer&, const Tensors<T>&, int64_t row, const KvHeads&,
                   int64_t begin, int64_t end, float* sums);
 
-// The same where the processor multiplies pairs of bfloat16.
+// KV heads that attend_split takes at a time, at most.
+template <class T>
+int64_t kv_heads_together(const Batch&, const Tensors<T>&);
+
+// The same by tiles, where the processor has a matrix unit; the other two are for one KV head.
+void attend_split_tiles(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t row,
+                        const KvHeads&, int64_t begin, int64_t end, float* sums);
+int64_t kv_heads_of_tiles(const Batch&);
+
+// Where the processor multiplies pairs of bfloat16.
 void attend_split_pairs(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t row,
                         int64_t kv_head, int64_t begin, int64_t end, float* sums);
 

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "attention.h"
+#include "pairs.h"
 
 namespace quire {
 
@@ -119,11 +120,15 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   }
 }
 
-}  // namespace
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+inline bool takes_tiles(const Tensors<bfloat16>& tensors) {
+  return tensors.codes.kind == CodeKind::NONE && MatrixUnit::exists();
+}
+#endif
 
 template <class T>
-void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
-                  int64_t kv_head, int64_t begin, int64_t end, float* sums) {
+void attend_kv_head(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
+                    int64_t kv_head, int64_t begin, int64_t end, float* sums) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, bfloat16>) {
     const bool is_int8 = tensors.codes.kind == CodeKind::INT8;
@@ -139,9 +144,35 @@ void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tens
     });
 }
 
-template void attend_split(const Batch&, const Layer&, const Tensors<float>&, int64_t, int64_t,
-                           int64_t, int64_t, float*);
-template void attend_split(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t, int64_t,
-                           int64_t, int64_t, float*);
+}  // namespace
+
+template <class T>
+int64_t kv_heads_together(const Batch& batch, const Tensors<T>& tensors) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (takes_tiles(tensors)) return kv_heads_of_tiles(batch);
+#endif
+  return 1;
+}
+
+template <class T>
+void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
+                  const KvHeads& heads, int64_t begin, int64_t end, float* sums) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<T, bfloat16>)
+    if (takes_tiles(tensors))
+      return attend_split_tiles(batch, layer, tensors, row, heads, begin, end, sums);
+#endif
+  const int64_t stride = batch.heads / batch.kv_heads * (padded(batch.value_dim) + 2);
+  for (int64_t i = 0; i < heads.count; ++i)
+    attend_kv_head(batch, layer, tensors, row, heads.first + i, begin, end, sums + i * stride);
+}
+
+template int64_t kv_heads_together(const Batch&, const Tensors<float>&);
+template int64_t kv_heads_together(const Batch&, const Tensors<bfloat16>&);
+template void attend_split(const Batch&, const Layer&, const Tensors<float>&, int64_t,
+                           const KvHeads&, int64_t, int64_t, float*);
+template void attend_split(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t,
+                           const KvHeads&, int64_t, int64_t, float*);
 
 }  // namespace quire

@@ -157,29 +157,6 @@ inline float weigh(const Layer& layer, const float* scores, int64_t low, int64_t
   return kept;
 }
 
-// Arrays cut from one piece of memory, each on the boundary of a cache line.
-class Cutter {
- public:
-  explicit Cutter(float* memory) : memory_(memory) {}
-
-  template <class Element>
-  Element* take(int64_t count) {
-    float* const begin = memory_;
-    memory_ += (count * sizeof(Element) + 63) / 64 * LANES;
-    return reinterpret_cast<Element*>(begin);
-  }
-
-  template <class Element>
-  Element* zeros(int64_t count) {
-    auto* const taken = take<Element>(count);
-    std::fill(taken, taken + count, Element{});
-    return taken;
-  }
-
- private:
-  float* memory_;
-};
-
 inline int64_t round_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
 
 }  // namespace

@@ -36,8 +36,8 @@ class alignas(64) Run {
 // memory: each thread walks along a run of its own, and who is done takes items from the ends of the
 // others' runs. Cores are not equally quick, least of all those that are shared with somebody else.
 template <class Make>
-inline void parallel_runs(int64_t count, Make make) {
-  const int64_t threads = std::min(num_threads(), count);
+inline void parallel_runs(int64_t count, Make make, int64_t most_threads = MOST_THREADS) {
+  const int64_t threads = std::min({num_threads(), count, most_threads});
   if (threads <= 1) {
     auto body = make();
     for (int64_t item = 0; item < count; ++item) body(item);
@@ -70,8 +70,8 @@ inline void parallel_rows(int64_t count, int64_t grain, Body body) {
 // Calls body(item) for items of unequal cost.
 template <class Body>
 inline void parallel_items(int64_t count, bool is_small, Body body) {
-  if (!is_small) return parallel_runs(count, [&] { return [&](int64_t item) { body(item); }; });
-  for (int64_t item = 0; item < count; ++item) body(item);
+  parallel_runs(count, [&] { return [&](int64_t item) { body(item); }; },
+                is_small ? 1 : MOST_THREADS);
 }
 
 }  // namespace quire

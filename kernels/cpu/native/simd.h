@@ -77,6 +77,14 @@ inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 #define QUIRE_SHUFFLE __builtin_shufflevector
 
+// Of sixteen pairs (a[i], b[i]) the first eight, and the last.
+inline Floats first_of_pairs(Floats a, Floats b) {
+  return QUIRE_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+inline Floats last_of_pairs(Floats a, Floats b) {
+  return QUIRE_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+
 inline float sum(Floats x) {
   x += QUIRE_SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
   x += QUIRE_SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);

@@ -113,11 +113,8 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
     for (int64_t d = 0; d < stride; d += STEP) {
       const Floats a = load(sums[g] + d), b = load(sums[g] + d + LANES);
-      store(results + d,
-            QUIRE_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
-      if (d + LANES < stride)
-        store(results + d + LANES,
-              QUIRE_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+      store(results + d, first_of_pairs(a, b));
+      if (d + LANES < stride) store(results + d + LANES, last_of_pairs(a, b));
     }
     results[stride] = tops[g];
     results[stride + 1] = totals[g];

@@ -20,6 +20,12 @@ QUIRE_AMX void configure() {
 
 QUIRE_AMX void release() { _tile_release(); }
 
+// Of this thread.
+int64_t& holders() {
+  thread_local int64_t count = 0;
+  return count;
+}
+
 // 32 (or, without `lower`, 16) rows by 32 (or, without `right`, 16) columns.
 template <bool lower, bool right>
 QUIRE_AMX void multiply_tiles(const bfloat16* a, int64_t a_stride, const bfloat16* b,
@@ -107,17 +113,19 @@ void multiply_by_vectors(const bfloat16* a, int64_t a_stride, const bfloat16* b,
 
 }  // namespace
 
-PairProducts::PairProducts() : amx_(has_amx()) {
-  if (amx_) configure();
+MatrixUnit::MatrixUnit() {
+  if (has_amx() && holders()++ == 0) configure();
 }
 
-PairProducts::~PairProducts() {
-  if (amx_) release();
+MatrixUnit::~MatrixUnit() {
+  if (has_amx() && --holders() == 0) release();
 }
+
+bool MatrixUnit::exists() { return has_amx(); }
 
 void PairProducts::multiply(const bfloat16* a, int64_t a_stride, const bfloat16* b, int64_t rows,
                             int64_t columns, int64_t depth, float* c) const {
-  (amx_ ? multiply_by_tiles : multiply_by_vectors)(a, a_stride, b, rows, columns, depth, c);
+  (has_amx() ? multiply_by_tiles : multiply_by_vectors)(a, a_stride, b, rows, columns, depth, c);
 }
 
 }  // namespace quire
