@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from engine.models.adapters import Adapters
-from engine.models.mlp import Activate, adapted_mlp, bind_activation, mlp
+from engine.models.mlp import Activate, Mlp, bind_activation
 from engine.models.modules import ExpertWeights, MlpWeights
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.cpu.experts import PanelExperts
@@ -30,7 +30,7 @@ def bind_mlp(
     activate = bind_activation(spec, operations)
     if isinstance(weights, MlpWeights):
         names = f"{index}.gate_up.weight", f"{index}.down.weight"
-        return partial(adapted_mlp, weights, activate, names)
+        return partial(_feed, Mlp(weights, activate), names)
     assert spec.moe is not None
     return Experts(spec.moe, weights, activate, operations, index)
 
@@ -62,9 +62,8 @@ class Experts:
             top_groups=spec.top_groups,
             group_best=spec.group_best,
         )
-        self._shared = weights.shared
+        self._shared = None if weights.shared is None else Mlp(weights.shared, activate)
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
-        self._activate = activate
         self._mix = _bind(spec, weights, activate, operations)
 
     def __call__(self, x: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
@@ -73,9 +72,14 @@ class Experts:
         ids, shares = self._route(x, *self._router, self._rule)
         shared = None
         if self._shared is not None:
-            names = self._shared_names
-            shared = adapted_mlp(self._shared, self._activate, names, x, adapters)
+            shared = _feed(self._shared, self._shared_names, x, adapters)
         return self._mix(x, ids, shares, shared)
+
+
+def _feed(
+    mlp: Mlp, names: tuple[str, str], x: torch.Tensor, adapters: Adapters | None
+) -> torch.Tensor:
+    return mlp(x) if adapters is None else mlp.adapted(x, adapters, names)
 
 
 def _bind(spec: MoeSpec, weights: ExpertWeights, activate: Activate, operations: Operations) -> Mix:
@@ -91,7 +95,10 @@ def _bind(spec: MoeSpec, weights: ExpertWeights, activate: Activate, operations:
             weighs_input=spec.weighs_input,
             shared_gate=weights.shared_gate,
         )
-    return panels or partial(_each, spec, weights, activate)
+    if panels is not None:
+        return panels
+    experts = [Mlp(expert, activate) for expert in weights.experts]
+    return partial(_each, spec, experts, weights.shared_gate)
 
 
 def _stacked(
@@ -111,16 +118,15 @@ def _stacked(
 
 def _each(
     spec: MoeSpec,
-    weights: ExpertWeights,
-    activate: Activate,
+    experts: list[Mlp],
+    shared_gate: torch.Tensor | None,
     x: torch.Tensor,
     ids: torch.Tensor,
     shares: torch.Tensor,
     shared: torch.Tensor | None,
 ) -> torch.Tensor:
-    experts = [partial(mlp, expert, activate) for expert in weights.experts]
     out = one_by_one(x, experts, ids, shares, spec.weighs_input)
-    return _with_shared(out, shared, weights.shared_gate, x)
+    return _with_shared(out, shared, shared_gate, x)
 
 
 def _with_shared(

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch.nn import functional
 
-from kernels.moe import ExpertMatrices
+from kernels.moe import ExpertMatrices, Gating
 from kernels.packed import PackedParts
 from kernels.sampling import Sampled
 
@@ -54,6 +54,15 @@ class GreedyHead(Head, Protocol):
 
     def likeliest(self, x: torch.Tensor) -> Sampled:
         """Of each row [n, inputs], as sampling at temperature 0 chooses from its ``logits``."""
+        ...
+
+
+@runtime_checkable
+class GatedLinear(Linear, Protocol):
+    """One that can gate its outputs while it makes them."""
+
+    def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
+        """``gating(self(x))``, to the last bit: [n, inputs] -> [n, outputs / 2]."""
         ...
 
 

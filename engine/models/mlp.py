@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from engine.models.adapters import Adapters
+from engine.models.linear import GatedLinear, Linear
 from engine.models.modules import MlpWeights
 from engine.models.spec import ClampedSwiglu, DecoderSpec
 from kernels.moe import Gating
@@ -17,23 +18,27 @@ from kernels.operations import Operations
 Activate = Callable[[torch.Tensor], torch.Tensor]
 
 
-def mlp(weights: MlpWeights, activate: Activate, x: torch.Tensor) -> torch.Tensor:
-    """[n, inputs] -> [n, outputs]."""
-    return weights.down(activate(weights.gate_up(x)))
+class Mlp:
+    """[n, inputs] -> [n, outputs].
 
+    Args:
+        weights: its two projections.
+        activate: what stands between them.
+    """
 
-def adapted_mlp(
-    weights: MlpWeights,
-    activate: Activate,
-    names: tuple[str, str],
-    x: torch.Tensor,
-    adapters: Adapters | None,
-) -> torch.Tensor:
-    """The same, with what adapters add to its two weights of these ``names``."""
-    if adapters is None:
-        return mlp(weights, activate, x)
-    inner = activate(adapters.add(weights.gate_up(x), x, names[0]))
-    return adapters.add(weights.down(inner), inner, names[1])
+    def __init__(self, weights: MlpWeights, activate: Activate) -> None:
+        self._weights = weights
+        self._activate = activate
+        self._enter = _bind_entry(weights.gate_up, activate)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply to a batch of rows."""
+        return self._weights.down(self._enter(x))
+
+    def adapted(self, x: torch.Tensor, adapters: Adapters, names: tuple[str, str]) -> torch.Tensor:
+        """The same, with what adapters add to its two weights of these ``names``."""
+        inner = self._activate(adapters.add(self._weights.gate_up(x), x, names[0]))
+        return adapters.add(self._weights.down(inner), inner, names[1])
 
 
 def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:
@@ -52,6 +57,13 @@ def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:
     if kind == "silu":
         return functional.silu
     return partial(functional.gelu, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def _bind_entry(gate_up: Linear, activate: Activate) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From what an MLP reads to what goes down."""
+    if isinstance(activate, Gating) and isinstance(gate_up, GatedLinear):
+        return partial(gate_up.gated, gating=activate)
+    return lambda x: activate(gate_up(x))
 
 
 def _gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:

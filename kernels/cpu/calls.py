@@ -25,7 +25,8 @@ GATING_CODES: dict[GatingKind, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "cl
 CODE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # as in native/cache_codes.h
 
 _PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
-_RESULT = (POINTER, POINTER, COUNT, FLAG, FLAG)  # bias, y, outputs; y is float32, AMX may be used
+# Bias, y, outputs; y is float32, how it is gated or null, AMX may be used.
+_RESULT = (POINTER, POINTER, COUNT, FLAG, POINTER, FLAG)
 _LIKELIEST = (POINTER, COUNT, FLAG, POINTER, POINTER)  # bias, outputs, AMX, token ids, finite
 _NORM_ROPE_STORE = (
     *(CODE, POINTER, POINTER, REAL),

@@ -12,14 +12,15 @@ import ctypes
 import functools
 import logging
 from abc import ABC, abstractmethod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from kernels.cpu.calls import COUNT, DTYPE_CODES, POINTER, function
+from kernels.cpu.calls import CODE, COUNT, DTYPE_CODES, GATING_CODES, POINTER, REAL, function
 from kernels.cpu.memory import Arena
 from kernels.cpu.native import build
+from kernels.moe import Gating, GatingKind
 from kernels.packed import INT4_LEVELS, PackedWeight
 from kernels.reference.quantised import INT4_GROUP
 from kernels.sampling import Sampled
@@ -49,6 +50,12 @@ class Panels(NamedTuple):
     order: torch.Tensor | None = None
     group: int = 1
     factor: float = 1.0
+
+
+class _Gating(ctypes.Structure):
+    """``Gating`` of native/gating.h."""
+
+    _fields_ = (("kind", CODE), ("alpha", REAL), ("limit", REAL))
 
 
 class PanelLinear(ABC):
@@ -89,6 +96,14 @@ class PanelLinear(ABC):
         """[n, inputs] -> [n, outputs] in float32, the sums as they are."""
         return self._compute(x, torch.float32)
 
+    def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
+        """What stands behind the first product of an MLP, ``gating(self(x))``, to the last bit:
+        [n, inputs] -> [n, outputs / 2]. In one pass, which writes less than half as much, where a
+        gate's outputs are whole panels; torch computes GELU by the error function quicker."""
+        if self._outputs % (2 * PANEL) or gating.kind == "gelu" or x.dtype is not torch.bfloat16:
+            return gating(self(x))
+        return self._compute(x, torch.bfloat16, gating)
+
     def _read(self, x: torch.Tensor) -> torch.Tensor:
         """As the native functions read it: [n, columns] -> [n, inputs]."""
         if x.dtype is not torch.bfloat16:
@@ -97,10 +112,13 @@ class PanelLinear(ABC):
             x = functional.pad(x, (0, self._padding))
         return x.contiguous()
 
-    def _compute(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _compute(
+        self, x: torch.Tensor, dtype: torch.dtype, gating: Gating | None = None
+    ) -> torch.Tensor:
         x = self._read(x)
         num_rows = x.shape[0]
-        y = torch.empty((num_rows, self._outputs), dtype=dtype)
+        width = self._outputs if gating is None else self._outputs // 2
+        y = torch.empty((num_rows, width), dtype=dtype)
         function(self._product)(
             x.data_ptr(),
             num_rows,
@@ -109,6 +127,7 @@ class PanelLinear(ABC):
             y.data_ptr(),
             self._outputs,
             dtype is torch.float32,
+            None if gating is None else _gating(gating.kind, gating.alpha, gating.limit),
             self._amx,
         )
         return y
@@ -322,6 +341,12 @@ def _library() -> tuple[ctypes.CDLL, bool]:
         packing = getattr(library, name)
         packing.argtypes, packing.restype = arguments, None
     return library, bool(library.quire_has_amx())
+
+
+@functools.cache
+def _gating(kind: GatingKind, alpha: float, limit: float) -> Any:
+    """What the native functions read of a gating."""
+    return ctypes.byref(_Gating(GATING_CODES[kind], alpha, limit))
 
 
 def num_bytes(*tensors: torch.Tensor | None) -> int:

@@ -11,9 +11,11 @@ import torch
 from torch.nn import functional
 
 from kernels.bench import linear as bench
-from kernels.cpu import linear
+from kernels.cpu import layers, linear
+from kernels.cpu.grouped import PanelGrouped
 from kernels.cpu.memory import Arena, own_pages
 from kernels.cpu.native import build
+from kernels.moe import Gating
 from kernels.reference.quantised import (
     linear_packed,
     quantise_fp8,
@@ -29,6 +31,12 @@ native = pytest.mark.skipif(
 _ROWS = (1, 2, 3, 6, 7, 12, 13, 16, 17, 32, 33, 70)
 _FEW = 6  # rows that are multiplied by the codes of 4 bits themselves
 _SHAPES = ((1, 32), (50, 64), (97, 31), (896, 100), (33, 4864))  # outputs, inputs
+
+_GATINGS = (
+    Gating(layers.silu_mul, "silu"),
+    Gating(layers.gelu_mul, "gelu_tanh"),
+    Gating(lambda gate_up: layers.clamped_swiglu(gate_up, 1.7, 0.5), "clamped_swiglu", 1.7, 0.5),
+)
 
 
 @pytest.fixture(params=[False, True], ids=["vectors", "amx"])
@@ -96,6 +104,24 @@ def test_products_are_those_of_the_weights_that_are_held(rows, shape):
     if rows > _FEW:
         many = linear.PanelInt4(weight, bias)(x)
         assert _error(many, _to_eight_bits(x), _widened(weight), bias) < 5e-3
+
+
+@native
+@pytest.mark.usefixtures("layer_kind")
+@pytest.mark.parametrize("gating", _GATINGS, ids=lambda gating: gating.kind)
+@pytest.mark.parametrize("rows", [1, 5, 33, 1100])  # the last: more than a cache is to hold
+def test_gated_products_have_the_bits_of_a_product_that_is_gated(rows, gating):
+    x, weight, bias = _problem(rows, 192, 1184, seed=rows)
+    weight *= 0.02
+    makes = (linear.PanelDense, linear.PanelInt8, linear.PanelInt4)
+    for layer in (*(make(weight, bias) for make in makes), _grouped(weight, bias)):
+        assert torch.equal(layer.gated(x, gating), gating(layer(x)))
+    uneven = linear.PanelInt8(weight[:100], bias[:100])  # no panel ends where the gate does
+    assert torch.equal(uneven.gated(x, gating), gating(uneven(x)))
+
+
+def _grouped(weight: torch.Tensor, bias: torch.Tensor) -> PanelGrouped:
+    return PanelGrouped(quantise_nf4(weight), bias, torch.bfloat16)
 
 
 @native

@@ -9,17 +9,17 @@ using namespace quire;
 extern "C" {
 
 // y[rows][outputs] = x[rows][inputs] * weight^T + bias, in float32 where `wide`, else in bfloat16;
-// inputs is a multiple of 32.
+// inputs is a multiple of 32. Where `gating` is not null it makes [rows][outputs / 2] of that, in
+// bfloat16; half the outputs are then a multiple of 32.
 void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed, const float* bias,
-                 void* y, int64_t outputs, bool wide, bool amx) {
+                 void* y, int64_t outputs, bool wide, const Gating* gating, bool amx) {
   const GivenRows given(x, rows, inputs, amx);
-  with_results(y, wide, [&](auto* y) {
-    for_panels(rows, outputs, given.rows().max_part(), [&] {
-      return [&, products = DenseProducts()](int64_t begin, int64_t end, int64_t panel) mutable {
-        const bf16* weight = packed + panel * PANEL * inputs;
-        products.multiply(given.rows(), begin, end, weight, bias, y, outputs, panel);
-      };
-    });
+  for_results(rows, given.rows().max_part(), {y, outputs, wide, gating}, [&] {
+    return [&, products = DenseProducts()](int64_t begin, int64_t end, int64_t panel,
+                                           const auto& to) mutable {
+      const bf16* weight = packed + panel * PANEL * inputs;
+      products.multiply(given.rows(), begin, end, weight, bias, to, panel);
+    };
   });
 }
 
@@ -30,10 +30,9 @@ void quire_dense_likeliest(const bf16* x, int64_t rows, int64_t inputs, const bf
   const GivenRows given(x, rows, inputs, amx);
   find_likeliest(rows, outputs, given.rows().max_part(), token_ids, is_finite, [&] {
     return [&, products = DenseProducts()](int64_t begin, int64_t end, int64_t panel,
-                                           int64_t count, float* scores) mutable {
+                                           const Results<float>& scores) mutable {
       const bf16* weight = packed + panel * PANEL * inputs;
-      products.multiply(given.rows(), begin, end, weight, bias ? bias + panel * PANEL : nullptr,
-                        scores - begin * count, count, 0);
+      products.multiply(given.rows(), begin, end, weight, bias, scores, panel);
     };
   });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "amx.h"
+#include "results.h"
 
 namespace quire {
 
@@ -72,17 +73,17 @@ class GivenRows {
 // One thread's products of rows by panels.
 class DenseProducts {
  public:
-  // y[begin to end][outputs] at a panel, whose weights begin at `weight`.
+  // The results of rows at a panel, whose weights begin at `weight`.
   template <class T>
   void multiply(const DenseRows& rows, int64_t begin, int64_t end, const bf16* weight,
-                const float* bias, T* y, int64_t outputs, int64_t panel) {
+                const float* bias, const Results<T>& to, int64_t panel) {
     const int64_t first = panel * PANEL, inputs = rows.inputs;
     if (rows.amx) {
       const auto keep = [&](int64_t row, int64_t count, const void* sums) {
         const float* sum = static_cast<const float*>(sums);
         for (int64_t r = row; r < row + count; ++r)
           for (int64_t half = 0; half < PANEL; half += 16, sum += 16)
-            store(_mm512_load_ps(sum), bias, y + r * outputs, outputs, first + half);
+            store(_mm512_load_ps(sum), bias, to.row(r), to.outputs, first + half);
       };
       return blocks_.multiply(rows.layout, rows.data, begin, end, weight, keep);
     }
@@ -92,7 +93,7 @@ class DenseProducts {
         dense_tile<ROWS>(rows.data + row * inputs, inputs, weight, sums);
         for (int r = 0; r < ROWS; ++r)
           for (int half = 0; half < 2; ++half)
-            store(sums[r][half], bias, y + (row + r) * outputs, outputs, first + 16 * half);
+            store(sums[r][half], bias, to.row(row + r), to.outputs, first + 16 * half);
       });
     });
   }

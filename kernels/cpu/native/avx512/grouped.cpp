@@ -24,28 +24,27 @@ void reorder(const bf16* from, int64_t rows, int64_t columns, const int32_t* ord
 
 extern "C" {
 
-// y = x * weight^T + bias, as quire_dense. `levels` is null with 8 bits, which are then signed
-// integers, or with `is_float` of type e4m3. Where `order` is not null, column k of the weight is
-// for activation order[k], k < columns; else x is padded to `inputs` by the caller.
+// y = x * weight^T + bias, or that gated, as quire_dense. `levels` is null with 8 bits, which are
+// then signed integers, or with `is_float` of type e4m3. Where `order` is not null, column k of the
+// weight is for activation order[k], k < columns; else x is padded to `inputs` by the caller.
 void quire_grouped(const bf16* x, int64_t rows, int64_t inputs, const uint32_t* codes,
                    const uint16_t* scales, const uint16_t* zeros, const bf16* levels,
                    const int32_t* order, int64_t columns, int64_t group, float factor,
                    bool is_float, const float* bias, void* y, int64_t outputs, bool wide,
-                   bool amx) {
+                   const Gating* gating, bool amx) {
   const GroupedWeight weight{codes, scales, zeros, levels, inputs, group, factor};
   const Scratch<bf16> reordered(order ? rows * inputs : 0);
   if (order) {
     reorder(x, rows, columns, order, inputs, reordered.get());
     x = reordered.get();
   }
-  with_results(y, wide, [&](auto* y) {
-    if (levels)
-      multiply_grouped<Nibbles>(x, rows, weight, bias, y, outputs, amx);
-    else if (is_float)
-      multiply_grouped<Float8>(x, rows, weight, bias, y, outputs, amx);
-    else
-      multiply_grouped<Bytes>(x, rows, weight, bias, y, outputs, amx);
-  });
+  const Wanted wanted{y, outputs, wide, gating};
+  if (levels)
+    multiply_grouped<Nibbles>(x, rows, weight, bias, wanted, amx);
+  else if (is_float)
+    multiply_grouped<Float8>(x, rows, weight, bias, wanted, amx);
+  else
+    multiply_grouped<Bytes>(x, rows, weight, bias, wanted, amx);
 }
 
 // Rows of a weight as quire_dense_rows gives them.

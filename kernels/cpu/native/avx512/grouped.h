@@ -98,10 +98,10 @@ inline __m512 load_half(const uint16_t* values) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)));
 }
 
-// y[rows][outputs] at a panel; 1 to IN_REGISTER rows, whose sums by group are `totals`.
+// The results of all rows at a panel; 1 to IN_REGISTER rows, whose sums by group are `totals`.
 template <int ROWS, class Code, class T>
 void few_rows(const bf16* x, const float* totals, const GroupedWeight& weight, int64_t panel,
-              const float* bias, T* y, int64_t outputs) {
+              const float* bias, const Results<T>& to) {
   const Code code(weight.levels);
   const int64_t groups = weight.inputs / weight.group;
   const uint32_t* codes = weight.codes + panel * PANEL * weight.inputs / Code::STEP;
@@ -140,7 +140,7 @@ void few_rows(const bf16* x, const float* totals, const GroupedWeight& weight, i
   const __m512 factor = _mm512_set1_ps(weight.factor);
   for (int r = 0; r < ROWS; ++r)
     for (int half = 0; half < 2; ++half)
-      store(_mm512_mul_ps(sums[r][half], factor), bias, y + r * outputs, outputs,
+      store(_mm512_mul_ps(sums[r][half], factor), bias, to.row(r), to.outputs,
             panel * PANEL + 16 * half);
 }
 
@@ -205,17 +205,17 @@ struct GroupedRows {
 template <class Code>
 class GroupedProducts {
  public:
-  // y[begin to end][outputs] at a panel; few rows are all multiplied at once.
+  // The results of rows at a panel; few rows are all multiplied at once.
   template <class T>
   void multiply(const GroupedRows& rows, int64_t begin, int64_t end, const GroupedWeight& weight,
-                const float* bias, T* y, int64_t outputs, int64_t panel) {
+                const float* bias, const Results<T>& to, int64_t panel) {
     if (rows.are_few())
       return with_rows<IN_REGISTER>(rows.count, [&]<int ROWS>() {
-        few_rows<ROWS, Code>(rows.rows.data, rows.totals, weight, panel, bias, y, outputs);
+        few_rows<ROWS, Code>(rows.rows.data, rows.totals, weight, panel, bias, to);
       });
     if (!dense_) dense_.emplace(PANEL * weight.inputs);
     unpack<Code>(weight, panel, dense_->get());
-    products_.multiply(rows.rows, begin, end, dense_->get(), bias, y, outputs, panel);
+    products_.multiply(rows.rows, begin, end, dense_->get(), bias, to, panel);
   }
 
  private:
@@ -223,19 +223,19 @@ class GroupedProducts {
   DenseProducts products_;
 };
 
-// y = x * weight^T + bias.
-template <class Code, class T>
+// x * weight^T + bias.
+template <class Code>
 void multiply_grouped(const bf16* x, int64_t rows, const GroupedWeight& weight, const float* bias,
-                      T* y, int64_t outputs, bool amx) {
+                      const Wanted& wanted, bool amx) {
   const bool has_totals = weight.zeros && rows <= IN_REGISTER;
   const Scratch<float> totals(has_totals ? rows * (weight.inputs / weight.group) : 0);
   if (has_totals) add_groups(x, rows, weight.inputs, weight.group, totals.get());
   const GivenRows given(x, rows, weight.inputs, amx);
   const GroupedRows all{given.rows(), rows, totals.get()};
-  for_panels(rows, outputs, all.max_part(), [&] {
-    return [&, products = GroupedProducts<Code>()](int64_t begin, int64_t end,
-                                                   int64_t panel) mutable {
-      products.multiply(all, begin, end, weight, bias, y, outputs, panel);
+  for_results(rows, all.max_part(), wanted, [&] {
+    return [&, products = GroupedProducts<Code>()](int64_t begin, int64_t end, int64_t panel,
+                                                   const auto& to) mutable {
+      products.multiply(all, begin, end, weight, bias, to, panel);
     };
   });
 }

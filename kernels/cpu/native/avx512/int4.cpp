@@ -17,29 +17,27 @@ inline float from_half(uint16_t half) {
   return _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(half))));
 }
 
-template <class T>
-void few_rows(const bf16* x, int64_t rows, const Int4Weight& weight, T* y, int64_t outputs) {
+void few_rows(const bf16* x, int64_t rows, const Int4Weight& weight, const Wanted& wanted) {
   const Int4Rows rounded(x, rows, weight.inputs);
-  for_panels(rows, outputs, INT4_ROWS, [&] {
-    return [&](int64_t, int64_t, int64_t panel) {
+  for_results(rows, INT4_ROWS, wanted, [&] {
+    return [&](int64_t, int64_t, int64_t panel, const auto& to) {
       with_rows<INT4_ROWS>(rows, [&]<int ROWS>() {
-        int4_tile<ROWS>(rounded.codes(), rounded.told(), weight, panel, y, outputs);
+        int4_tile<ROWS>(rounded.codes(), rounded.told(), weight, panel, to);
       });
     };
   });
 }
 
-template <class T>
-void many_rows(const bf16* x, int64_t rows, const Int4Weight& weight, T* y, int64_t outputs,
+void many_rows(const bf16* x, int64_t rows, const Int4Weight& weight, const Wanted& wanted,
                bool amx) {
   const GivenCodes given(x, rows, weight.inputs, amx);
-  for_panels(rows, outputs, given.rows().max_part(), [&] {
+  for_results(rows, given.rows().max_part(), wanted, [&] {
     return [&, codes = Scratch<int8_t>(PANEL * weight.inputs), products = Int8Products()](
-               int64_t begin, int64_t end, int64_t panel) mutable {
+               int64_t begin, int64_t end, int64_t panel, const auto& to) mutable {
       widen_panel(weight, panel, codes.get());
       const int64_t first = panel * PANEL;
       const Int8Panel widened{codes.get(), weight.whole_scales + first, weight.totals + first};
-      products.multiply(given.rows(), begin, end, widened, weight.bias, y, outputs, panel);
+      products.multiply(given.rows(), begin, end, widened, weight.bias, to, panel);
     };
   });
 }
@@ -66,17 +64,17 @@ void measure_panel(Int4Weight weight, int64_t panel, float* whole_scales, int32_
 
 extern "C" {
 
-// y = x * weight^T + bias, as quire_dense; inputs is a multiple of 64.
+// y = x * weight^T + bias, or that gated, as quire_dense; inputs is a multiple of 64.
 void quire_int4(const bf16* x, int64_t rows, int64_t inputs, const uint32_t* words,
                 const uint16_t* scales, const float* whole_scales, const int32_t* totals,
-                const float* bias, void* y, int64_t outputs, bool wide, bool amx) {
+                const float* bias, void* y, int64_t outputs, bool wide, const Gating* gating,
+                bool amx) {
   const Int4Weight weight{words, scales, whole_scales, totals, bias, inputs};
-  with_results(y, wide, [&](auto* y) {
-    if (rows <= INT4_ROWS)
-      few_rows(x, rows, weight, y, outputs);
-    else
-      many_rows(x, rows, weight, y, outputs, amx);
-  });
+  const Wanted wanted{y, outputs, wide, gating};
+  if (rows <= INT4_ROWS)
+    few_rows(x, rows, weight, wanted);
+  else
+    many_rows(x, rows, weight, wanted, amx);
 }
 
 // Rounds a weight [outputs][columns] to the levels -8 to 7 and packs it; `inputs` is `columns`

@@ -62,10 +62,10 @@ inline __m512 load_scales(const uint16_t* scales) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
 }
 
-// y[rows][outputs] at a panel, by vectors; 1 to INT4_ROWS rows.
+// The results of all rows at a panel, by vectors; 1 to INT4_ROWS rows.
 template <int ROWS, class T>
 void int4_tile(const int8_t* codes, const RoundedGroup* told, const Int4Weight& weight,
-               int64_t panel, T* y, int64_t outputs) {
+               int64_t panel, const Results<T>& to) {
   const int64_t groups = weight.groups();
   const uint32_t* words = weight.words + panel * PANEL * weight.inputs / WORD_INPUTS;
   const uint16_t* scales = weight.scales + panel * PANEL * groups;
@@ -100,7 +100,7 @@ void int4_tile(const int8_t* codes, const RoundedGroup* told, const Int4Weight& 
   }
   for (int r = 0; r < ROWS; ++r)
     for (int half = 0; half < 2; ++half)
-      store(totals[r][half], weight.bias, y + r * outputs, outputs, panel * PANEL + 16 * half);
+      store(totals[r][half], weight.bias, to.row(r), to.outputs, panel * PANEL + 16 * half);
 }
 
 // A panel's codes as int8.h multiplies them, [inputs / 4][32][4], one scale an output: what is

@@ -9,20 +9,18 @@ using namespace quire;
 
 extern "C" {
 
-// y = x * weight^T + bias, as quire_dense; inputs is a multiple of 64. `totals` is the sum of each
-// output's codes.
+// y = x * weight^T + bias, or that gated, as quire_dense; inputs is a multiple of 64. `totals` is the
+// sum of each output's codes.
 void quire_int8(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packed,
                 const float* scales, const int32_t* totals, const float* bias, void* y,
-                int64_t outputs, bool wide, bool amx) {
+                int64_t outputs, bool wide, const Gating* gating, bool amx) {
   const GivenCodes given(x, rows, inputs, amx);
   const Int8Weight weight{packed, scales, totals};
-  with_results(y, wide, [&](auto* y) {
-    for_panels(rows, outputs, given.rows().max_part(), [&] {
-      return [&, products = Int8Products()](int64_t begin, int64_t end, int64_t panel) mutable {
-        products.multiply(given.rows(), begin, end, weight.panel(panel, inputs), bias, y, outputs,
-                          panel);
-      };
-    });
+  for_results(rows, given.rows().max_part(), {y, outputs, wide, gating}, [&] {
+    return [&, products = Int8Products()](int64_t begin, int64_t end, int64_t panel,
+                                          const auto& to) mutable {
+      products.multiply(given.rows(), begin, end, weight.panel(panel, inputs), bias, to, panel);
+    };
   });
 }
 
@@ -33,10 +31,9 @@ void quire_int8_likeliest(const bf16* x, int64_t rows, int64_t inputs, const int
   const GivenCodes given(x, rows, inputs, amx);
   const Int8Weight weight{packed, scales, totals};
   find_likeliest(rows, outputs, given.rows().max_part(), token_ids, is_finite, [&] {
-    return [&, products = Int8Products()](int64_t begin, int64_t end, int64_t panel, int64_t count,
-                                          float* scores) mutable {
-      products.multiply(given.rows(), begin, end, weight.panel(panel, inputs),
-                        bias ? bias + panel * PANEL : nullptr, scores - begin * count, count, 0);
+    return [&, products = Int8Products()](int64_t begin, int64_t end, int64_t panel,
+                                          const Results<float>& scores) mutable {
+      products.multiply(given.rows(), begin, end, weight.panel(panel, inputs), bias, scores, panel);
     };
   });
 }

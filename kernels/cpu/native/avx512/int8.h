@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "amx.h"
+#include "results.h"
 
 namespace quire {
 
@@ -81,28 +82,28 @@ struct Int8Panel {
 };
 
 // What turns a panel's sums into results.
+template <class T>
 class Int8Outputs {
  public:
-  Int8Outputs(const Int8Panel& weights, const float* bias, int64_t outputs, int64_t panel)
-      : bias_(bias), outputs_(outputs), first_(panel * PANEL) {
+  Int8Outputs(const Int8Panel& weights, const float* bias, const Results<T>& to, int64_t panel)
+      : bias_(bias), to_(to), first_(panel * PANEL) {
     for (int half = 0; half < 2; ++half) {
-      const __mmask16 mask = lanes(outputs, first_ + 16 * half);
+      const __mmask16 mask = lanes(to.outputs, first_ + 16 * half);
       scales_[half] = _mm512_maskz_loadu_ps(mask, weights.scales + 16 * half);
       totals_[half] = _mm512_maskz_loadu_epi32(mask, weights.totals + 16 * half);
     }
   }
 
-  // y[count][outputs] at the panel, from sums[count][32] of rows that were rounded so.
-  template <class T>
-  void store(const int32_t* sums, const RoundedRow* rows, int64_t count, T* y) const {
-    for (int64_t r = 0; r < count; ++r, y += outputs_) {
+  // Of `count` rows from `row` on, which were rounded so, from sums[count][32].
+  void store(const int32_t* sums, const RoundedRow* rows, int64_t row, int64_t count) const {
+    for (int64_t r = row; r < row + count; ++r) {
       const __m512i zero = _mm512_set1_epi32(rows[r].zero);
       const __m512 step = _mm512_set1_ps(rows[r].step);
       for (int half = 0; half < 2; ++half, sums += 16) {
         const __m512i excess = _mm512_mullo_epi32(totals_[half], zero);
         const __m512 exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums), excess));
-        quire::store(_mm512_mul_ps(exact, _mm512_mul_ps(scales_[half], step)), bias_, y, outputs_,
-                     first_ + 16 * half);
+        quire::store(_mm512_mul_ps(exact, _mm512_mul_ps(scales_[half], step)), bias_, to_.row(r),
+                     to_.outputs, first_ + 16 * half);
       }
     }
   }
@@ -111,7 +112,8 @@ class Int8Outputs {
   __m512 scales_[2];
   __m512i totals_[2];
   const float* bias_;
-  const int64_t outputs_, first_;
+  const Results<T> to_;
+  const int64_t first_;
 };
 
 // A weight in int8, of all its outputs.
@@ -168,15 +170,15 @@ class GivenCodes {
 // One thread's products of rows by panels.
 class Int8Products {
  public:
-  // y[begin to end][outputs] at a panel; `bias`, of all outputs, may be null.
+  // The results of rows at a panel; `bias`, of all outputs, may be null.
   template <class T>
   void multiply(const Int8Rows& rows, int64_t begin, int64_t end, const Int8Panel& weights,
-                const float* bias, T* y, int64_t outputs, int64_t panel) {
+                const float* bias, const Results<T>& to, int64_t panel) {
     const int8_t* codes = weights.codes;
-    const Int8Outputs to(weights, bias, outputs, panel);
+    const Int8Outputs<T> outputs(weights, bias, to, panel);
     if (rows.amx) {
       const auto keep = [&](int64_t row, int64_t count, const int32_t* sums) {
-        to.store(sums, rows.told + row, count, y + row * outputs);
+        outputs.store(sums, rows.told, row, count);
       };
       return blocks_.multiply(rows.layout, rows.codes, begin, end, codes, keep);
     }
@@ -185,7 +187,7 @@ class Int8Products {
       with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
         int8_tile<ROWS>(rows.codes + row * rows.inputs, rows.inputs, codes, sums);
       });
-      to.store(sums, rows.told + row, count, y + row * outputs);
+      outputs.store(sums, rows.told, row, count);
     });
   }
 

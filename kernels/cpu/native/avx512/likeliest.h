@@ -6,8 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "simd.h"
-#include "tiles.h"
+#include "results.h"
 
 namespace quire {
 
@@ -85,8 +84,7 @@ class Likeliest {
   std::mutex mutex_;
 };
 
-// make() gives each thread what it multiplies with: products(begin, end, panel, count, scores)
-// writes scores[end - begin][count] of a panel's `count` outputs.
+// make() gives each thread what it multiplies with, as for for_results.
 template <class Make>
 void find_likeliest(int64_t rows, int64_t outputs, int64_t max_part, int64_t* token_ids,
                     bool* is_finite, Make make) {
@@ -96,9 +94,9 @@ void find_likeliest(int64_t rows, int64_t outputs, int64_t max_part, int64_t* to
             scores = Scratch<float>(std::min(rows, max_part) * PANEL)](
                int64_t begin, int64_t end, int64_t panel) mutable {
       const int64_t first = panel * PANEL, count = std::min(PANEL, outputs - first);
-      products(begin, end, panel, count, scores.get());
-      for (int64_t r = begin; r < end; ++r)
-        share.look(r, scores.get() + (r - begin) * count, count, first);
+      const Results<float> to{scores.get() - begin * PANEL - first, PANEL, outputs};
+      products(begin, end, panel, to);
+      for (int64_t r = begin; r < end; ++r) share.look(r, to.row(r) + first, count, first);
     };
   });
   all.tell(token_ids, is_finite);

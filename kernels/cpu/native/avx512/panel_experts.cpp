@@ -96,7 +96,8 @@ class DenseExperts : public Panels {
                   float* y, int64_t panel) {
       const ExpertWeight& weight = all_.experts[expert];
       const bf16* packed = static_cast<const bf16*>(weight.packed) + panel * PANEL * all_.inputs;
-      products_.multiply(rows.of(run), begin, end, packed, weight.bias, y, all_.outputs, panel);
+      const Results<float> to{y, all_.outputs, all_.outputs};
+      products_.multiply(rows.of(run), begin, end, packed, weight.bias, to, panel);
     }
 
    private:
@@ -153,8 +154,9 @@ class Int8Experts : public Panels {
       const ExpertWeight& of = all_.experts[expert];
       const Int8Weight weight{static_cast<const int8_t*>(of.packed),
                               static_cast<const float*>(of.scales), of.totals};
-      products_.multiply(rows.of(run), begin, end, weight.panel(panel, all_.inputs), of.bias, y,
-                         all_.outputs, panel);
+      const Results<float> to{y, all_.outputs, all_.outputs};
+      products_.multiply(rows.of(run), begin, end, weight.panel(panel, all_.inputs), of.bias, to,
+                         panel);
     }
 
    private:
@@ -223,7 +225,8 @@ class GroupedExperts : public Panels {
                                  all_.inputs,
                                  all_.group,
                                  of.factor};
-      products_.multiply(rows.of(run), begin, end, weight, of.bias, y, all_.outputs, panel);
+      const Results<float> to{y, all_.outputs, all_.outputs};
+      products_.multiply(rows.of(run), begin, end, weight, of.bias, to, panel);
     }
 
    private:

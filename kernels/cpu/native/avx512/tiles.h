@@ -115,15 +115,6 @@ inline void store(__m512 sums, const float* bias, bf16* y, int64_t outputs, int6
   _mm256_mask_storeu_epi16(y + first, mask, rounded);
 }
 
-// Calls body(y) with results of their type: float32 where `wide`, else bfloat16.
-template <class Body>
-inline void with_results(void* y, bool wide, Body body) {
-  if (wide)
-    body(static_cast<float*>(y));
-  else
-    body(static_cast<bf16*>(y));
-}
-
 // Calls body<rows>() for a number of rows that is known when the program runs, 1 to MAX.
 template <int MAX, class Body>
 inline void with_rows(int64_t rows, Body&& body) {
