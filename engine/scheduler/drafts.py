@@ -19,6 +19,8 @@ from engine.scheduler.step import StepBuilder
 from engine.speculation.speculator import Speculator
 from engine.types import PENDING_TOKEN
 
+_MOST_IDLE = 64  # steps in a row in which nobody is due: then all are asked once more
+
 
 def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator) -> None:
     """Lay drafts behind those rows of a planned step that decode."""
@@ -26,27 +28,40 @@ def plan_drafts(step: StepBuilder, state: SchedulerState, speculator: Speculator
         for seq in step.seqs:
             seq.awaits_token = False
         return
-    rows = step.rows
-    for place, (seq, token_ids) in enumerate(zip(step.seqs, rows.token_ids, strict=True)):
-        if seq.draft is not None and speculator.rests(seq.draft, len(seq.token_ids)):
+    num_idle = _MOST_IDLE
+    for place, seq in enumerate(step.seqs):
+        rest = 0 if seq.draft is None else speculator.rest(seq.draft, len(seq.token_ids))
+        if rest:
             seq.awaits_token = False
-            continue
-        newest, *others = token_ids
-        if others or rows.starts[place] < seq.num_prompt or place in rows.silent:
-            continue
-        if seq.draft is None:
-            seq.draft = speculator.begin(seq.request)
-        if newest == PENDING_TOKEN:
-            seq.awaits_token = speculator.is_worth_waiting(seq.draft)
-            continue
-        seq.awaits_token = False
-        most = min(step.budget, seq.max_num_tokens - len(seq.token_ids) - 1)
-        most = min(most, _num_slots(seq, state))
-        drafts = speculator.propose(seq.draft, seq.token_ids, most) if most > 0 else ()
-        if drafts:
-            blocks = _blocks_for(seq, drafts, state)
-            rows.extend_row(place, drafts, blocks, seq.token_ids)
-            step.budget -= len(drafts)
+        else:
+            rest = _plan_row(step, place, state, speculator)
+        num_idle = min(num_idle, rest - 1)
+    speculator.end_step(max(0, num_idle))
+
+
+def _plan_row(step: StepBuilder, place: int, state: SchedulerState, speculator: Speculator) -> int:
+    """Lay drafts behind a row, if any pay; returns after how many tokens to look at it again."""
+    seq, rows = step.seqs[place], step.rows
+    newest, *others = rows.token_ids[place]
+    if others or rows.starts[place] < seq.num_prompt or place in rows.silent:
+        return 1
+    if seq.draft is None:
+        seq.draft = speculator.begin(seq.request)
+    if newest == PENDING_TOKEN:
+        seq.awaits_token = speculator.is_worth_waiting(seq.draft)
+        return 1
+    seq.awaits_token = False
+    most = min(step.budget, seq.max_num_tokens - len(seq.token_ids) - 1)
+    most = min(most, _num_slots(seq, state))
+    if most <= 0:
+        return 1
+    drafts = speculator.propose(seq.draft, seq.token_ids, most)
+    if not drafts:
+        return speculator.rest(seq.draft, len(seq.token_ids))
+    blocks = _blocks_for(seq, drafts, state)
+    rows.extend_row(place, drafts, blocks, seq.token_ids)
+    step.budget -= len(drafts)
+    return 1
 
 
 def settle(

@@ -44,7 +44,7 @@ class Planner:
         if admit and not step.num_preempted:
             self._plan_waiting(step, now_s)
         self._state.policy.charge(step.seqs, step.rows)
-        if self._speculator is not None:
+        if self._speculator is not None and not self._speculator.passes_by(len(step.seqs)):
             plan_drafts(step, self._state, self._speculator)
         return step
 

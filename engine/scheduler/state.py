@@ -102,7 +102,7 @@ class SchedulerState:
                 self.waiting.discard(seq)
         seq.status = Status.FINISHED
         if self._speculator is not None and len(seq.token_ids) > seq.num_prompt:
-            self._speculator.finish(seq.request, seq.token_ids)
+            self._speculator.finish(seq.request, seq.token_ids, seq.draft)
         self.deadlines.discard(seq)
         if seq.forks:
             self._appoint_leader(seq.forks)

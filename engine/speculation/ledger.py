@@ -18,7 +18,7 @@ _GRACE = 1.0  # steps that may be lost before anything was gained
 _MOST = 8.0  # that past gains may pay for
 _RESUME = 0.05  # that a pause saves, beyond what was lost
 _TRIAL = 3.0  # that are saved before the first trial
-_WATCHED = 5  # steps at the end of a pause that are measured
+_WATCHED = 2  # steps at the end of a pause that are measured
 
 
 class Ledger:
@@ -37,9 +37,9 @@ class Ledger:
         return self._pause > 0
 
     @property
-    def is_watched(self) -> bool:
-        """Whether that step is to be measured all the same."""
-        return self._pause < _WATCHED
+    def num_unwatched(self) -> int:
+        """Steps of a pause that need not even be measured, before the others."""
+        return max(0, self._pause - _WATCHED)
 
     @property
     def is_empty(self) -> bool:
@@ -56,9 +56,13 @@ class Ledger:
         """Whether drafts may be made that are expected to lose."""
         return self._saved >= 0.0 or self.has_gained
 
-    def pass_by(self) -> None:
-        """A step of a pause is planned."""
-        self._pause -= 1
+    def pass_by(self, num_steps: int = 1) -> None:
+        """So many steps are planned in which nothing is tried; those of a pause were saved as it
+        began."""
+        if self._pause:
+            self._pause = max(0, self._pause - num_steps)
+        else:
+            self.save(num_steps)
 
     def pause(self, num_steps: int = 1) -> None:
         """Try nothing for so many steps, or for more where there is a loss to pay back: the step

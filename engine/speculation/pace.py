@@ -27,9 +27,12 @@ _GAIN = 1.03  # what drafting must promise over not drafting: below it is noise
 _TRIAL_STEPS = 3  # in a row that draft to learn what it costs: the first reads up on the texts
 _FIRST_STEPS = 5  # of an engine, that draft: programs are recorded in some of them
 _TRIAL_ROWS = 8  # of such a step: the others lose nothing by it
-_LOOK_S, _LOOK_SHARE = 1.5e-5, 0.01  # looking in vain costs so long, and may cost so much of a row
-_ROW_S, _CLAIM_S = 5e-7, 3e-6  # seconds of the host to pass a row by, and to ask for its number
-_MAX_REST = 16
+# Seconds of the host, which comes to all of this with cold caches: for a step in which some row is
+# due, to pass a row by in it, to ask for a row's number, and to look for something to guess by.
+_STEP_S, _ROW_S, _CLAIM_S, _LOOK_S = 2e-5, 5e-7, 5e-6, 1.5e-5
+# Of a row's time that looking in vain may cost: at first, and where it always was in vain.
+_LOOK_SHARE, _LEAST_LOOK_SHARE = 0.01, 0.001
+_MAX_REST = 32
 _PAUSE = 16  # steps at least, where not even sure drafts would pay, or too much was lost
 
 
@@ -87,6 +90,7 @@ class Pace:
         self._adaptive = adaptive
         self._book = CostBook()
         self._costs = self._book.of(1)  # of the step that is planned
+        self._num_rows = 1  # of it
         # Seconds of one of its rows, without drafts; 0: it should have none.
         self._share_s = 0.0
         self._draft_s = 0.0  # that each draft adds to it
@@ -100,6 +104,7 @@ class Pace:
         if not self._adaptive:
             return True
         self._num_trial_rows, self._share_s = None, 0.0
+        self._num_rows = num_rows
         costs = self._costs = self._book.of(num_rows)
         ledger = costs.ledger
         if ledger.pauses:
@@ -117,7 +122,7 @@ class Pace:
             ledger.pause(_PAUSE)
             return False
         ledger.save()
-        self.charge(num_rows * _ROW_S)
+        self.charge(_STEP_S + num_rows * _ROW_S)
         return True
 
     def _is_trial(self, num_rows: int) -> bool:
@@ -137,9 +142,14 @@ class Pace:
         return True
 
     @property
-    def is_watched(self) -> bool:
-        """Whether the step that is planned is to be observed."""
-        return self._costs.ledger.is_watched
+    def num_idle(self) -> int:
+        """Steps after the one that is planned, of as many rows, that should have no drafts and need
+        not be observed."""
+        return self._costs.ledger.num_unwatched
+
+    def pass_by(self, num_steps: int) -> None:
+        """So many steps, of as many rows as the last that was begun, had no drafts."""
+        self._costs.ledger.pass_by(num_steps)
 
     @property
     def has_lost(self) -> bool:
@@ -191,12 +201,14 @@ class Pace:
         """Whether the step that is planned drafts to learn what drafts cost."""
         return self._num_trial_rows is not None
 
-    @property
-    def rest(self) -> int:
-        """Tokens for which a row is not looked at, when there was nothing to guess."""
+    def rest(self, num_misses: int) -> int:
+        """Tokens for which a row is not looked at, when there was nothing to guess by so many times
+        in a row."""
         if not self._adaptive:
             return 0
-        return min(_MAX_REST, int(_LOOK_S / (_LOOK_SHARE * self._share_s)))
+        share = max(_LEAST_LOOK_SHARE, _LOOK_SHARE / 2 ** (num_misses - 1))
+        look_s = _CLAIM_S + _LOOK_S + _STEP_S / self._num_rows
+        return min(_MAX_REST, int(look_s / (share * self._share_s)))
 
     @property
     def read_s(self) -> float:

@@ -16,6 +16,7 @@ _PATIENCE = 4  # tokens between two tries, where a try costs the overlap of step
 _COLD = 16  # tokens that a draft model has not seen: above, it reads up on the text first
 _PRIOR_WEIGHT = 2.0  # drafts that outweigh what other requests have shown
 _REST, _LONGEST_REST = 4, 32  # tokens until a row whose drafts would not pay is looked at again
+_WATCHED = 2  # steps, the last of those in which nobody is due, that are observed
 _USUAL_OUTPUT = 64.0  # tokens of a request, before one has ended
 _KEPT_OUTPUT = 0.95  # how much of it is remembered, a request
 _IN_FLIGHT = 4  # steps whose results are not there, at most
@@ -29,6 +30,7 @@ class Draft:
         "drafter",
         "num_accepted",
         "num_drafted",
+        "num_misses",
         "num_prompt",
         "num_seen",
         "num_unguessed",
@@ -44,6 +46,7 @@ class Draft:
         self.num_prompt = num_prompt
         self.num_drafted = 0
         self.num_accepted = 0
+        self.num_misses = 0  # looks that found nothing, since one that did
         self.num_seen = 0  # tokens that there were when it last looked
         self.num_unguessed = 0  # tokens planned before the one before them was known
         self.turned_down_at = 0  # tokens that there were when drafts would not have paid; 0: never
@@ -81,37 +84,67 @@ class Speculator:
         self._usual_output = _USUAL_OUTPUT
         # With rows; oldest first. None: of no interest.
         self._steps: deque[_Step | None] = deque(maxlen=_IN_FLIGHT)
-        self._num_rows = 0  # of the step that is planned
+        self._num_rows = 0  # of the step that was begun last
+        self._num_idle = 0  # steps yet of as many rows, of which none is due
+        self._num_passed = 0  # such steps that have been
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._accepted = [0] * config.num_draft_tokens
+        self._stats: DraftStats | None = None
 
     @property
     def stats(self) -> DraftStats:
         """What has come of it so far."""
-        return DraftStats(self._num_drafts, self._num_draft_tokens, tuple(self._accepted))
+        if self._stats is None:
+            self._stats = DraftStats(
+                self._num_drafts, self._num_draft_tokens, tuple(self._accepted)
+            )
+        return self._stats
+
+    def passes_by(self, num_rows: int) -> bool:
+        """Whether none of a step's rows is due: it is counted, and has no drafts.
+
+        The first thing that is asked of a step; where it is so, the last.
+        """
+        if not self._num_idle or num_rows != self._num_rows:
+            return False
+        self._num_idle -= 1
+        self._num_passed += 1
+        self._steps.append(None if self._num_idle >= _WATCHED else _Step(is_trial=False))
+        return True
 
     def begin_step(self, num_rows: int) -> bool:
         """So many rows of the step may have drafts; False where it should have none."""
         if not num_rows:
             return False
+        self._wake()
+        self._num_rows = num_rows
         pays = self._pace.begin(num_rows)
-        if pays or self._pace.is_watched:
-            self._num_rows = num_rows
-            self._steps.append(_Step(is_trial=pays and self._pace.is_trial))
-        else:
-            self._steps.append(None)
+        if not pays:
+            self._num_idle = self._pace.num_idle
+        self._steps.append(_Step(is_trial=pays and self._pace.is_trial))
         return pays
+
+    def end_step(self, num_idle: int) -> None:
+        """Of the rows of the step that was begun none is due for so many tokens."""
+        self._num_idle = num_idle
+
+    def _wake(self) -> None:
+        if self._num_passed:
+            self._pace.pass_by(self._num_passed)
+        self._num_idle = self._num_passed = 0
 
     def begin(self, request: Request) -> Draft:
         """Guess for a request from now on."""
         acceptance = Acceptance(self._of_all, _PRIOR_WEIGHT, _KEPT)
         return Draft(self._proposer.begin(request), acceptance, len(request.prompt_token_ids))
 
-    def rests(self, draft: Draft, num_tokens: int) -> bool:
-        """Whether a text of so many tokens need not be looked at: not long ago it had no drafts,
-        among as many rows as now."""
-        return num_tokens < draft.rests_until and self._num_rows > draft.rests_above
+    def rest(self, draft: Draft, num_tokens: int) -> int:
+        """Tokens for which a text of so many need not be looked at: not long ago it had no drafts,
+        among as many rows as now. 0: it is due."""
+        if self._num_rows <= draft.rests_above:
+            return 0
+        return max(0, draft.rests_until - num_tokens)
 
     def is_worth_waiting(self, draft: Draft) -> bool:
         """Whether a text should wait for its newest token, so that drafts can follow it.
@@ -140,7 +173,9 @@ class Speculator:
         if wanted <= 0:
             draft.turned_down_at = length
             if self._is_adaptive and not self._pace.is_trial:
-                _rest(draft, length, draft.rest, self._num_rows)
+                # What others have shown changes slowly.
+                num_tokens = draft.rest if draft.num_drafted else _LONGEST_REST
+                _rest(draft, length, num_tokens, self._num_rows)
                 draft.rest = min(_LONGEST_REST, 2 * draft.rest)
             return ()
         step = self._steps[-1]
@@ -149,8 +184,11 @@ class Speculator:
         self._pace.charge(draft.drafter.look_s(num_unseen))
         draft.num_seen, draft.rest = length, _REST
         drafts = draft.drafter.propose(token_ids, wanted)
-        if not drafts:
-            _rest(draft, length, self._pace.rest, self._num_rows)
+        if drafts:
+            draft.num_misses = 0
+        else:
+            draft.num_misses += 1
+            _rest(draft, length, self._pace.rest(draft.num_misses), self._num_rows)
         return drafts
 
     def settle(self, draft: Draft, num_drafts: int, num_accepted: int) -> None:
@@ -167,9 +205,15 @@ class Speculator:
         self._num_draft_tokens += num_drafts
         for position in range(num_accepted):
             self._accepted[position] += 1
+        self._stats = None
 
-    def finish(self, request: Request, token_ids: Sequence[int]) -> None:
-        """A request has ended with this text."""
+    def finish(
+        self, request: Request, token_ids: Sequence[int], draft: Draft | None = None
+    ) -> None:
+        """A request has ended with this text. Another may be in its place in the next step."""
+        self._wake()
+        if draft is not None and draft.turned_down_at:
+            self._of_all.fade(len(token_ids) - draft.turned_down_at)
         num_output = len(token_ids) - len(request.prompt_token_ids)
         self._usual_output += (1.0 - _KEPT_OUTPUT) * (num_output - self._usual_output)
         self._proposer.finish(request, token_ids)

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from engine.speculation.ngram import NgramIndex, continuation, last_runs, look_s
+from engine.speculation.ngram import SearchedText, continuation
 from engine.speculation.proposer import Drafter
 from engine.types import Request
 
 _MAX_TOKENS = 100_000  # of all outputs that are kept; each takes some hundred bytes in the index
 _MAX_TIDIED = 64  # tokens that are indexed at a guess, and as many that are taken out
+_INDEX_S = 4e-7  # to index a run
 
 
 class _Output:
@@ -164,7 +165,7 @@ class SuffixProposer:
 class _SuffixDrafter:
     """Guesses for one text from itself and from the store of its kind."""
 
-    __slots__ = ("_index", "_kind", "_lengths", "_proposer")
+    __slots__ = ("_kind", "_lengths", "_proposer", "_text")
 
     def __init__(
         self, proposer: SuffixProposer, kind: tuple[str, str], lengths: Sequence[int]
@@ -172,19 +173,21 @@ class _SuffixDrafter:
         self._proposer = proposer
         self._kind = kind
         self._lengths = lengths
-        self._index = NgramIndex(lengths)
+        self._text = SearchedText()
 
     def propose(self, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
         """See ``Drafter``."""
-        self._index.extend(token_ids, len(token_ids) - 1)
+        text = self._text
+        text.extend(token_ids)
         store = self._proposer.store(self._kind)
         if store is not None:
             store.tidy()
-        for run in last_runs(token_ids, self._lengths):
-            end = self._index.find(run)
+        repeats = text.find(self._lengths[-1]) is not None  # else no longer run does
+        for length in self._lengths:
+            end = text.find(length) if repeats else None
             if end is not None:
                 return continuation(token_ids, end, most)
-            found = () if store is None else store.find(run, most)
+            found = () if store is None else store.find(tuple(token_ids[-length:]), most)
             if found:
                 return found
         return ()
@@ -193,7 +196,7 @@ class _SuffixDrafter:
         """See ``Drafter``."""
         store = self._proposer.store(self._kind)
         num_behind = 0 if store is None or store.is_tidy else _MAX_TIDIED
-        return look_s(num_unseen + num_behind, self._lengths)
+        return self._text.look_s(num_unseen) + num_behind * len(self._lengths) * _INDEX_S
 
 
 def _kind(request: Request) -> tuple[str, str]:

@@ -93,10 +93,12 @@ def _lives(proposer: _InVain, num_steps: int, num_prompt: int) -> None:
     drafts: list[Draft] = [speculator.begin(request) for _ in texts]
     for _ in range(num_steps):
         rows = PlanRows.of(ScheduledRow("r", len(text) - 1, (1,), (), True) for text in texts)
-        if speculator.begin_step(NUM_ROWS):
+        if not speculator.passes_by(NUM_ROWS) and speculator.begin_step(NUM_ROWS):
             for draft, text in zip(drafts, texts, strict=True):
-                if not speculator.rests(draft, len(text)):
+                if not speculator.rest(draft, len(text)):
                     speculator.propose(draft, text, 4)
+            rests = [speculator.rest(*each) for each in zip(drafts, map(len, texts), strict=True)]
+            speculator.end_step(max(0, min(rests) - 1))
         speculator.observe(StepPlan(rows=rows), PLAIN_S)
         for text in texts:
             text.append(1)
