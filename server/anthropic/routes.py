@@ -21,7 +21,9 @@ router = APIRouter()
 @router.post(
     PREFIX,
     summary="Answer messages (Anthropic's API)",
-    openapi_extra=describe(MessagesRequest, MessageAnswer, chunk=MessageEvent, error=MessagesError),
+    openapi_extra=describe(
+        MessagesRequest, MessageAnswer, chunk=MessageEvent, typed=True, error=MessagesError
+    ),
 )
 async def create_message(request: Request) -> Response:
     """Continue a conversation in Anthropic's shapes, at once or as a stream of events."""

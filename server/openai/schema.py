@@ -58,6 +58,7 @@ def describe(
     answer: type[msgspec.Struct] | UnionType | str,
     *,
     chunk: type | UnionType | None = None,
+    typed: bool = False,
     body_required: bool = True,
     errors: Collection[int] = (),
     error: type[msgspec.Struct] | None = None,
@@ -68,7 +69,9 @@ def describe(
         body: the shape of the JSON body; None where there is none, or FastAPI reads it.
         answer: the shape of the JSON answer, or several, or the media type of one that is not
             JSON.
-        chunk: the shape of a stream's events, or several, where the route can stream.
+        chunk: the shape of what a stream's events hold, or several, where the route can stream.
+        typed: whether the events have names, errors among them. Otherwise an error is an event that
+            holds its body, and ``[DONE]`` comes last.
         body_required: whether the body may not be left out.
         errors: statuses besides those that any route may answer, such as 404 and 409. A route
             that names a model has 404 by itself, and so has one with a parameter in its path.
@@ -82,7 +85,7 @@ def describe(
     else:
         content["application/json"] = {"schema": _any_ref(answer)}
     if chunk is not None:
-        content["text/event-stream"] = {"schema": _any_ref(chunk)}
+        content["text/event-stream"] = {"schema": _event(_members(chunk), typed=typed)}
     headers = _REQUEST_ID | _IGNORED if body is not None else _REQUEST_ID
     answers: dict[str, Any] = {
         "200": {"description": "The answer", "content": content, "headers": headers}
@@ -175,6 +178,20 @@ def _error(status: int, schema: dict[str, str]) -> dict[str, Any]:
     headers = _REQUEST_ID | _RETRY_AFTER if status in (429, 503) else _REQUEST_ID
     content = {"application/json": {"schema": schema}}
     return {"description": meaning_of(status), "content": content, "headers": headers}
+
+
+def _event(shapes: Iterable[type], *, typed: bool) -> dict[str, Any]:
+    """One event of a stream by its fields, of which ``data`` is JSON in a string."""
+    held = [_ref(shape) for shape in shapes]
+    if not typed:
+        held.append(_ERROR)
+    schema = held[0] if len(held) == 1 else {"anyOf": held}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    if typed:
+        properties = {"event": {"type": "string"}, "data": data}
+    else:
+        properties = {"data": {"anyOf": [data, {"const": "[DONE]"}]}}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _members(shapes: Any) -> tuple[Any, ...]:

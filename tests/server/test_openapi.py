@@ -67,6 +67,9 @@ async def test_a_body_that_cannot_be_empty_is_required(application: Application)
     schema = body["content"]["application/json"]["schema"]
     assert schema == {"$ref": "#/components/schemas/ChatRequest"}
     stream = paths["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
-    assert stream["text/event-stream"]["schema"] == {"$ref": "#/components/schemas/ChatChunk"}
+    data, done = stream["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
+    shapes = data["contentSchema"]["anyOf"]
+    assert [shape["$ref"].rsplit("/", 1)[1] for shape in shapes] == ["ChatChunk", "Error"]
+    assert done == {"const": "[DONE]"}
     if "/start_profile" in paths:
         assert not paths["/start_profile"]["post"]["requestBody"]["required"]

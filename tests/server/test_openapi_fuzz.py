@@ -97,6 +97,25 @@ def _excluded(label: str) -> list[Any]:
     return [check for name in names for check in checks.get_by_names([name])]
 
 
+STREAMED: dict[str, dict[str, Any]] = {
+    "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    "POST /v1/completions": {"prompt": "Hello", "logprobs": 1},
+    "POST /v1/messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5},
+    "POST /v1/responses": {"input": "Hello"},
+}
+
+
+@pytest.mark.parametrize("label", STREAMED)
+def test_events_of_a_stream_are_as_described(fuzzed: Server, label: str) -> None:
+    """Of generated requests few are answered by one."""
+    body = {"model": MODEL, "stream": True, **STREAMED[label]}
+    case = OPERATIONS[label].Case(body=body, media_type="application/json")
+    headers = {"authorization": f"Bearer {KEY}"}
+    answer = case.call(base_url=fuzzed.url, headers=headers)
+    assert answer.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(answer, excluded_checks=_excluded(label))
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_no_answer_is_undescribed(fuzzed: Server, label: str, mode: str) -> None:

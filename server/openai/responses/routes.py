@@ -38,7 +38,7 @@ StartingAfter = Annotated[
 @router.post(
     "/v1/responses",
     summary="Answer items of a conversation",
-    openapi_extra=describe(ResponsesRequest, Response, chunk=StreamEvent),
+    openapi_extra=describe(ResponsesRequest, Response, chunk=StreamEvent, typed=True),
 )
 async def create_response(request: Request) -> HttpResponse:
     """Make a response: at once, as a stream of typed events, or in the background."""
@@ -83,7 +83,7 @@ async def count_input_tokens(request: Request) -> HttpResponse:
 @router.get(
     "/v1/responses/{response_id}",
     summary="A stored response",
-    openapi_extra=describe(None, Response, chunk=StreamEvent),
+    openapi_extra=describe(None, Response, chunk=StreamEvent, typed=True),
 )
 async def retrieve_response(
     response_id: str,
