@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.types import Grammar
 
@@ -50,12 +50,9 @@ class Matcher(Protocol):
         ...
 
 
-class Followed(NamedTuple):
-    """A text that goes on by some tokens, and the line of its mask then."""
-
-    matcher: Matcher
-    token_ids: Sequence[int]
-    line: int
+# A text that goes on by some tokens, and the line of its mask then. A plain tuple: there is one for
+# each row of each step.
+Followed = tuple[Matcher, Sequence[int], int]
 
 
 class MatcherCrew(Protocol):

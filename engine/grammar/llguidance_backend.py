@@ -182,7 +182,9 @@ def _together(rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarF
     own = cast("Sequence[tuple[LlguidanceMatcher, Sequence[int], int]]", rows)
     for index, (matcher, token_ids, line) in enumerate(own):
         library = matcher.library
-        if token_ids:
+        if len(token_ids) == 1:
+            library.consume_token(token_ids[0])
+        elif token_ids:
             library.consume_tokens(list(token_ids))
         library.unsafe_compute_mask_ptr(address + line * stride, stride)
         if library.is_error():  # what went wrong at a token is an error still

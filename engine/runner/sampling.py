@@ -133,15 +133,17 @@ class Sampler:
         if not masked.size:
             return StepMasks(None, {})
         at = batch.sampling_rows[masked]
-        places = zip(
-            batch.slots[at].tolist(),
-            batch.starts[at].tolist(),
-            batch.query_start[at].tolist(),
-            batch.query_start[at + 1].tolist(),
-            strict=True,
-        )
-        token_ids = batch.token_ids.tolist()
-        rows = [MaskedRow(slot, start, token_ids[begin:end]) for slot, start, begin, end in places]
-        failures = state.masks.update(rows, self._uploads.send)
+        failures = state.masks.update(_masked_rows(batch, at), self._uploads.send)
         failed = {int(masked[index]): why for index, why in failures.items()}
         return StepMasks(state.masks.lines, failed)
+
+
+def _masked_rows(batch: HostBatch, at: np.ndarray) -> list[MaskedRow]:
+    """What these rows of a batch tell their constraints."""
+    slots, starts = batch.slots[at].tolist(), batch.starts[at].tolist()
+    if batch.is_decode:  # a token each
+        return list(zip(slots, starts, batch.token_ids[at][:, None].tolist(), strict=True))
+    begins, ends = batch.query_start[at].tolist(), batch.query_start[at + 1].tolist()
+    all_ids = batch.token_ids.tolist()
+    token_ids = [all_ids[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    return list(zip(slots, starts, token_ids, strict=True))

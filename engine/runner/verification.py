@@ -197,7 +197,7 @@ class Verifier:
             row = batch.sampling_rows[first]
             begin, end = batch.query_start[row], batch.query_start[row + 1]
             known = batch.token_ids[begin:end].tolist()
-            rows.append(MaskedRow(int(batch.slots[row]), int(batch.starts[row]), known))
+            rows.append((int(batch.slots[row]), int(batch.starts[row]), known))
             ahead.append(drafts.draft_ids[first : first + sizes[first] - 1].tolist())
         lines, failures = self._rows.sampling.masks.ahead(rows, ahead)
         return lines, {int(firsts[index]): why for index, why in failures.items()}

@@ -84,6 +84,14 @@ class Constraint:
         self._output_ids += fresh
         self._num_unseen += len(fresh)
 
+    def follow(self, start: int, token_ids: Sequence[int]) -> Sequence[int]:
+        """``advance``, and then ``take_unseen``."""
+        if self._num_unseen or start != self.num_prompt + len(self._output_ids):
+            self.advance(start, token_ids)
+            return self.take_unseen()
+        self._output_ids += token_ids
+        return token_ids
+
     def write(self, line: Bits, num_output: int) -> None:
         """Write what may be chosen for the output token with this index.
 
@@ -171,9 +179,13 @@ class _Ban:
 
     def lay_on(self, line: Bits) -> None:
         """Forbid them. Few tokens are looked for first: most lines allow none of them."""
-        words = self._words
-        if len(words) > _FEW or any(line.item(at) & bits for at, bits in words):
-            _narrow(line, self._others)
+        if len(self._words) <= _FEW:
+            for at, bits in self._words:
+                if line.item(at) & bits:
+                    break
+            else:
+                return
+        _narrow(line, self._others)
 
 
 def _narrow(line: Bits, by: Bits) -> None:

@@ -25,12 +25,10 @@ from engine.types import Request
 Send = Callable[[Sequence[np.ndarray]], list[torch.Tensor]]
 
 
-class MaskedRow(NamedTuple):
-    """A row of a step that is about to choose a token."""
-
-    slot: int
-    start: int  # position of its first token in this step
-    token_ids: Sequence[int]  # none of them pending where the row follows its output
+# A row of a step that is about to choose a token: its slot, the position of its first token in the
+# step, and its tokens, none of them pending where the row follows its output. A plain tuple: there
+# is one for each row of each step.
+MaskedRow = tuple[int, int, Sequence[int]]
 
 
 class _Taken(NamedTuple):
@@ -38,6 +36,13 @@ class _Taken(NamedTuple):
 
     line: int
     constraint: Constraint
+
+
+class _Crewed(NamedTuple):
+    """Rows of a step that one crew follows, and their indices among all."""
+
+    indices: list[int]
+    rows: list[Followed]
 
 
 class MaskLines:
@@ -99,7 +104,7 @@ class MaskLines:
         """
         failures: dict[int, Failure] = {}
         written: list[int] = []
-        crews: dict[MatcherCrew, list[tuple[int, Followed]]] = {}
+        crews: dict[MatcherCrew, _Crewed] = {}
         for index, (slot, start, token_ids) in enumerate(rows):
             line, constraint = self._taken[slot]
             if constraint.is_fixed:
@@ -107,19 +112,22 @@ class MaskLines:
                     continue
                 self._fresh.discard(slot)
             written.append(line)
-            if constraint.follows_output:
-                constraint.advance(start, token_ids)
             matcher, crew = constraint.matcher, constraint.crew
             if matcher is not None and crew is not None:
-                followed = Followed(matcher, constraint.take_unseen(), line)
-                crews.setdefault(crew, []).append((index, followed))
+                crewed = crews.get(crew)
+                if crewed is None:
+                    crewed = crews[crew] = _Crewed([], [])
+                crewed.indices.append(index)
+                crewed.rows.append((matcher, constraint.follow(start, token_ids), line))
                 continue
+            if constraint.follows_output:
+                constraint.advance(start, token_ids)
             try:
                 constraint.write(self._host[line], _num_output(rows[index], constraint))
             except GrammarFailed as error:
                 self._fail(line, index, error, failures)
-        for crew, together in crews.items():
-            self._follow(crew, together, rows, failures)
+        for crew, crewed in crews.items():
+            self._follow(crew, crewed, rows, failures)
         if written and self._device.type != "cpu":
             at, lines = send((np.array(written, np.int32), self._host[written]))
             self.lines.index_copy_(0, at.long(), lines)
@@ -145,12 +153,13 @@ class MaskLines:
         all_lines = np.empty((count, self._host.shape[1]), np.int32)
         begin = 0
         for index, (row, ahead) in enumerate(zip(rows, drafts, strict=True)):
-            constraint = self._taken[row.slot].constraint
+            slot, start, token_ids = row
+            constraint = self._taken[slot].constraint
             lines = all_lines[begin : begin + len(ahead) + 1]
             begin += len(lines)
             try:
                 if constraint.follows_output:
-                    constraint.advance(row.start, row.token_ids)
+                    constraint.advance(start, token_ids)
                 constraint.write_ahead(lines, _num_output(row, constraint), ahead)
             except GrammarFailed as error:
                 failures[index] = _failure(error)
@@ -159,19 +168,18 @@ class MaskLines:
     def _follow(
         self,
         crew: MatcherCrew,
-        together: Sequence[tuple[int, Followed]],
+        crewed: _Crewed,
         rows: Sequence[MaskedRow],
         failures: dict[int, Failure],
     ) -> None:
         """Write the lines of rows that are held to grammars, all at once."""
-        wrong = crew.follow([followed for _, followed in together], self._host)
-        for place, (index, followed) in enumerate(together):
-            row = rows[index]
-            constraint = self._taken[row.slot].constraint
-            if place in wrong:
-                self._fail(followed.line, index, wrong[place], failures)
-            elif constraint.narrows:
-                constraint.narrow(self._host[followed.line], _num_output(row, constraint))
+        wrong = crew.follow(crewed.rows, self._host)
+        for place, error in wrong.items():
+            self._fail(crewed.rows[place][2], crewed.indices[place], error, failures)
+        for index in crewed.indices:
+            line, constraint = self._taken[rows[index][0]]
+            if constraint.narrows and index not in failures:
+                constraint.narrow(self._host[line], _num_output(rows[index], constraint))
 
     def _fail(
         self, line: int, index: int, error: GrammarFailed, failures: dict[int, Failure]
@@ -195,7 +203,8 @@ class MaskLines:
 
 def _num_output(row: MaskedRow, constraint: Constraint) -> int:
     """Index of the output token that a row is about to choose."""
-    return row.start + len(row.token_ids) - constraint.num_prompt
+    _, start, token_ids = row
+    return start + len(token_ids) - constraint.num_prompt
 
 
 def _failure(error: GrammarFailed) -> Failure:

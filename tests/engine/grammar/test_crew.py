@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from engine.grammar import llguidance_backend
-from engine.grammar.backend import Followed
 from engine.grammar.llguidance_backend import (
     LlguidanceBackend,
     LlguidanceCrew,
@@ -66,7 +65,7 @@ def test_each_goes_as_it_would_alone(
     masks, expected = np.zeros((40, words), np.int32), np.zeros(words, np.int32)
     told: list[list[int]] = [[] for _ in range(num_rows)]
     for _ in range(25):
-        rows = [Followed(*each) for each in zip(together, told, lines, strict=True)]
+        rows = [*zip(together, told, lines, strict=True)]
         assert crew.follow(rows, masks) == {}
         for row in range(num_rows):
             if told[row]:
@@ -82,13 +81,11 @@ def test_who_leaves_the_grammar_is_told_and_the_others_go_on(
     crew = LlguidanceCrew()
     matchers = [grammars[0].matcher() for _ in range(3)]
     masks = np.zeros((3, -(-backend.vocab_size // 32)), np.int32)
-    crew.follow([Followed(m, [], line) for line, m in enumerate(matchers)], masks)
+    crew.follow([(m, [], line) for line, m in enumerate(matchers)], masks)
     good = int(choices(masks[0])[0])
     bad = next(id for id in range(backend.vocab_size) if id not in choices(masks[0]))
     told = [[good], [bad], [good, bad]]
-    failures = crew.follow(
-        [Followed(m, told[line], line) for line, m in enumerate(matchers)], masks
-    )
+    failures = crew.follow([(m, told[line], line) for line, m in enumerate(matchers)], masks)
     assert set(failures) == {1, 2}
     assert "cannot be followed" in str(failures[1])
     alone = grammars[0].matcher()
@@ -106,7 +103,7 @@ def test_what_takes_long_is_paid_for_by_who_took_it(
     crew = LlguidanceCrew()
     matchers = [grammars[0].matcher() for _ in range(3)]
     masks = np.zeros((3, -(-backend.vocab_size // 32)), np.int32)
-    rows = [Followed(m, [], line) for line, m in enumerate(matchers)]
+    rows = [(m, [], line) for line, m in enumerate(matchers)]
     crew.follow(rows, masks)
     paid = [matcher._spare_s for matcher in matchers]
     crew.follow(rows, masks)

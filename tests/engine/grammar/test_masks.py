@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.grammar.backend import CompiledGrammar, GrammarFailed
-from engine.sampling.masks import MaskedRow, MaskLines
+from engine.sampling.masks import MaskLines
 from engine.types import Grammar, Request, SamplingParams
 
 VOCAB, EOS, PROMPT = 70, 5, (1, 2, 3)
@@ -95,7 +95,7 @@ class Rows:
     def allowed(self, slot: int, output: Sequence[int] = ()) -> set[int]:
         """What the slot may choose, having told this output in its last row."""
         tokens = (PROMPT + tuple(output))[-1:]
-        row = MaskedRow(slot, len(PROMPT) + len(output) - 1, tokens)
+        row = (slot, len(PROMPT) + len(output) - 1, tokens)
         failures = self.lines.update([row], self.send)
         assert not failures, failures
         return self.read(slot)
@@ -182,7 +182,7 @@ def test_a_grammar_wins_over_all_other_wishes(rows: Rows):
 
 def test_a_row_that_fails_harms_no_other(rows: Rows):
     rows.put(0, grammar=Script(40, 41, breaks_at=1)).put(1, grammar=Script(50, 51))
-    step = [MaskedRow(0, 3, [40]), MaskedRow(1, 3, [50])]
+    step = [(0, 3, [40]), (1, 3, [50])]
     failures = rows.lines.update(step, rows.send)
     assert list(failures) == [0]
     assert failures[0].code == "grammar_timeout"
