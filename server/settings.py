@@ -212,7 +212,14 @@ class Settings(SpeculationSettings):
         "Names under which chat answers carry reasoning; clients know one or the other.",
     )
     store_days: int = setting(
-        30, _SERVER, "Days that responses and chats are stored; 0: until they are deleted.", ge=0
+        30,
+        _SERVER,
+        "Days that responses, chats, unused conversations, batches and their files are stored; 0: "
+        "until they are deleted.",
+        ge=0,
+    )
+    max_store_bytes: ScaledInt = setting(
+        16 * 2**30, _SERVER, "Most that is stored; what was used last goes last. 0: no limit.", ge=0
     )
     heartbeat_s: float = setting(
         15.0, _SERVER, "Seconds between comment lines on a stream whose request waits.", gt=0

@@ -125,6 +125,8 @@ class LineResult(msgspec.Struct, frozen=True, kw_only=True):
 _COLUMNS = ", ".join(StoredBatch.__struct_fields__)
 _LIVE_SQL = "status IN (" + ", ".join(f"'{status}'" for status in LIVE) + ")"
 
+_ENDED_AT = "coalesce(completed_at, failed_at, expired_at, cancelled_at, created_at)"
+
 
 class BatchStore:
     """The batches of all tenants."""
@@ -190,6 +192,16 @@ class BatchStore:
     async def delete(self, id: str) -> None:
         """Forget a batch that has ended. Raises StoreError."""
         await self._tables.write(lambda db: db.execute("DELETE FROM batches WHERE id = ?", (id,)))
+
+    async def uses(self) -> list[int]:
+        """When each of those that have ended did: Unix times. Raises StoreError."""
+        query = f"SELECT {_ENDED_AT} FROM batches WHERE NOT {_LIVE_SQL}"
+        return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
+
+    async def purge(self, before: int) -> int:
+        """Forget those that ended before a Unix time; how many. Raises StoreError."""
+        statement = f"DELETE FROM batches WHERE NOT {_LIVE_SQL} AND {_ENDED_AT} < ?"
+        return await self._tables.write(lambda db: db.execute(statement, (before,)).rowcount)
 
     async def live(self) -> Sequence[StoredBatch]:
         """Those that have not ended, the oldest first. Raises StoreError."""

@@ -157,6 +157,11 @@ class ChatStore:
         )
         return await self._tables.read(lambda db: db.execute(query, (*values, limit)).fetchall())
 
+    async def uses(self) -> list[int]:
+        """When each was made: Unix times."""
+        query = "SELECT created_at FROM chats"
+        return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
+
     async def purge(self, before: int) -> int:
         """Forget those made before a Unix time; how many."""
         statement = "DELETE FROM chats WHERE created_at < ?"

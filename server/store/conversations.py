@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,8 +30,15 @@ _SCHEMA = Schema(
         ) WITHOUT ROWID;
         CREATE INDEX conversation_items_by_id ON conversation_items (id);
         """,
+        # Those that are there already count as used now.
+        """
+        ALTER TABLE conversations ADD COLUMN used_at INTEGER NOT NULL DEFAULT 0;
+        UPDATE conversations SET used_at = CAST(strftime('%s', 'now') AS INTEGER);
+        CREATE INDEX conversations_by_use ON conversations (used_at);
+        """,
     ),
 )
+_FRESH_S = 900  # a use is noted when the last that was is so long ago
 
 
 class StoredItem(NamedTuple):
@@ -76,22 +84,33 @@ class ConversationStore:
 
         def work(db: sqlite3.Connection) -> None:
             c = conversation
-            values = (c.id, c.tenant, c.created_at, c.metadata)
-            db.execute("INSERT INTO conversations VALUES (?, ?, ?, ?)", values)
+            values = (c.id, c.tenant, c.created_at, c.metadata, c.created_at)
+            db.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?)", values)
             _append(db, c.id, items)
 
         await self._tables.write(work)
 
     async def find(self, id: str, tenant: str) -> StoredConversation | None:
-        """A conversation of the tenant's."""
-        return await self._tables.read(lambda db: _find(db, id, tenant))
+        """A conversation of the tenant's, which is used thereby."""
+
+        def work(db: sqlite3.Connection) -> tuple[StoredConversation | None, bool]:
+            query = "SELECT used_at FROM conversations WHERE id = ?"
+            used_at = db.execute(query, (id,)).fetchone()
+            is_fresh = used_at is not None and used_at[0] > time.time() - _FRESH_S
+            return _find(db, id, tenant), is_fresh
+
+        found, is_fresh = await self._tables.read(work)
+        if found is not None and not is_fresh:
+            await self._tables.write(lambda db: _use(db, id))
+        return found
 
     async def relabel(self, id: str, tenant: str, metadata: bytes) -> StoredConversation | None:
         """Give a conversation other labels."""
 
         def work(db: sqlite3.Connection) -> StoredConversation | None:
             statement = "UPDATE conversations SET metadata = ? WHERE id = ? AND tenant = ?"
-            db.execute(statement, (metadata, id, tenant))
+            if db.execute(statement, (metadata, id, tenant)).rowcount:
+                _use(db, id)
             return _find(db, id, tenant)
 
         return await self._tables.write(work)
@@ -100,6 +119,18 @@ class ConversationStore:
         """Forget a conversation with its items. Whether there was one."""
         statement = "DELETE FROM conversations WHERE id = ? AND tenant = ?"
         return await self._tables.write(lambda db: db.execute(statement, (id, tenant)).rowcount > 0)
+
+    async def uses(self) -> list[int]:
+        """When each was used last: Unix times."""
+        query = "SELECT used_at FROM conversations"
+        return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
+
+    async def purge(self, before: int, keep: Collection[str] = ()) -> int:
+        """Forget those that were used last before a Unix time, save some; how many."""
+        marks = ", ".join("?" * len(keep))
+        statement = f"DELETE FROM conversations WHERE used_at < ? AND id NOT IN ({marks})"
+        values = (before, *keep)
+        return await self._tables.write(lambda db: db.execute(statement, values).rowcount)
 
     # ------------------------------------------------------------ items
 
@@ -182,6 +213,11 @@ def add_turn(db: sqlite3.Connection, id: str, items: Sequence[StoredItem]) -> No
     _append(db, id, [item for item in items if item.id not in taken])
 
 
+def _use(db: sqlite3.Connection, id: str) -> None:
+    statement = "UPDATE conversations SET used_at = max(used_at, ?) WHERE id = ?"
+    db.execute(statement, (int(time.time()), id))
+
+
 def _find(db: sqlite3.Connection, id: str, tenant: str) -> StoredConversation | None:
     query = "SELECT id, tenant, created_at, metadata FROM conversations WHERE id = ? AND tenant = ?"
     row = db.execute(query, (id, tenant)).fetchone()
@@ -194,6 +230,7 @@ def _has(db: sqlite3.Connection, id: str, item_id: str) -> bool:
 
 
 def _append(db: sqlite3.Connection, id: str, items: Sequence[StoredItem]) -> None:
+    _use(db, id)
     query = "SELECT coalesce(max(place), -1) FROM conversation_items WHERE conversation_id = ?"
     (last,) = db.execute(query, (id,)).fetchone()
     for place, item in enumerate(items, last + 1):

@@ -49,6 +49,9 @@ class Schema:
     steps: tuple[str, ...]
 
 
+_NO_TABLES = Schema("none", ())
+
+
 class Database:
     """The server's database; opened when it is first used.
 
@@ -64,6 +67,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._presence: Presence | None = None
         self._ready: set[str] = set()  # names of schemas that are up to date
+        self._in_memory = False
 
     @property
     def exists(self) -> bool:
@@ -75,6 +79,21 @@ class Database:
         """This process among those that share the file; for use within ``read`` and ``write``."""
         assert self._presence is not None
         return self._presence
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the directory could not be written, as far as was seen."""
+        return self._in_memory
+
+    async def num_bytes(self) -> int:
+        """What is kept, without the space that is free for what comes. Raises StoreError."""
+
+        def work(db: sqlite3.Connection) -> int:
+            names = ("page_count", "freelist_count", "page_size")
+            pages, free, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+            return (pages - free) * size
+
+        return await self.tables(_NO_TABLES).read(work)
 
     def tables(self, schema: Schema) -> Tables:
         """A user's way to its own tables."""
@@ -125,6 +144,7 @@ class Database:
                 reason,
             )
             self._presence = Presence(None)
+            self._in_memory = True
             return _connect(":memory:")
 
     def _close(self) -> None:

@@ -15,7 +15,7 @@ import sqlite3
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -45,8 +45,15 @@ _SCHEMA = Schema(
         CREATE INDEX files_by_tenant ON files (tenant, number);
         CREATE INDEX files_by_end ON files (expires_at) WHERE expires_at IS NOT NULL;
         """,
+        # Those that are there already count as used now.
+        """
+        ALTER TABLE files ADD COLUMN used_at INTEGER NOT NULL DEFAULT 0;
+        UPDATE files SET used_at = CAST(strftime('%s', 'now') AS INTEGER);
+        CREATE INDEX files_by_use ON files (used_at);
+        """,
     ),
 )
+_FRESH_S = 900  # a use is noted when the last that was is so long ago
 _COLUMNS = "id, tenant, filename, purpose, num_bytes, created_at, expires_at"
 
 
@@ -106,14 +113,17 @@ class FileStore:
     # ------------------------------------------------------------ rows
 
     async def get(self, tenant: str, id: str) -> StoredFile | None:
-        """A tenant's file, if there is one of this id. Raises StoreError."""
-        query = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND tenant = ?"
-
-        def find(db: sqlite3.Connection) -> StoredFile | None:
-            row = db.execute(query + _LIVE, (id, tenant, _now())).fetchone()
-            return None if row is None else _file_of(row)
-
-        return await self._tables.read(find)
+        """A tenant's file, if there is one of this id, which is used thereby. Raises StoreError."""
+        query = f"SELECT used_at, {_COLUMNS} FROM files WHERE id = ? AND tenant = ?"
+        row = await self._tables.read(
+            lambda db: db.execute(query + _LIVE, (id, tenant, _now())).fetchone()
+        )
+        if row is None:
+            return None
+        if row[0] < _now() - _FRESH_S:
+            use = "UPDATE files SET used_at = ? WHERE id = ?"
+            await self._tables.write(lambda db: db.execute(use, (_now(), id)))
+        return _file_of(row[1:])
 
     async def list(
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, order: Order
@@ -157,6 +167,34 @@ class FileStore:
         ids = await self._tables.write(expired)
         await asyncio.to_thread(_clear, self._contents(), ids)
 
+    async def num_bytes(self) -> int:
+        """The contents of all files together. Raises StoreError."""
+        query = "SELECT coalesce(sum(num_bytes), 0) FROM files"
+        return await self._tables.read(lambda db: db.execute(query).fetchone()[0])
+
+    async def uses(self) -> list[int]:
+        """When each was used last: Unix times. Raises StoreError."""
+        query = "SELECT used_at FROM files"
+        return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
+
+    async def purge(self, before: int, keep: Collection[str] = (), *, by_age: bool) -> int:
+        """Forget files that were used last before a Unix time; how many. Raises StoreError.
+
+        Args:
+            before: Unix time, s.
+            keep: ids of those that stay.
+            by_age: spare all but files of batches whose owner has not said when they expire.
+        """
+        where = f"used_at < ? AND id NOT IN ({', '.join('?' * len(keep))})"
+        if by_age:
+            where += f" AND purpose IN {_OF_BATCHES} AND expires_at IS NULL"
+        statement = f"DELETE FROM files WHERE {where} RETURNING id"
+        ids = await self._tables.write(
+            lambda db: [id for (id,) in db.execute(statement, (before, *keep))]
+        )
+        await asyncio.to_thread(_clear, self._contents(), ids)
+        return len(ids)
+
     # ------------------------------------------------------------ helpers
 
     def _contents(self) -> Path:
@@ -180,6 +218,7 @@ def new_file_id() -> str:
 
 
 _LIVE = " AND (expires_at IS NULL OR expires_at > ?)"
+_OF_BATCHES = "('batch', 'batch_output')"
 
 
 def _now() -> int:
@@ -192,9 +231,9 @@ def _file_of(row: Sequence[object]) -> StoredFile:
 
 
 def _insert(db: sqlite3.Connection, file: StoredFile) -> None:
-    marks = ", ".join("?" * len(StoredFile.__struct_fields__))
-    values = msgspec.structs.astuple(file)
-    db.execute(f"INSERT OR REPLACE INTO files ({_COLUMNS}) VALUES ({marks})", values)
+    values = (*msgspec.structs.astuple(file), file.created_at)
+    marks = ", ".join("?" * len(values))
+    db.execute(f"INSERT OR REPLACE INTO files ({_COLUMNS}, used_at) VALUES ({marks})", values)
 
 
 def _publish(partial: Path, path: Path) -> None:

@@ -49,6 +49,11 @@ _SCHEMA = Schema(
             PRIMARY KEY (response_id, number)
         ) WITHOUT ROWID;
         """,
+        """
+        ALTER TABLE responses ADD COLUMN conversation_id TEXT;
+        CREATE INDEX responses_by_conversation ON responses (conversation_id)
+            WHERE conversation_id IS NOT NULL;
+        """,
     ),
 )
 _LIVE = "status IN ('queued', 'in_progress')"
@@ -90,10 +95,10 @@ class ResponseStore:
         def work(db: sqlite3.Connection) -> None:
             r = response
             db.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(r.id, r.tenant, r.created_at, r.status, r.background, r.previous_id),
-                    *(self._database.presence.name, r.body),
+                    *(self._database.presence.name, r.body, r.conversation_id),
                 ),
             )
             _add_items(db, r.id, given, is_output=False)
@@ -135,15 +140,27 @@ class ResponseStore:
         statement = "DELETE FROM responses WHERE id = ? AND tenant = ?"
         return await self._tables.write(lambda db: db.execute(statement, (id, tenant)).rowcount > 0)
 
+    async def uses(self) -> list[int]:
+        """When each was made: Unix times."""
+        query = "SELECT created_at FROM responses"
+        return await self._tables.read(lambda db: [at for (at,) in db.execute(query)])
+
     async def purge(self, before: int) -> int:
-        """Forget those made before a Unix time, save what a younger one goes on from; how many."""
+        """Forget those made before a Unix time, save what a younger one goes on from; how many.
+
+        What is being made stays, unless its process is gone: then nobody will end it.
+        """
 
         def work(db: sqlite3.Connection) -> int:
+            query = f"SELECT DISTINCT made_by FROM responses WHERE created_at < ? AND {_LIVE}"
+            makers = [name for (name,) in db.execute(query, (before,))]
+            gone = [name for name in makers if not self._database.presence.lives(name)]
+            has_ended = f"(NOT {_LIVE} OR made_by IN ({', '.join('?' * len(gone))}))"
             total = 0
             while removed := db.execute(
-                f"DELETE FROM responses WHERE created_at < ? AND NOT {_LIVE} AND NOT EXISTS"
+                f"DELETE FROM responses WHERE created_at < ? AND {has_ended} AND NOT EXISTS"
                 " (SELECT 1 FROM responses AS next WHERE next.previous_id = responses.id)",
-                (before,),
+                (before, *gone),
             ).rowcount:
                 total += removed
             return total
@@ -151,6 +168,14 @@ class ResponseStore:
         return await self._tables.write(work)
 
     # ------------------------------------------------------------ conversations
+
+    async def live_conversations(self) -> set[str]:
+        """The conversations in which responses are being made."""
+        query = (
+            "SELECT DISTINCT conversation_id FROM responses WHERE conversation_id IS NOT NULL"
+            f" AND {_LIVE}"
+        )
+        return await self._tables.read(lambda db: {id for (id,) in db.execute(query)})
 
     async def chain(self, id: str, tenant: str) -> list[StoredResponse] | None:
         """A response and those it goes on from, oldest first; bodies are left empty.

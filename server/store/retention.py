@@ -1,19 +1,30 @@
-"""Stored responses and chat completions are forgotten after a while, in the background."""
+"""What is stored is forgotten after a while, or when there is too much of it, in the background.
+
+By age, ``--store-days``: responses and chats since they were made, conversations and the files of
+batches since they were used, batches since they ended. By size, ``--max-store-bytes``: of all that
+is stored, other files too, what was used longest ago goes first. What was used within the hour
+stays, and so does what is being worked on: a conversation in which a response is being made, a
+batch that has not ended and its input, a response that a younger one goes on from.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import logging
 import time
 
 from server.state import ServerState
 from server.store.chats import ChatStore
+from server.store.conversations import ConversationStore
 from server.store.database import StoreError
 from server.store.responses import ResponseStore
 
 _FIRST_S = 60.0  # after the start, when the first requests have been served
-_EVERY_S = 3600.0
+_EVERY_S = 300.0
 _DAY_S = 86_400
+_IN_USE_S = 3600  # nothing goes that was used so recently, however much there is
+_IN_MEMORY_BYTES = 256 * 2**20  # most, where the directory cannot be written
 _log = logging.getLogger(__name__)
 
 
@@ -26,16 +37,59 @@ async def purge_regularly(state: ServerState) -> None:
         try:
             await purge(state)
         except StoreError:
-            continue  # it has been logged, and another hour comes
+            continue  # it has been logged, and another time comes
 
 
 async def purge(state: ServerState) -> None:
-    """Forget what is older than ``--store-days``. Raises StoreError."""
-    days = state.settings.store_days
-    if days == 0 or not state.database.exists:  # nothing is opened for the sake of it
+    """Forget what is older than ``--store-days``, then what is too much. Raises StoreError."""
+    if not state.database.exists:  # nothing is opened for the sake of it
         return
-    before = int(time.time()) - days * _DAY_S
-    removed = await ResponseStore(state.database).purge(before)
-    removed += await ChatStore(state.database).purge(before)
-    if removed:
-        _log.info("forgot %d stored answers older than %d days", removed, days)
+    days = state.settings.store_days
+    if days:
+        before = int(time.time()) - days * _DAY_S
+        removed = await _forget(state, before, by_age=True)
+        if removed:
+            _log.info("forgot %d stored things older than %d days", removed, days)
+    await _shrink(state)
+
+
+async def _shrink(state: ServerState) -> None:
+    """Forget what was used longest ago, until the rest is within ``--max-store-bytes``."""
+    most = state.settings.max_store_bytes
+    if not most:
+        return
+    if state.database.in_memory:
+        most = min(most, _IN_MEMORY_BYTES)
+    stores = (*_rows(state), state.files, state.batches)
+    youngest = int(time.time()) - _IN_USE_S
+    uses: list[int] | None = None
+    total = 0
+    while (size := await state.database.num_bytes() + await state.files.num_bytes()) > most:
+        if uses is None:
+            uses = sorted([at for store in stores for at in await store.uses()])
+            uses = uses[: bisect.bisect_left(uses, youngest)]
+        if not uses:
+            _log.warning("%d bytes are stored, of --max-store-bytes %d, and in use", size, most)
+            break
+        # Half as many as would do if all were of one size, then half of the rest, and so on.
+        count = max(1, int(len(uses) * (1 - most / size) / 2))
+        total += await _forget(state, uses[count - 1] + 1, by_age=False)
+        del uses[:count]
+    if total:
+        _log.info("forgot %d stored things, as more than %d bytes were stored", total, most)
+
+
+async def _forget(state: ServerState, before: int, *, by_age: bool) -> int:
+    """Forget what was used last before a Unix time; how many."""
+    responses, chats, conversations = _rows(state)
+    removed = await responses.purge(before)
+    removed += await chats.purge(before)
+    removed += await conversations.purge(before, await responses.live_conversations())
+    removed += await state.batches.purge(before)
+    inputs = {batch.input_file_id for batch in await state.batches.live()}
+    return removed + await state.files.purge(before, inputs, by_age=by_age)
+
+
+def _rows(state: ServerState) -> tuple[ResponseStore, ChatStore, ConversationStore]:
+    database = state.database
+    return ResponseStore(database), ChatStore(database), ConversationStore(database)
