@@ -1,4 +1,4 @@
-"""/v1/conversations: lists of items that are kept until they are deleted."""
+"""/v1/conversations: lists of items that grow, and are kept as long as they are used."""
 
 from __future__ import annotations
 
