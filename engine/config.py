@@ -21,6 +21,7 @@ LogFormat = Literal["text", "json"]
 
 
 _GPU_STEP_TOKENS = 2048
+_CPU_STEP_PASSES = 8
 # Beyond this a CPU makes no more tokens a second, and whoever runs waits longer for each of them.
 _CPU_STEP_TOKENS = 256
 _CPU_PROMPT_TOKENS = 64  # of a step in which all sequences run: prompts go on beside them
@@ -37,6 +38,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     grows: bool = False  # steps have that many tokens only if so many run; see ``step_budget``
     whole_prompts: bool = False  # no chunks: a prompt joins a step that has room for all of it
     overlap: bool | None = None  # plan and launch a step while the one before runs; None: on a GPU
+    # Tokens of a sequence that one step computes one after the other, where nobody waits and that
+    # is soon done; None: what suits the device.
+    max_step_passes: int | None = None
     # Batching window: hold new prompts back until one of these is reached. 0 ms: off.
     batching_window_ms: float = 0.0
     batching_window_prompts: int = 0  # 0: no limit by count
@@ -49,12 +53,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def on(self, device: str) -> SchedulerConfig:
         """The same, with what was left open decided for a device such as ``cuda:0``."""
-        if self.max_num_batched_tokens is not None:
-            return self
-        if device == "cpu":
+        is_cpu, passes, tokens = device == "cpu", self.max_step_passes, self.max_num_batched_tokens
+        if passes is None:
+            passes = _CPU_STEP_PASSES if is_cpu else 1
+        if tokens is not None:
+            return msgspec.structs.replace(self, max_step_passes=passes)
+        tokens = _GPU_STEP_TOKENS
+        if is_cpu:
             tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + _CPU_PROMPT_TOKENS)
-            return msgspec.structs.replace(self, max_num_batched_tokens=tokens, grows=True)
-        return msgspec.structs.replace(self, max_num_batched_tokens=_GPU_STEP_TOKENS)
+        return msgspec.structs.replace(
+            self, max_step_passes=passes, max_num_batched_tokens=tokens, grows=is_cpu
+        )
 
     def step_budget(self, num_running: int) -> int:
         """Tokens of a step while so many sequences run."""

@@ -34,6 +34,7 @@ from engine.grammar.gate import GrammarGate
 from engine.grammar.load import load_backend
 from engine.isolation import run_isolated
 from engine.kv_cache.pool import BlockPool
+from engine.passes import PassPace
 from engine.profiler import Profiler, Spans
 from engine.runner.protocol import Launched, Runner
 from engine.scheduler import Scheduler
@@ -61,6 +62,7 @@ class _Flight(NamedTuple):
 
     plan: StepPlan
     launched: Launched | None  # None: it could not be launched
+    began_s: float  # when it was to be launched
 
 
 class EngineCore:
@@ -105,6 +107,7 @@ class EngineCore:
         )
         self._speculator = speculator
         self._window = BatchingWindow(limits)
+        self._passes = PassPace(limits.max_step_passes or 1)
         if grammars is None:
             grammars = GrammarCompiler(partial(load_backend, config, info))
         self._grammars = grammars
@@ -256,24 +259,28 @@ class EngineCore:
         with self._spans("schedule"):
             now_s = self._clock()
             admit = self._window.remaining_s(scheduler, now_s) <= 0.0
-            plan = scheduler.schedule(admit, now_s)
+            passes = self._passes.most(scheduler.num_running)
+            if self._gate or scheduler.num_waiting:
+                passes = 1
+            plan = scheduler.schedule(admit, now_s, max_passes=passes)
         if not scheduler.num_waiting:
             self._window.close()
         if plan.is_empty:
             return False
         launched: Launched | None = None
+        began_s = self._clock()
         try:
             launched = self._runner.launch(plan)
         except EngineDead:
             raise
         except Exception:
             logger.exception("a step of %d rows could not be started", len(plan.rows))
-        self._flights.append(_Flight(plan, launched))
+        self._flights.append(_Flight(plan, launched, began_s))
         return True
 
     def _land(self) -> EngineOutput:
         """Wait for the oldest step under way and take its result in."""
-        plan, launched = self._flights.popleft()
+        plan, launched, began_s = self._flights.popleft()
         result: StepResult | None = None
         if launched is not None:
             try:
@@ -285,11 +292,13 @@ class EngineCore:
                 self._void_flights()
         if result is None:
             result = run_isolated(self._runner, self._scheduler, plan)
+        else:
+            self._passes.observe(plan.rows, result, self._clock() - began_s)
         return self._scheduler.update(plan, result, self._clock())
 
     def _void_flights(self) -> None:
         """What was launched behind a step that failed has read what that step did not write."""
-        for index, (plan, launched) in enumerate(self._flights):
+        for index, (plan, launched, began_s) in enumerate(self._flights):
             if launched is not None:
                 try:
                     launched.result()
@@ -297,7 +306,7 @@ class EngineCore:
                     raise
                 except Exception:
                     logger.info("the step behind it failed too")
-            self._flights[index] = _Flight(plan, None)
+            self._flights[index] = _Flight(plan, None, began_s)
 
     def _prepare_now_and_then(self) -> None:
         self._num_until_prepare -= 1

@@ -32,6 +32,9 @@ class ScheduledRow(msgspec.Struct, frozen=True, gc=False):
     # Of a row with drafts: all that is known of its text. The scheduler's own list, as it is when
     # the plan is launched; not to be kept.
     text: Sequence[int] = ()
+    # Above 1, of a row of one token that samples: the token that is chosen is computed too, and so
+    # on, until so many have been computed.
+    num_passes: int = 1
 
 
 class PlanRows(Sequence[ScheduledRow]):
@@ -41,7 +44,16 @@ class PlanRows(Sequence[ScheduledRow]):
     ``ids``, ``starts`` and ``token_ids`` alone.
     """
 
-    __slots__ = ("ids", "new_blocks", "num_drafts", "silent", "starts", "texts", "token_ids")
+    __slots__ = (
+        "ids",
+        "new_blocks",
+        "num_drafts",
+        "num_passes",
+        "silent",
+        "starts",
+        "texts",
+        "token_ids",
+    )
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -51,6 +63,7 @@ class PlanRows(Sequence[ScheduledRow]):
         self.new_blocks: dict[int, tuple[int, ...]] = {}
         self.num_drafts: dict[int, int] = {}
         self.texts: dict[int, Sequence[int]] = {}
+        self.num_passes: dict[int, int] = {}  # of those that have several
         self.silent: set[int] = set()  # those that do not sample
 
     @classmethod
@@ -72,6 +85,8 @@ class PlanRows(Sequence[ScheduledRow]):
         if row.num_drafts:
             self.num_drafts[place] = row.num_drafts
             self.texts[place] = row.text
+        if row.num_passes > 1:
+            self.num_passes[place] = row.num_passes
         if not row.samples:
             self.silent.add(place)
 
@@ -96,13 +111,14 @@ class PlanRows(Sequence[ScheduledRow]):
         self.new_blocks = _moved_up(self.new_blocks, place)
         self.num_drafts = _moved_up(self.num_drafts, place)
         self.texts = _moved_up(self.texts, place)
+        self.num_passes = _moved_up(self.num_passes, place)
         self.silent = {at - (at > place) for at in self.silent if at != place}
         return row
 
     @property
     def num_tokens(self) -> int:
-        """Of all rows."""
-        return sum(map(len, self.token_ids))
+        """Computed, of all rows."""
+        return sum(map(len, self.token_ids)) + sum(self.num_passes.values()) - len(self.num_passes)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -128,6 +144,7 @@ class PlanRows(Sequence[ScheduledRow]):
             place not in self.silent,
             self.num_drafts.get(place, 0),
             self.texts.get(place, ()),
+            self.num_passes.get(place, 1),
         )
 
 

@@ -125,6 +125,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.grammar is not None or any(len(ids) > 1 for ids in self.bad_token_ids)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a token is chosen by its logits, the seed and its position alone, and told
+        without log-probabilities."""
+        return not (
+            self.grammar is not None
+            or self.allowed_token_ids is not None
+            or self.bad_token_ids
+            or self.logit_bias
+            or self.min_tokens
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.logprobs is not None
+        )
+
+    @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
@@ -201,6 +217,11 @@ class StepPlan(msgspec.Struct, frozen=True):
         """Tokens computed by this step, over all rows."""
         return self.rows.num_tokens
 
+    @property
+    def num_passes(self) -> int:
+        """The most that a row has."""
+        return max(self.rows.num_passes.values(), default=1)
+
 
 # ---------------------------------------------------------------- runner -> scheduler
 
@@ -224,7 +245,8 @@ class StepResult(msgspec.Struct, frozen=True):
     """What a step produced, columnar over the rows that sampled or failed."""
 
     ids: tuple[str, ...] = ()
-    # One list per id: the drafts that were kept, and one more token.
+    # One list per id: the drafts that were kept, and one more token; of a row of several passes a
+    # token for each, or for the first of them.
     token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[TokenLogprobs, ...] | None, ...] = ()
     # For rows that asked: the prompt positions computed by this step, in order. The logprobs of

@@ -33,6 +33,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             policy=settings.scheduling_policy or ("fair" if settings.api_key_file else "fcfs"),
             overlap=settings.overlap,
+            max_step_passes=settings.max_step_passes,
             batching_window_ms=settings.batching_window_ms,
             batching_window_prompts=settings.batching_window_prompts,
             batching_window_tokens=settings.batching_window_tokens,

@@ -254,6 +254,13 @@ class Settings(SpeculationSettings):
         _SCHEDULER,
         "Plan and launch each step while the one before it runs. When left out: on a GPU.",
     )
+    max_step_passes: int | None = setting(
+        None,
+        _SCHEDULER,
+        "Tokens of a sequence that one step computes, one after the other, while nobody waits and "
+        "all are soon done. When left out: 8 on a CPU, 1 elsewhere.",
+        ge=1,
+    )
     batching_window_ms: float = setting(
         0.0,
         _SCHEDULER,

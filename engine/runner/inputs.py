@@ -16,7 +16,7 @@ import torch
 from engine.plan_rows import PlanRows
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
-from engine.types import BlockCopy, StepPlan
+from engine.types import BlockCopy
 from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.inputs import StepInputs, StepRows
 from kernels.operations import Operations
@@ -86,7 +86,9 @@ def extend_tables(rows: PlanRows, table: RowTable) -> None:
         )
 
 
-def send(batch: HostBatch, plan: StepPlan, table: RowTable, uploads: Uploads) -> DeviceBatch:
+def send(
+    batch: HostBatch, copies: tuple[BlockCopy, ...], table: RowTable, uploads: Uploads
+) -> DeviceBatch:
     """Bring a step to the device in one transfer, with all that has changed in the table."""
     sent = uploads.send(
         (
@@ -95,7 +97,7 @@ def send(batch: HostBatch, plan: StepPlan, table: RowTable, uploads: Uploads) ->
             batch.starts,
             batch.token_ids,
             batch.sampling_rows,
-            *_copies(plan.copies),
+            *_copies(copies),
             *table.changes(),
         )
     )

@@ -36,6 +36,7 @@ from engine.runner.inputs import (
     send,
 )
 from engine.runner.outcome import JudgedRow, Outcome, SampledRows
+from engine.runner.passes import PassesOutcome, later_passes
 from engine.runner.pooling import PooledRow, pool_rows
 from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Computed, Launched
@@ -45,7 +46,7 @@ from engine.runner.transfer import Downloads, Uploads
 from engine.sampling.logprobs import logprob_columns
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
-from engine.types import Adapter, EngineInfo, StepPlan, StepResult
+from engine.types import Adapter, BlockCopy, EngineInfo, StepPlan, StepResult
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepInputs
 from kernels.operations import Kernels
@@ -61,6 +62,15 @@ class _Inputs(NamedTuple):
     sent: DeviceBatch
     step: StepInputs
     state: StepState
+
+
+class _Ready(NamedTuple):
+    """A batch where it is computed: in a captured graph, or on the device."""
+
+    graph: DecodeGraph | None
+    inputs: _Inputs | None  # where there is no graph
+    drafts: StepDrafts | None
+    masks: StepMasks | None
 
 
 class _Told(NamedTuple):
@@ -148,7 +158,7 @@ class ModelRunner:
         with translated_errors(), torch.inference_mode():
             return self._graphs.capture_next()
 
-    def _launch(self, plan: StepPlan) -> Outcome | None:
+    def _launch(self, plan: StepPlan) -> Outcome | PassesOutcome | None:
         with self._spans("inputs"):
             self._update_rows(plan)
             if not plan.rows:
@@ -161,17 +171,41 @@ class ModelRunner:
             if drafts is not None:
                 rows = spread(rows)
             batch = host_batch(rows, self._rows)
-            adapted = adapter_slots(self._adapters, batch, self._rows)
-            graph = self._load_graph(batch, plan, adapted, verifies=drafts is not None)
-            inputs = self._send(batch, plan, adapted) if graph is None else None
-            masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
-        told = _Told([], [])
+            ready = self._load(batch, plan.copies, drafts)
+        sampled, told = self._run(rows, batch, ready)
+        first = Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
+        if not rows.num_passes or not self._sampler.is_plain(batch):
+            return first
+        passes = [first]
+        for places, later in later_passes(batch, rows.num_passes):
+            with self._spans("inputs"):
+                ready = self._load(later)
+            sampled, told = self._run(rows, later, ready)
+            passes.append(Outcome(rows, places, sampled, *told, self._downloads))
+        return PassesOutcome(passes)
+
+    def _load(
+        self,
+        batch: HostBatch,
+        copies: tuple[BlockCopy, ...] = (),
+        drafts: StepDrafts | None = None,
+    ) -> _Ready:
+        """Bring a batch to where it is computed."""
+        adapted = adapter_slots(self._adapters, batch, self._rows)
+        graph = self._load_graph(batch, copies, adapted, verifies=drafts is not None)
+        inputs = self._send(batch, copies, adapted) if graph is None else None
+        masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
+        return _Ready(graph, inputs, drafts, masks)
+
+    def _run(
+        self, rows: PlanRows, batch: HostBatch, ready: _Ready
+    ) -> tuple[SampledRows | None, _Told]:
+        """Compute a batch that has been loaded."""
+        graph, inputs, drafts, masks = ready
         if graph is not None:
-            sampled = self._replay(graph, batch, drafts, masks)
-        else:
-            assert inputs is not None
-            sampled, told = self._compute(rows, batch, inputs, drafts, masks)
-        return Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
+            return self._replay(graph, batch, drafts, masks), _Told([], [])
+        assert inputs is not None
+        return self._compute(rows, batch, inputs, drafts, masks)
 
     def _guess(self, plan: StepPlan) -> tuple[PlanRows, torch.Tensor | None]:
         """The plan's rows with guesses where they ask for them, and what these were drawn from."""
@@ -189,13 +223,18 @@ class ModelRunner:
             self._rows.add(added)
 
     def _load_graph(
-        self, batch: HostBatch, plan: StepPlan, adapted: np.ndarray | None, *, verifies: bool
+        self,
+        batch: HostBatch,
+        copies: tuple[BlockCopy, ...],
+        adapted: np.ndarray | None,
+        *,
+        verifies: bool,
     ) -> DecodeGraph | None:
         """The captured graph that serves the step, with the batch in it; None: there is none.
 
         ``adapted`` is what ``adapter_slots`` tells of the batch.
         """
-        if self._graphs is None or plan.copies or self._judges(batch):
+        if self._graphs is None or copies or self._judges(batch):
             return None
         graph = self._graphs.find(batch, verifies=verifies, adapted=adapted is not None)
         if graph is not None:
@@ -237,11 +276,13 @@ class ModelRunner:
             count = batch.slots.size
             self._features.keep(slots[:count], features[:count])
 
-    def _send(self, batch: HostBatch, plan: StepPlan, adapted: np.ndarray | None) -> _Inputs:
+    def _send(
+        self, batch: HostBatch, copies: tuple[BlockCopy, ...], adapted: np.ndarray | None
+    ) -> _Inputs:
         """Bring the step to the device, and prepare there what the layers read."""
         operations, spec, table = self._kernels.operations, self._spec, self._rows
-        sent = send(batch, plan, table, self._uploads)
-        if plan.copies:
+        sent = send(batch, copies, table, self._uploads)
+        if copies:
             sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
             for layer in self._cache.layers:
                 operations.copy_blocks(layer, sources, targets)
@@ -350,7 +391,7 @@ class _OnTheWay:
 
     __slots__ = ("_outcome",)
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome | PassesOutcome) -> None:
         self._outcome = outcome
 
     def result(self) -> StepResult:

@@ -21,6 +21,9 @@ order, no limit. It neither reorders nor drops rows.
    slot, and no row writes a block that another sequence references.
 6. Rows with ``samples``: the next token, a function of the row's logits, its sampling parameters,
    its output so far, and its seed and position alone; never of the batch around it.
+7. Rows with ``num_passes`` above 1: the token that was chosen is computed at the next position and
+   the next one chosen, until the row has computed ``num_passes`` tokens. Its blocks have room for
+   them. A runner may do fewer, but the first; what it tells is as many tokens as it has done.
 
 **Prompt log-probabilities.** A row over positions ``[s, e)`` of a request with
 ``prompt_logprobs`` yields those of the prompt tokens at positions ``s + 1 .. min(e, P - 1)``,

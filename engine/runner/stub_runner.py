@@ -79,7 +79,7 @@ class StubRunner:
             self._seeds[added.request.id] = added.request.sampling.seed or 0
             self._vectors.expect(added.request)
         if self._step_s:
-            time.sleep(self._step_s)
+            time.sleep(self._step_s * plan.num_passes)
         seeds, vocabulary = self._seeds, self._vocabulary
         size = len(vocabulary)
         ids: list[str] = []
@@ -92,6 +92,8 @@ class StubRunner:
                     chosen += (vocabulary[(seed + position * _STRIDE) % size],)
                     if position < end and row.token_ids[position - row.start] != chosen[-1]:
                         break
+                for position in range(end + 1, end + row.num_passes):
+                    chosen += (vocabulary[(seed + position * _STRIDE) % size],)
                 ids.append(row.id)
                 tokens.append(chosen)
         pooled = self._vectors.of(plan.rows)

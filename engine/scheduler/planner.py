@@ -8,6 +8,7 @@ from engine.config import SchedulerConfig
 from engine.kv_cache.pool import BlockTable, Prefix
 from engine.plan_rows import PlanRows, ScheduledRow
 from engine.scheduler.drafts import plan_drafts
+from engine.scheduler.passes import plan_passes
 from engine.scheduler.policy import Shortage
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
@@ -30,7 +31,7 @@ class Planner:
         # The head of the queue when it last found too few blocks, and how many it found.
         self._blocked: tuple[Sequence | None, int] = (None, 0)
 
-    def plan(self, admit: bool, now_s: float) -> StepBuilder:
+    def plan(self, admit: bool, now_s: float, max_passes: int = 1) -> StepBuilder:
         """The next step; with ``admit`` false, nobody joins."""
         step = StepBuilder(self._config.step_budget(len(self._state.running)))
         first, *behind = self._by_urgency()
@@ -44,8 +45,14 @@ class Planner:
         if admit and not step.num_preempted:
             self._plan_waiting(step, now_s)
         self._state.policy.charge(step.seqs, step.rows)
-        if self._speculator is not None and not self._speculator.passes_by(len(step.seqs)):
-            plan_drafts(step, self._state, self._speculator)
+        if self._speculator is not None:
+            if not self._speculator.passes_by(len(step.seqs)):
+                plan_drafts(step, self._state, self._speculator)
+            max_passes = min(max_passes, 1 + self._speculator.num_idle)
+        if max_passes > 1:
+            num_passes = plan_passes(step, self._state, max_passes)
+            if self._speculator is not None:
+                self._speculator.skip(num_passes - 1)
         return step
 
     def _by_urgency(self) -> list[list[Sequence]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.plan_rows import ScheduledRow
 from engine.scheduler.drafts import settle
 from engine.scheduler.output import OutputBuilder
+from engine.scheduler.passes import settle_passes
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, Planned
@@ -90,6 +91,8 @@ class ResultTaker:
             token_ids += new_tokens
             if seq.draft_ids and self._speculator is not None:
                 settle(seq, new_tokens, self._state, self._speculator)
+            elif seq.num_ahead:
+                settle_passes(seq, len(new_tokens), self._state)
             stop_ids = seq.stop_ids
             is_last = len(token_ids) >= seq.max_num_tokens
             if is_last or (stop_ids and not stop_ids.isdisjoint(new_tokens)):
@@ -187,6 +190,7 @@ def _sampled(plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[S
         if row_id in told:
             found.append(seq)
         elif place not in silent:  # it failed, or lost its blocks before the step was run again
-            seq.num_pending -= 1
+            seq.num_pending -= 1 + seq.num_ahead
+            seq.num_ahead, seq.awaits_token = 0, False
             seq.draft_ids = ()
     return found

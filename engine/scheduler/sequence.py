@@ -45,14 +45,17 @@ class Sequence:
     stop_ids: frozenset[int]
     chain: PrefixChain
     follows_output: bool  # its next token cannot be chosen before the one before it is known
+    is_plain: bool  # see SamplingParams
     grammar: CompiledGrammar | None = None
 
     status: Status = Status.WAITING
     num_computed: int = 0  # tokens whose keys and values are cached, by the steps planned so far
     num_landed: int = 0  # at least so many of them by steps whose results are there
     num_pending: int = 0  # tokens that planned steps choose, behind token_ids
+    num_ahead: int = 0  # of those, chosen by later passes of the step that chooses its next token
     draft_ids: tuple[int, ...] = ()  # under verification by the step that chooses its next token
-    awaits_token: bool = False  # not planned before its newest token is known: drafts may follow
+    # Not planned before its newest token is known: drafts may follow, or passes are not all made.
+    awaits_token: bool = False
     draft: Draft | None = None  # who guesses for it, and how well
     table: BlockTable = field(default_factory=BlockTable)  # a new one after each preemption
     known_to_runner: bool = False
@@ -117,6 +120,7 @@ def sequence_of(
         stop_ids=stop_ids.union(sampling.stop_token_ids) if sampling.stop_token_ids else stop_ids,
         chain=chain,
         follows_output=sampling.follows_output,
+        is_plain=sampling.is_plain,
         grammar=grammar,
     )
 

@@ -16,6 +16,12 @@ _FRESH = 64  # steps after which a cost that is not seen is looked at again
 _LEAST_S = 1e-7  # of anything, whatever the clock says
 
 
+def alike(num_rows: int) -> int:
+    """Three significant bits of a number of rows: those that cost about the same share them."""
+    shift = max(0, num_rows.bit_length() - 3)
+    return num_rows >> shift << shift
+
+
 class Usual:
     """Of the newest samples the one in the middle; of the first, made with cold caches, the least.
 
@@ -98,9 +104,7 @@ class CostBook:
 
     def of(self, num_rows: int) -> Costs:
         """Of steps with so many rows."""
-        # Numbers of rows that cost about the same: three significant bits.
-        shift = max(0, num_rows.bit_length() - 3)
-        bucket = num_rows >> shift << shift
+        bucket = alike(num_rows)
         found = self._costs.get(bucket)
         if found is None:
             found = self._costs[bucket] = Costs()

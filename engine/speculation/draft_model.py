@@ -257,7 +257,7 @@ class DraftModel:
             token_ids=np.array([t for place in reads for t in place.unread], np.int32),
             sampling_rows=np.arange(max(1, num_wanting), dtype=np.int32),
         )
-        sent = send(batch, StepPlan(), self._rows, self._uploads)
+        sent = send(batch, (), self._rows, self._uploads)
         wanted = sent.rows.query_start[1:].index_select(0, sent.sampling_rows) - 1
         hidden, seq_lens = self._forward(batch, sent.rows, wanted)
         if not num_wanting:

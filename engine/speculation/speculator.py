@@ -129,6 +129,18 @@ class Speculator:
         """Of the rows of the step that was begun none is due for so many tokens."""
         self._num_idle = num_idle
 
+    @property
+    def num_idle(self) -> int:
+        """Tokens behind this step's for which none of its rows is due."""
+        return self._num_idle
+
+    def skip(self, num_tokens: int) -> None:
+        """So many of those are made by this step too."""
+        self._num_idle -= num_tokens
+        self._num_passed += num_tokens
+        if self._num_idle < _WATCHED and self._steps and self._steps[-1] is None:
+            self._steps[-1] = _Step(is_trial=False)
+
     def _wake(self) -> None:
         if self._num_passed:
             self._pace.pass_by(self._num_passed)
@@ -219,18 +231,21 @@ class Speculator:
         self._proposer.finish(request, token_ids)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long. Those that compute prompts too say nothing of what drafts cost."""
+        """A step took so long. Those that compute prompts too say nothing of what drafts cost.
+
+        Without drafts a step may make several passes: each is what a step with drafts stands for.
+        """
         if not plan.rows or not self._steps:
             return
         step = self._steps.popleft()
         if step is None or plan.added:
             return
         num_rows, num_drafts = len(plan.rows), sum(plan.rows.num_drafts.values())
-        if not plan.rows.silent and plan.num_tokens == num_rows + num_drafts:
+        if not plan.rows.silent and sum(map(len, plan.rows.token_ids)) == num_rows + num_drafts:
             self._pace.observe(
                 num_rows,
                 num_drafts,
-                seconds,
+                seconds / plan.num_passes,
                 num_tokens=num_rows + step.num_accepted,
                 num_read=step.num_read,
                 is_trial=step.is_trial,

@@ -82,6 +82,7 @@ def make_config(
     model: str = "fake", cache: CacheConfig | None = None, **scheduler: object
 ) -> EngineConfig:
     cache = cache or CacheConfig(block_size=4)
+    scheduler.setdefault("max_step_passes", 1)
     return EngineConfig(model=model, scheduler=SchedulerConfig(**scheduler), cache=cache)
 
 
@@ -264,6 +265,10 @@ class FakeRunner:
         # A row that is planned no more is not in its own way, nor in others'.
         row.seen_from = self._first_seen(end - planned.num_drafts)
 
+    def num_made(self, planned: ScheduledRow) -> int:
+        """How many of a row's passes are made."""
+        return planned.num_passes
+
     def _result(self, plan: StepPlan) -> StepResult:
         ids, tokens, logprobs = [], [], []
         prompt_logprobs, pooled = {}, {}
@@ -287,6 +292,8 @@ class FakeRunner:
             if planned.samples:
                 assert end == len(row.tokens), "sampled before the last token"
                 chosen = self._choose(row, end - planned.num_drafts)
+                if planned.num_passes > 1:
+                    chosen += self._go_on(planned, chosen)
                 row.newest = chosen[-1]
                 ids.append(planned.id)
                 tokens.append(tuple(chosen))
@@ -307,6 +314,25 @@ class FakeRunner:
                 del row.tokens[position:], row.digests[position:]
                 return chosen
             position += 1
+
+    def _go_on(self, planned: ScheduledRow, newest: list[int]) -> list[int]:
+        """The tokens of a row's later passes. Others that share its blocks do not see them."""
+        assert len(planned.token_ids) == 1, "passes of more than a token"
+        row, chosen = self.rows[planned.id], list(newest)
+        sampling = row.request.sampling
+        assert sampling.is_plain, "a token that depends on more than its position"
+        for position in range(planned.start + 1, planned.start + self.num_made(planned)):
+            row.tokens.append(chosen[-1])
+            block = row.table[position // self._size]
+            holders = sum(block in self._held(other) for other in self.rows.values())
+            assert holders == 1, "a shared block is written"
+            self.slots[self._slot(row, position)] = row.digest(position)
+            for seen in range(self._first_seen(position), position + 1):
+                held = self.slots.get(self._slot(row, seen))
+                assert held == row.digest(seen), f"{planned.id} reads foreign KV at {seen}"
+            row.seen_from = self._first_seen(position + 1)
+            chosen += self._choose(row, position + 1)
+        return chosen[len(newest) :]
 
     def _slot(self, row: _Row, position: int) -> int:
         return row.table[position // self._size] * self._size + position % self._size

@@ -21,8 +21,9 @@ def _rows(draw: st.DrawFn) -> ScheduledRow:
     samples = bool(num_drafts) or draw(st.booleans())
     new_block_ids = draw(_NUMBERS)
     text = draw(_NUMBERS) if num_drafts else ()
+    start, num_passes = draw(st.integers(0, 9)), draw(st.integers(1, 3))
     return ScheduledRow(
-        draw(_IDS), draw(st.integers(0, 9)), token_ids, new_block_ids, samples, num_drafts, text
+        draw(_IDS), start, token_ids, new_block_ids, samples, num_drafts, text, num_passes
     )
 
 
@@ -38,7 +39,7 @@ def test_columns_are_the_rows_that_were_added(
         middle = data.draw(st.integers(0, len(rows)))
         assert columns[:middle] + columns[middle:] == rows
         assert len(columns) == len(rows)
-        assert columns.num_tokens == sum(len(row.token_ids) for row in rows)
+        assert columns.num_tokens == sum(len(row.token_ids) + row.num_passes - 1 for row in rows)
 
 
 def _change(columns: PlanRows, rows: list[ScheduledRow], draw: Any) -> None:

@@ -41,7 +41,15 @@ def ranges(path: Path | str) -> list[Range]:
 
 def are_whole(found: list[list[str]]) -> bool:
     """Whether every step has all of its parts, and the first, of a prompt, one for sampling."""
-    return found[0] == list(PARTS) and all(tuple(parts) in (PARTS, GREEDY_PARTS) for parts in found)
+    return found[0] == list(PARTS) and all(map(_is_whole, found))
+
+
+def _is_whole(parts: list[str]) -> bool:
+    """A step of several passes has the parts of each between planning and telling."""
+    num_passes = parts.count("forward")
+    return any(
+        parts == [each[0], *each[1:-1] * num_passes, each[-1]] for each in (PARTS, GREEDY_PARTS)
+    )
 
 
 def steps(path: Path | str) -> list[list[str]]:

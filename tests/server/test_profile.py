@@ -31,7 +31,7 @@ def test_a_trace_holds_so_many_steps_with_their_parts(profiled: Server, director
     twice = profiled.post("/start_profile", {})
     assert (twice.status_code, twice.json()["error"]["code"]) == (409, "profile_running")
     for _ in range(2):
-        assert profiled.complete(max_tokens=6, ignore_eos=True).status_code == 200
+        assert profiled.complete(max_tokens=40, ignore_eos=True).status_code == 200
     stopped = profiled.post("/stop_profile", None)
     assert stopped.status_code == 200, stopped.text
     answer = stopped.json()
@@ -51,7 +51,7 @@ def test_the_setting_decides_where_the_request_does_not(profiled: Server, direct
     before = set(directory.iterdir())
     answer = profiled._client.post(f"{profiled.url}/start_profile", headers=profiled.headers)
     assert (answer.status_code, answer.json()) == (200, {"num_steps": 5})
-    profiled.complete(max_tokens=8, ignore_eos=True)
+    profiled.complete(max_tokens=40, ignore_eos=True)
     (trace,) = set(directory.iterdir()) - before
     assert len(steps(trace)) == 5
     profiled.post("/start_profile", {"num_steps": 5000})

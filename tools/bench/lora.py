@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             model=options.model,
             device=options.device,
             max_model_len=length,
-            scheduler=SchedulerConfig(max_num_seqs=options.rows),
+            scheduler=SchedulerConfig(max_num_seqs=options.rows, max_step_passes=1),
             cache=CacheConfig(
                 enable_prefix_caching=False, num_blocks=options.rows * (1 + -(-length // 16))
             ),

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         model=options.model,
         device=options.device,
         max_model_len=length,
-        scheduler=SchedulerConfig(max_num_seqs=max(_ROWS)),
+        scheduler=SchedulerConfig(max_num_seqs=max(_ROWS), max_step_passes=1),
         cache=CacheConfig(
             enable_prefix_caching=False, num_blocks=max(_ROWS) * -(-length // 16) + max(_ROWS)
         ),

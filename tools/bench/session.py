@@ -60,7 +60,9 @@ def load_core(
             max_model_len=None if is_tiny else max_model_len,
             attention_backend=options.attention_backend,
             scheduler=SchedulerConfig(
-                max_num_seqs=max_num_seqs, max_num_batched_tokens=MAX_STEP_TOKENS
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=MAX_STEP_TOKENS,
+                max_step_passes=1,
             ),
             cache=CacheConfig(
                 block_size=options.block_size,

@@ -16,7 +16,6 @@ from engine.pooling import PoolingParams
 from engine.profiler import Spans
 from engine.runner.protocol import Launched
 from engine.scheduler.sequence import Sequence
-from engine.speculation.proposer import Drafter
 from engine.speculation.speculator import Speculator
 from engine.types import (
     PENDING_TOKEN,
@@ -36,6 +35,7 @@ from tests.engine.fakes import (
     make_config,
     make_info,
 )
+from tests.engine.scheduler.whims import Guesses, Lazy, Pace, Whim
 
 MAX_STEPS = 3000
 
@@ -83,7 +83,9 @@ class Life:
             clock=lambda: self.now_s,
             speculator=self._make_speculator() if self.num_drafts else None,
         )
-        self.core._window = _Whim(self)
+        self.core._window = Whim(self)
+        self.max_passes = random.Random(seed).choice((1, 2, 5, 9))
+        self.core._passes = Pace(self)
         self.pool, self.scheduler = self.core._pool, self.core._scheduler
         self.admits = True
         self.aborted: str | None = None
@@ -114,10 +116,10 @@ class Life:
             min_ngram=1,
             adaptive=self.rng.random() < 0.5,
         )
-        return Speculator(config, _Guesses(self) if self.rng.random() < 0.7 else None)
+        return Speculator(config, Guesses(self) if self.rng.random() < 0.7 else None)
 
     def _make_runner(self, info: EngineInfo) -> FakeRunner:
-        return FakeRunner(info)
+        return Lazy(info, self.rng)
 
     def _arrive(self) -> None:
         rng = self.rng
@@ -282,7 +284,10 @@ class Life:
             request = self.told[row.id].request
             longest = request.sampling.max_tokens if request.pooling is None else 0
             total = self.limit if longest is None else len(request.prompt_token_ids) + longest
-            assert row.start + len(row.token_ids) <= total, "computed beyond the end"
+            end = row.start + len(row.token_ids) + row.num_passes - 1
+            assert end <= total, "computed beyond the end"
+            if request.pooling is None:
+                assert end < total or not row.samples, "chosen beyond the end"
         self.seen["steps"] += 1
         self.seen["preemptions"] += plan.num_preempted
         self.seen["copies"] += len(plan.copies)
@@ -291,7 +296,17 @@ class Life:
         followers = [id_ for id_ in self.live if self.told[id_].request.sampling.follows_output]
         self.seen["following"] += len({row.id for row in plan.rows}.intersection(followers))
         self.seen["drafts"] += sum(row.num_drafts for row in plan.rows)
+        self._check_passes(plan)
         self.seen["pending"] += sum(row.token_ids[-1] == PENDING_TOKEN for row in plan.rows)
+
+    def _check_passes(self, plan: StepPlan) -> None:
+        counts = [row.num_passes for row in plan.rows]
+        assert not counts or 1 <= min(counts) <= max(counts) <= self.max_passes
+        if max(counts, default=1) > 1:
+            assert not plan.added, "a newcomer waits for passes"
+            assert not plan.num_preempted, "somebody waits for passes"
+            assert self.scheduler.num_running == len(counts), "somebody waits for passes"
+        self.seen["passes"] += sum(count - 1 for count in counts)
 
     def _check_books(self) -> None:
         scheduler, pool = self.scheduler, self.pool
@@ -305,11 +320,13 @@ class Life:
             self._check_window(running)
         wasted = sum(seq.table.capacity - seq.num_computed for seq in running)
         assert stats.blocks.wasted_slots == wasted, "wasted slots are miscounted"
-        spare = pool.block_size - 1 + self.num_drafts
+        spare = pool.block_size - 1 + max(self.num_drafts, self.max_passes - 1)
         assert wasted <= len(running) * spare, "a block was taken before its time"
         assert stats.num_running + stats.num_waiting == len(self.live)
         ahead = len(self.core._flights)
-        assert all(seq.num_pending <= ahead for seq in state.sequences.values())
+        for seq in state.sequences.values():
+            assert seq.num_pending - seq.num_ahead <= ahead
+            assert ahead or not seq.num_ahead
         waiting = [seq for seq in state.sequences.values() if seq.id not in state.running]
         assert scheduler.num_waiting_tokens == sum(len(seq.token_ids) for seq in waiting)
 
@@ -355,47 +372,6 @@ class _WatchedStep:
     def result(self) -> StepResult:
         self.life.meanwhile()
         return self.step.result()
-
-
-class _Guesses:
-    """A proposer that knows the future, and does not always tell it."""
-
-    def __init__(self, life: Life) -> None:
-        self._life = life
-
-    def begin(self, request: Request) -> Drafter:
-        text = [*request.prompt_token_ids, *expected_output(request, self._life.limit)[0]]
-        return _Guesser(text, self._life.rng)
-
-    def finish(self, request: Request, token_ids: list[int]) -> None:
-        pass
-
-
-@dataclass
-class _Guesser:
-    text: list[int]
-    rng: random.Random
-
-    def propose(self, token_ids: list[int], most: int) -> tuple[int, ...]:
-        start = len(token_ids)
-        right = self.text[start : start + self.rng.randint(0, most)]
-        return tuple(t if self.rng.random() < 0.8 else self.rng.randrange(VOCAB) for t in right)
-
-    def look_s(self, num_unseen: int) -> float:
-        return 0.0
-
-
-@dataclass
-class _Whim:
-    """A batching window that is open now and then."""
-
-    life: Life
-
-    def remaining_s(self, *_: object) -> float:
-        return 0.0 if self.life.admits else 1.0
-
-    def close(self) -> None:
-        pass
 
 
 def _with_seed(sampling: SamplingParams, index: int, rng: random.Random) -> SamplingParams:

@@ -13,8 +13,9 @@ import pytest
 from engine.kv_cache import prefix
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.pooling import PoolingParams
-from engine.scheduler import drafts, planner, results
+from engine.scheduler import drafts, passes, planner, results
 from engine.scheduler.drafts import settle
+from engine.scheduler.passes import settle_passes
 from engine.scheduler.planner import Planner
 from engine.scheduler.results import ResultTaker
 from engine.scheduler.scheduler import Scheduler
@@ -49,6 +50,7 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         "accepted",
         "refused",
         "passed",
+        "passes",
     )
     assert all(seen[event] >= 100 for event in (*events, "abort", "error", "stop", "length")), seen
     assert seen["displaced"] >= 50, seen
@@ -349,6 +351,37 @@ def drafts_go_beyond_the_last_token(patch: pytest.MonkeyPatch) -> None:
             seq.max_num_tokens -= 3
 
     patch.setattr(planner, "plan_drafts", plan_too_many)
+
+
+@planted
+def passes_that_were_not_made_count_as_computed(patch: pytest.MonkeyPatch) -> None:
+    def keep(seq, num_made, state) -> None:
+        num_missing = seq.num_ahead - num_made + 1
+        settle_passes(seq, num_made, state)
+        seq.num_computed += num_missing
+        state.num_wasted -= num_missing
+
+    patch.setattr(results, "settle_passes", keep)
+
+
+@planted
+def passes_go_beyond_the_last_token(patch: pytest.MonkeyPatch) -> None:
+    plan = passes.plan_passes
+
+    def plan_too_many(step, state, most) -> int:
+        for seq in step.seqs:
+            seq.max_num_tokens += 3
+        num_passes = plan(step, state, most)
+        for seq in step.seqs:
+            seq.max_num_tokens -= 3
+        return num_passes
+
+    patch.setattr(planner, "plan_passes", plan_too_many)
+
+
+@planted
+def somebody_waits_for_passes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(passes, "_can_go_on", lambda seq: seq.is_plain and seq.num_pending == 1)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

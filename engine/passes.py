@@ -1,0 +1,47 @@
+"""How many passes a step may make (``engine/scheduler/passes.py``): as many as are soon done.
+
+Who comes while a step runs waits for its end, half of a step on average, and all tokens of a step
+are told at once. So it should not last longer than a picture on a screen: what it tells then looks
+as if it came one by one.
+"""
+
+from __future__ import annotations
+
+from engine.plan_rows import PlanRows
+from engine.speculation.costs import Usual, alike
+from engine.types import StepResult
+
+_STEP_S = 0.016  # that a step of several passes should last; rounding makes it 4/3 of that at most
+
+
+class PassPace:
+    """Learns what a pass takes, for each number of rows.
+
+    Args:
+        most: passes of a step, however soon they are done.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._usual: dict[int, Usual] = {}  # seconds of a pass, by about so many rows
+
+    def most(self, num_rows: int) -> int:
+        """Passes of a step of so many rows; one until it is known what a pass takes."""
+        usual = self._usual.get(alike(num_rows))
+        if usual is None or not usual.is_known:
+            return 1
+        if usual.value * self._most <= _STEP_S:
+            return self._most
+        return max(1, round(_STEP_S / usual.value))
+
+    def observe(self, rows: PlanRows, result: StepResult, seconds: float) -> None:
+        """A step took so long. Those that compute prompts say nothing of what a pass takes."""
+        num_rows = len(rows)
+        if self._most == 1 or not num_rows or rows.silent or not result.token_ids:
+            return
+        if max(map(len, rows.token_ids)) > 1:
+            return
+        usual = self._usual.get(alike(num_rows))
+        if usual is None:
+            usual = self._usual[alike(num_rows)] = Usual()
+        usual.learn(seconds / max(map(len, result.token_ids)))

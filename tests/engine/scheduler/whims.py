@@ -1,0 +1,82 @@
+"""What those around an engine do as they please, in a life of ``lives.py``."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.plan_rows import PlanRows, ScheduledRow
+from engine.speculation.proposer import Drafter
+from engine.types import EngineInfo, Request, StepResult
+from tests.engine.fakes import VOCAB, FakeRunner, expected_output
+
+if TYPE_CHECKING:
+    from tests.engine.scheduler.lives import Life
+
+
+class Guesses:
+    """A proposer that knows the future, and does not always tell it."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    def begin(self, request: Request) -> Drafter:
+        text = [*request.prompt_token_ids, *expected_output(request, self._life.limit)[0]]
+        return _Guesser(text, self._life.rng)
+
+    def finish(self, request: Request, token_ids: list[int]) -> None:
+        pass
+
+
+@dataclass
+class _Guesser:
+    text: list[int]
+    rng: random.Random
+
+    def propose(self, token_ids: list[int], most: int) -> tuple[int, ...]:
+        start = len(token_ids)
+        right = self.text[start : start + self.rng.randint(0, most)]
+        return tuple(t if self.rng.random() < 0.8 else self.rng.randrange(VOCAB) for t in right)
+
+    def look_s(self, num_unseen: int) -> float:
+        return 0.0
+
+
+class Lazy(FakeRunner):
+    """Does not always make all of a row's passes."""
+
+    def __init__(self, info: EngineInfo, rng: random.Random) -> None:
+        super().__init__(info)
+        self._rng = rng
+
+    def num_made(self, planned: ScheduledRow) -> int:
+        if self._rng.random() < 0.7:
+            return planned.num_passes
+        return self._rng.randint(1, planned.num_passes)
+
+
+@dataclass
+class Pace:
+    """Passes are as short as it pleases."""
+
+    life: Life
+
+    def most(self, num_rows: int) -> int:
+        return self.life.rng.randint(1, self.life.max_passes)
+
+    def observe(self, rows: PlanRows, result: StepResult, seconds: float) -> None:
+        pass
+
+
+@dataclass
+class Whim:
+    """A batching window that is open now and then."""
+
+    life: Life
+
+    def remaining_s(self, *_: object) -> float:
+        return 0.0 if self.life.admits else 1.0
+
+    def close(self) -> None:
+        pass
