@@ -68,6 +68,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def responds(self) -> bool:
+        """Whether the engine's process is there and says so: not while it is stopped."""
+        ...
+
+    @property
     def dead(self) -> bool:
         """Whether the engine has been given up for good: it will not be ``alive`` again."""
         ...

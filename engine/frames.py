@@ -21,6 +21,8 @@ __all__ = [
     "Loading",
     "Message",
     "Output",
+    "Ping",
+    "Pong",
     "Question",
     "Ready",
     "Shutdown",
@@ -61,6 +63,10 @@ class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile", array_like=Tr
     """To the engine: record no longer. It answers."""
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
+    """To the engine: is the process there? Answered at once, whatever is being computed."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
     """To the engine: end after the step in flight."""
 
@@ -92,6 +98,10 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", array_like=True):
     failure: Failure | None
 
 
+class Pong(msgspec.Struct, frozen=True, tag="pong", array_like=True):
+    """From the engine: it is."""
+
+
 class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
     """From the engine, last of all: why it ends. ``kind`` is the error's class name."""
 
@@ -100,8 +110,8 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
 
 
 Question = StartProfile | StopProfile
-ToEngine = Configure | Submit | Abort | Question | Shutdown
-FromEngine = Loading | Ready | Output | Answered | Fatal
+ToEngine = Configure | Submit | Abort | Question | Ping | Shutdown
+FromEngine = Loading | Ready | Output | Answered | Pong | Fatal
 Message = ToEngine | FromEngine
 
 _decoder = msgspec.msgpack.Decoder(Message)

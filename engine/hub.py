@@ -30,6 +30,8 @@ from engine.frames import (
     FrameReader,
     Message,
     Output,
+    Ping,
+    Pong,
     Question,
     Ready,
     Submit,
@@ -110,7 +112,8 @@ class ClientHub:
 
     def _send(self, client: _Client, frame: bytes) -> None:
         try:
-            client.connection.sendall(frame)
+            with client.sending:
+                client.connection.sendall(frame)
         except BlockingIOError:
             logger.warning("client %d does not read; hanging up", client.number)
             self._forget(client)
@@ -145,6 +148,9 @@ class ClientHub:
         client.connection.close()
 
     def _take(self, client: _Client, message: Message) -> None:
+        if isinstance(message, Ping):
+            self._send(client, encode(Pong()))
+            return
         if isinstance(message, Question):
 
             def answer(answered: Answered) -> None:
@@ -181,6 +187,7 @@ class _Client:
         self.number = number
         self.connection = connection
         self.lock = threading.Lock()
+        self.sending = threading.Lock()  # the loop's thread tells what is new, its own that we live
         self.gone = False
 
 

@@ -62,6 +62,11 @@ class InlineClient:
         return self._engine is not None
 
     @property
+    def responds(self) -> bool:
+        """As ``alive``: there is no other process."""
+        return self.alive
+
+    @property
     def dead(self) -> bool:
         """Whether the engine has ended; there are no restarts."""
         return self._info is not None and self._engine is None

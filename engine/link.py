@@ -18,6 +18,8 @@ from engine.frames import (
     Loading,
     Message,
     Output,
+    Ping,
+    Pong,
     Question,
     Ready,
     Submit,
@@ -29,12 +31,16 @@ from engine.types import EngineInfo, Trace
 
 logger = logging.getLogger(__name__)
 
+_QUIET_S = 1.0  # without a word, after which the engine process is asked whether it is there
+_PATIENCE_S = 5.0  # for its answer
+
 
 class EngineLink(asyncio.Protocol):
     """Frames to and from one engine process.
 
     ``ready`` gets the engine's info, or the error that kept it from loading; ``lost`` is done when
-    the engine dies later than that.
+    the engine dies later than that. Between the two a process that says nothing is asked whether it
+    is there: one that is stopped, or starved of its core, keeps its sockets open.
 
     Args:
         take: called with each step's output.
@@ -55,6 +61,15 @@ class EngineLink(asyncio.Protocol):
         self._outbox: list[ToEngine] = []
         self._fatal: Fatal | None = None
         self._questions = Questions()
+        self._heard_s = loop.time()  # from the engine, last
+        self._asked_s: float | None = None  # whether it is there, without an answer so far
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def responds(self) -> bool:
+        """Whether the engine process has answered when it was last asked, or still may."""
+        asked_s = self._asked_s
+        return asked_s is None or asyncio.get_running_loop().time() - asked_s < _PATIENCE_S
 
     # ------------------------------------------------------------ out
 
@@ -99,6 +114,7 @@ class EngineLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop with whatever has come."""
+        self._heard_s, self._asked_s = asyncio.get_running_loop().time(), None
         try:
             for message in self._reader.feed(data):
                 self._receive(message)
@@ -110,6 +126,8 @@ class EngineLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop at end-of-file: the engine is gone."""
         self.open = False
+        if self._timer is not None:
+            self._timer.cancel()
         if not self.ready.done():
             self.ready.set_exception(self._reason())
         if not self.lost.done():
@@ -126,14 +144,26 @@ class EngineLink(asyncio.Protocol):
             if not self.ready.done():
                 self.open = True
                 self.ready.set_result(message.info)
+                self._look()
         elif isinstance(message, Answered):
             self._questions.settle(message)
+        elif isinstance(message, Pong):
+            pass  # it was heard
         elif isinstance(message, Fatal):
             self._fatal = message
             if self.ready.done():  # before that, whoever waits for it is told, and nobody twice
                 logger.error("the engine ends: %s", message.message)
         else:
             raise FrameError(f"{type(message).__name__} is not for a client")
+
+    def _look(self) -> None:
+        """Ask a process that has been quiet, once, and look again soon."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        if self._asked_s is None and now_s - self._heard_s >= _QUIET_S:
+            self._asked_s = now_s
+            self.send(Ping())
+        self._timer = loop.call_later(_QUIET_S, self._look)
 
     def _reason(self) -> EngineError:
         if self._fatal is None:

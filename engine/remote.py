@@ -54,6 +54,11 @@ class RemoteClient:
         return self._link is not None and self._link.open
 
     @property
+    def responds(self) -> bool:
+        """Whether the engine's process is there and says so: not while it is stopped."""
+        return self._link is not None and self._link.responds
+
+    @property
     def dead(self) -> bool:
         """Whether the engine has been given up for good."""
         return self._dead

@@ -323,6 +323,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     slots_held_sum: int = 0
     slots_wasted_sum: int = 0
     drafts: DraftStats = DraftStats()
+    running_adapters: tuple[str, ...] = ()  # names, of the sequences that run
+    waiting_adapters: tuple[str, ...] = ()
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,8 @@ from engine.frames import (
     Loading,
     Message,
     Output,
+    Ping,
+    Pong,
     Question,
     Ready,
     Shutdown,
@@ -80,11 +82,14 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
         return 1
     config, others = messages[0].config, messages[1:]
     logs.configure(config.log_level, config.log_format)
-    inbox = _Inbox(connection, reader)
-    inbox.start()
+    sending = threading.Lock()  # the loop's thread tells what is new, the inbox's that we live
 
     def send(message: FromEngine) -> None:
-        connection.sendall(encode(message))
+        with sending:
+            connection.sendall(encode(message))
+
+    inbox = _Inbox(connection, reader, send)
+    inbox.start()
 
     def on_progress(fraction: float, what: str) -> None:
         send(Loading(fraction, what))
@@ -134,11 +139,17 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
 
 
 class _Inbox(threading.Thread):
-    """Reads the socket, from before loading until the end, and leaves when the other side does."""
+    """Reads the socket, from before loading until the end, and leaves when the other side does.
 
-    def __init__(self, connection: socket.socket, reader: FrameReader) -> None:
+    It answers by itself whether the process is there: the loop may be deep in a step.
+    """
+
+    def __init__(
+        self, connection: socket.socket, reader: FrameReader, send: Callable[[FromEngine], None]
+    ) -> None:
         super().__init__(name="engine-inbox", daemon=True)
         self._connection = connection
+        self._send = send
         self._reader = reader
         self._put: Callable[[Instruction], None] | None = None
         self._early: list[Message] = []
@@ -168,7 +179,9 @@ class _Inbox(threading.Thread):
         os._exit(0)
 
     def _take(self, message: Message) -> None:
-        if self._put is not None:
+        if isinstance(message, Ping):
+            self._send(Pong())
+        elif self._put is not None:
             _forward(self._put, message)
         elif isinstance(message, Shutdown):
             os._exit(0)  # still loading

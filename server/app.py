@@ -53,7 +53,12 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
     Raises:
         InvalidSettings: the key file cannot be used.
     """
-    metrics = Metrics(engine, prefix=settings.metrics_prefix, model_name=settings.model_names[0])
+    metrics = Metrics(
+        engine,
+        prefix=settings.metrics_prefix,
+        model_name=settings.model_names[0],
+        max_loras=settings.max_loras,
+    )
     state = ServerState(settings, engine, metrics, shared or Shared())
 
     @asynccontextmanager

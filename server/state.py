@@ -24,6 +24,7 @@ from server.access.caller import Caller
 from server.access.ledger import Ledger
 from server.adapter_table import AdapterTable
 from server.adapters import Adapters
+from server.chat_template import read_chat_template
 from server.errors import ApiError, overloaded, unavailable
 from server.grammars import Grammars
 from server.metrics import Metrics, Numbers
@@ -168,9 +169,10 @@ class ServerState:
 
     @property
     def ready(self) -> bool:
-        """Whether a request that comes now would be served at once."""
+        """Whether a request that comes now would be served at once: not by an engine whose process
+        is stopped, either."""
         loaded = self._model is not None and self.failure is None
-        return loaded and not self.draining and self.engine.alive
+        return loaded and not self.draining and self.engine.alive and self.engine.responds
 
     async def loaded(self) -> None:
         """Wait until the model is loaded, or never will be."""
@@ -235,6 +237,7 @@ class ServerState:
 
 def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:
     tokenizer = Tokenizer.from_dir(settings.tokenizer or settings.model_dir)
-    override = settings.chat_template.read_text("utf-8") if settings.chat_template else None
-    template = ChatTemplate.from_dir(settings.model_dir, tokenizer, override=override)
+    template = ChatTemplate.from_dir(
+        settings.model_dir, tokenizer, override=read_chat_template(settings.chat_template)
+    )
     return tokenizer, template, read_sampling_defaults(settings.model_dir)

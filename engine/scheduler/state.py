@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from engine.errors import DeadlineExceeded, Failure
 from engine.kv_cache.pool import BlockPool, BlockTable
+from engine.scheduler.adapters import AdapterCounts
 from engine.scheduler.deadlines import Deadlines
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.policy import Policy
@@ -43,6 +44,7 @@ class SchedulerState:
         self.num_background = 0  # of those running
         self.waiting = policy.new_queue()
         self.deadlines = Deadlines()
+        self.adapters = AdapterCounts()
         self.num_waiting_tokens = 0
         self.removed: list[str] = []  # rows the runner is to forget with the next plan
         self.news = OutputBuilder()
@@ -62,6 +64,7 @@ class SchedulerState:
         self.sequences[seq.id] = seq
         self.num_waiting_tokens += len(seq.token_ids)
         self.deadlines.add(seq)
+        self.adapters.move(seq, None, Status.WAITING)
         if seq.leader is not None and seq.leader.first_token_s is None:
             seq.leader.forks.append(seq)  # parked beside the queue: it holds nobody up
         else:
@@ -72,6 +75,7 @@ class SchedulerState:
         self.waiting.pop(seq)
         self.num_waiting_tokens -= len(seq.token_ids)
         seq.status = Status.RUNNING
+        self.adapters.move(seq, Status.WAITING, Status.RUNNING)
         seq.known_to_runner = True
         seq.leader = None
         self.running[seq.id] = seq
@@ -84,6 +88,7 @@ class SchedulerState:
         seq.num_computed = seq.num_landed = 0
         seq.pooled = None
         seq.status = Status.WAITING
+        self.adapters.move(seq, Status.RUNNING, Status.WAITING)
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self.num_waiting_tokens += len(seq.token_ids)
@@ -100,6 +105,7 @@ class SchedulerState:
                 seq.leader.forks.remove(seq)
             else:
                 self.waiting.discard(seq)
+        self.adapters.move(seq, seq.status, None)
         seq.status = Status.FINISHED
         if self._speculator is not None and len(seq.token_ids) > seq.num_prompt:
             self._speculator.finish(seq.request, seq.token_ids, seq.draft)
@@ -141,7 +147,7 @@ class SchedulerState:
         self.slots_wasted_sum += self.num_wasted
 
     def stats(self, step_tokens: int) -> EngineStats:
-        """A snapshot, in O(1)."""
+        """A snapshot, in O(1) and the adapters in use."""
         return EngineStats(
             num_running=len(self.running),
             num_waiting=len(self.sequences) - len(self.running),
@@ -154,6 +160,8 @@ class SchedulerState:
             slots_held_sum=self.slots_held_sum,
             slots_wasted_sum=self.slots_wasted_sum,
             drafts=_NO_DRAFTS if self._speculator is None else self._speculator.stats,
+            running_adapters=self.adapters.names(Status.RUNNING),
+            waiting_adapters=self.adapters.names(Status.WAITING),
         )
 
     # ------------------------------------------------------------ helpers

@@ -27,7 +27,6 @@ _BY_PREFIX: dict[str, Scope] = {  # the first that fits counts
     "/rerank": "inference",
     "/v1/score": "inference",
     "/score": "inference",
-    "/pooling": "inference",
     "/tokenize": "inference",
     "/detokenize": "inference",
     "/metrics": "metrics",

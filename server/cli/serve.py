@@ -24,6 +24,7 @@ from engine.errors import EngineError, ModelLoadError
 from engine.process import SubprocessClient
 from engine.profiler import make_profile_directory
 from engine.types import EngineInfo
+from server.chat_template import read_chat_template
 from server.cli.flags import parse_settings
 from server.cli.progress import LoadDisplay, display_url, ready_message
 from server.model_source import resolve_model
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
             for sock in sockets:
                 stack.enter_context(sock)
             _check_access(settings)
+            read_chat_template(settings.chat_template)
             _make_profile_directory(settings)
             settings = with_model_directory(settings)
             logs.configure(settings.log_level, settings.log_format)

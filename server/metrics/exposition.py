@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
@@ -26,14 +27,22 @@ class Exposition(Collector):
         info: of the model, once it is loaded.
         prefix: first part of every name.
         model_name: the label of every sample.
+        max_loras: adapters that may be on the device; 0: nothing is said of adapters.
     """
 
     def __init__(
-        self, numbers: Numbers, info: EngineInfo | None, *, prefix: str, model_name: str
+        self,
+        numbers: Numbers,
+        info: EngineInfo | None,
+        *,
+        prefix: str,
+        model_name: str,
+        max_loras: int = 0,
     ) -> None:
         self._numbers = numbers
         self._info = info
         self._prefix = prefix
+        self._max_loras = max_loras
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
@@ -88,6 +97,19 @@ class Exposition(Collector):
             dtype = memory.cache_dtype or info.dtype
             sizes = (str(memory.block_size), str(memory.num_blocks), dtype)
             family.add_metric([*self._labels.values(), *sizes], 1)
+            yield family
+        if self._max_loras:
+            family = GaugeMetricFamily(
+                self._name("lora_requests_info"),
+                "Names of the adapters in use, of which most may be on the device; the time of it.",
+                labels=[
+                    *self._labels,
+                    *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+                ],
+            )
+            names = ",".join(stats.running_adapters), ",".join(stats.waiting_adapters)
+            values = [*self._labels.values(), str(self._max_loras), *names]
+            family.add_metric(values, time.time())
             yield family
 
     def _engine_counters(self, numbers: Numbers) -> Iterable[Metric]:

@@ -12,12 +12,22 @@ from server.metrics.numbers import Numbers
 
 
 class Metrics:
-    """The metrics of one application, on a registry of their own."""
+    """The metrics of one application, on a registry of their own.
 
-    def __init__(self, engine: EngineClient, *, prefix: str, model_name: str) -> None:
+    Args:
+        engine: is listened to.
+        prefix: first part of every name.
+        model_name: the label of every sample.
+        max_loras: adapters that may be on the device, for the gauge that names those in use.
+    """
+
+    def __init__(
+        self, engine: EngineClient, *, prefix: str, model_name: str, max_loras: int = 0
+    ) -> None:
         self._engine = engine
         self._model_name = model_name
         self._prefix = prefix
+        self._max_loras = max_loras
         self._info: EngineInfo | None = None
         self._numbers = Numbers.zero()
         # Live sequences: when their newest token came, None before the first.
@@ -143,4 +153,10 @@ class Metrics:
 
     def exposition(self, numbers: Numbers) -> Exposition:
         """``numbers`` as Prometheus wants them: this process's, or those of all workers."""
-        return Exposition(numbers, self._info, prefix=self._prefix, model_name=self._model_name)
+        return Exposition(
+            numbers,
+            self._info,
+            prefix=self._prefix,
+            model_name=self._model_name,
+            max_loras=self._max_loras,
+        )

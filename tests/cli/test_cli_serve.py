@@ -106,6 +106,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
         ([__file__], "is not a GGUF file"),
         (["--port", "http"], "--port: input should be a valid integer"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+        (["--chat-template", "/no.jinja"], "cannot read /no.jinja: No such file or directory"),
         (["nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
     ],
 )

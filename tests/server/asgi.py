@@ -66,7 +66,7 @@ class FakeEngine:
         self.streams: list[FakeStream] = []
         self.submitted = asyncio.Event()
         self.loaded = asyncio.Event()
-        self.alive = True
+        self.alive = self.responds = True
         self.dead = False
         self.closed = False
         self.stats = EngineStats(blocks=BlockStats(total=8, free=8, block_size=16))

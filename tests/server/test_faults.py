@@ -129,6 +129,14 @@ async def test_a_model_that_cannot_be_loaded() -> None:
         assert isinstance(app.state.failure, ModelLoadError)
 
 
+async def test_an_engine_that_is_stopped_is_not_ready() -> None:
+    async with running_app() as app:
+        app.engine.responds = False
+        assert [(await app.get(path)).status for path in ("/health", "/ready")] == [200, 503]
+        app.engine.responds = True
+        assert (await app.get("/ready")).status == 200
+
+
 async def test_an_engine_between_two_lives_and_after_the_last() -> None:
     async with running_app() as app:
         app.engine.alive = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,27 @@ def test_an_adapter_is_a_model_by_its_name(
         assert client.models.retrieve("one").id == "one"
     streamed = lora_server.complete("The capital of", model="one", stream=True)
     assert '"model":"one"' in streamed.text
+
+
+def test_the_metrics_name_the_adapters_in_use(lora_server: Server) -> None:
+    """Under the labels by which inference gateways route."""
+
+    def labels() -> dict[str, str]:
+        (line,) = re.findall(r"lora_requests_info\{(.*)\}", lora_server.get("/metrics").text)
+        return dict(re.findall(r'(\w+)="([^"]*)"', line))
+
+    idle = {"max_lora": "8", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    lora_server.wait_idle()
+    assert labels().items() >= idle.items()
+    body = {"model": "one", "prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
+    with httpx.stream(
+        "POST", f"{lora_server.url}/v1/completions", json=body | {"stream": True}
+    ) as a:
+        lines = a.iter_lines()
+        next(lines)
+        assert labels()["running_lora_adapters"] == "one"
+    lora_server.wait_idle()
+    assert labels().items() >= idle.items()
 
 
 def test_an_adapter_comes_and_goes(

@@ -11,7 +11,7 @@ from engine.config import SchedulerConfig
 from engine.errors import ContextLengthExceeded, Failure, InvalidParameter
 from engine.kv_cache.pool import BlockPool
 from engine.scheduler import Scheduler
-from engine.types import EngineOutput, Request, SamplingParams, StepPlan, StepResult
+from engine.types import Adapter, EngineOutput, Request, SamplingParams, StepPlan, StepResult
 from tests.engine.fakes import EOS
 
 
@@ -338,3 +338,28 @@ def test_on_a_cpu_steps_are_short_while_few_run():
         *(256, 256, 256, 320, 1064)
     ]
     assert SchedulerConfig().on("cuda:0").step_budget(1) == 2048
+
+
+def test_the_adapters_in_use_are_told() -> None:
+    """Of those that run and wait, through preemption, ends and aborts."""
+    scheduler = make(num_blocks=5, max_num_seqs=2)
+
+    def told() -> tuple[set[str], set[str]]:
+        stats = scheduler.stats()
+        return set(stats.running_adapters), set(stats.waiting_adapters)
+
+    one, two = (Adapter(id=f"{name}-1", name=name, path=name) for name in ("one", "two"))
+    scheduler.add(request("a", 4, 12, adapter=one))
+    scheduler.add(request("b", 4, 12, prompt=(7,) * 4, adapter=two))
+    scheduler.add(request("c", 4, 12, prompt=(8,) * 4, adapter=one))
+    scheduler.add(request("d", 4, 12, prompt=(9,) * 4))
+    assert told() == (set(), {"one", "two"})
+    run(scheduler)
+    assert told() == ({"one", "two"}, {"one"})
+    scheduler.abort("c")
+    assert told() == ({"one", "two"}, set())
+    while not run(scheduler)[0].num_preempted:
+        pass
+    assert told() == ({"one"}, {"two"})
+    drain(scheduler)
+    assert told() == (set(), set())

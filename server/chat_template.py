@@ -1,0 +1,24 @@
+"""The file that replaces a model's own chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from server.setting_sources import InvalidSettings
+
+
+def read_chat_template(path: Path | None) -> str | None:
+    """The template's source; None where the model's own is to be used.
+
+    Raises:
+        InvalidSettings: the file cannot be read as text.
+    """
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError:
+        reason = "it is not UTF-8"
+    raise InvalidSettings(f"--chat-template: cannot read {path}: {reason}")
