@@ -18,7 +18,6 @@ _GRACE = 1.0  # steps that may be lost before anything was gained
 _MOST = 8.0  # that past gains may pay for
 _RESUME = 0.05  # that a pause saves, beyond what was lost
 _TRIAL = 3.0  # that are saved before the first trial
-_WATCHED = 2  # steps at the end of a pause that are measured
 
 
 class Ledger:
@@ -32,14 +31,9 @@ class Ledger:
         self._pause = 0  # steps yet for which nothing is tried
 
     @property
-    def pauses(self) -> bool:
-        """Whether nothing is tried in the next step."""
-        return self._pause > 0
-
-    @property
-    def num_unwatched(self) -> int:
-        """Steps of a pause that need not even be measured, before the others."""
-        return max(0, self._pause - _WATCHED)
+    def num_paused(self) -> int:
+        """Steps yet for which nothing is tried."""
+        return self._pause
 
     @property
     def is_empty(self) -> bool:

@@ -33,7 +33,7 @@ _STEP_S, _ROW_S, _CLAIM_S, _LOOK_S = 2e-5, 5e-7, 5e-6, 1.5e-5
 # Of a row's time that looking in vain may cost: at first, and where it always was in vain.
 _LOOK_SHARE, _LEAST_LOOK_SHARE = 0.01, 0.001
 _MAX_REST = 32
-_PAUSE = 16  # steps at least, where not even sure drafts would pay, or too much was lost
+_PAUSE = 32  # steps at least, where not even sure drafts would pay, or too much was lost
 
 
 class Acceptance:
@@ -107,7 +107,7 @@ class Pace:
         self._num_rows = num_rows
         costs = self._costs = self._book.of(num_rows)
         ledger = costs.ledger
-        if ledger.pauses:
+        if ledger.num_paused:
             ledger.pass_by()
             return False
         if costs.must_measure_plain:
@@ -143,9 +143,8 @@ class Pace:
 
     @property
     def num_idle(self) -> int:
-        """Steps after the one that is planned, of as many rows, that should have no drafts and need
-        not be observed."""
-        return self._costs.ledger.num_unwatched
+        """Steps after the one that is planned, of as many rows, that should have no drafts."""
+        return self._costs.ledger.num_paused
 
     def pass_by(self, num_steps: int) -> None:
         """So many steps, of as many rows as the last that was begun, had no drafts."""

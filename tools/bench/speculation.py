@@ -5,7 +5,8 @@
 
 The same prompts are continued greedily by one engine for each way to guess, round after round; in
 a round the engines take turns of a few steps, so that what disturbs the machine disturbs all of
-them. Only steps after those of each batch that compute prompts count. A ratio is the median over
+them, in an order that chance decides each time: what one engine leaves in the caches serves the
+next. Only steps after those of each batch that compute prompts count. A ratio is the median over
 rounds of an engine's rate over that of the one without speculation, by the wall's clock and by the
 process's own; a second engine without any tells how much of it is chance. With ``--again`` each
 question has been asked and answered before in its conversation, so the answer is there to be
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import time
@@ -51,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     requests = _requests(options, cores[_OFF])
     rounds: dict[str, list[_Round]] = {name: [] for name in cores}
-    began_s = time.perf_counter()
+    chance, began_s = random.Random(1), time.perf_counter()
     for number in range(options.rounds + options.warm_rounds):
-        made = _round(cores, requests, options)
+        made = _round(cores, requests, options, chance)
         if number >= options.warm_rounds:
             for name, one in made.items():
                 rounds[name].append(one)
@@ -190,13 +192,16 @@ def _answers(core: EngineCore, prompts: Sequence[Sequence[int]]) -> list[list[in
 
 
 def _round(
-    cores: dict[str, EngineCore], requests: Sequence[Request], options: argparse.Namespace
+    cores: dict[str, EngineCore],
+    requests: Sequence[Request],
+    options: argparse.Namespace,
+    chance: random.Random,
 ) -> dict[str, _Round]:
-    """All requests by each engine, a few steps at a time; another one begins each time."""
+    """All requests by each engine, a few steps at a time."""
     runs = {name: _run(core, requests, options.concurrency) for name, core in cores.items()}
     order, made = list(runs), {}
     while len(made) < len(runs):
-        order = order[1:] + order[:1]
+        chance.shuffle(order)
         for name in order:
             try:
                 for _ in range(0 if name in made else options.turn_steps):
