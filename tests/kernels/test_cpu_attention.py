@@ -93,7 +93,7 @@ def test_mixed_batches_equal_the_definition(
 def test_single_queries_of_all_head_counts(
     kv_heads: int, group: int, block_size: int, head_dim: int, window: int | None
 ) -> None:
-    """Heads that fill a tile's columns by half, whole, and many times; blocks that fit or do not."""
+    """Heads that fill half of a tile, a tile, or many; blocks that are tiles, and others."""
     check(
         make_problem(
             [1] * 6,

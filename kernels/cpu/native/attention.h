@@ -181,12 +181,18 @@ inline float sink_weight(const Layer& layer, int64_t head, float top) {
   return layer.sinks ? exp_of(layer.sinks[head] - top) : 0.0f;
 }
 
-// Blocks lie anywhere, and the processor does not guess where the next one is. `stored`: rows of
-// `bytes` each.
+// Blocks lie anywhere, and the processor does not guess where the next one is.
+inline void fetch(const void* first, int64_t bytes) {
+  // GCC 12 drops calls of a function that does nothing but prefetch: this makes it do something.
+  __asm__ volatile("");
+  for (int64_t at = 0; at < bytes; at += 64)
+    __builtin_prefetch(static_cast<const char*>(first) + at, 0, 3);
+}
+
+// `stored`: rows of `bytes` each.
 inline void fetch(const Batch& batch, const Span& span, const void* stored, int64_t bytes) {
   span.for_runs(batch, [=](int64_t first, int64_t count) {
-    const char* run = static_cast<const char*>(stored) + first * bytes;
-    for (int64_t at = 0; at < count * bytes; at += 64) __builtin_prefetch(run + at, 0, 2);
+    fetch(static_cast<const char*>(stored) + first * bytes, count * bytes);
   });
 }
 

@@ -7,9 +7,9 @@
 //     sums     weights [16 rows][16 tokens] by values [16 tokens][32 dimensions]
 //
 // A column of scores is a head. KV heads add to one tile, each multiplied by queries that are zeros
-// in the columns of the others' heads; where these fill half of the columns or less, the next sixteen
-// tokens take the rest. So a vector of scores has hardly an idle lane, and softmax needs no sum
-// across lanes.
+// in the columns of the others' heads; where these fill half of the columns or less, the next
+// sixteen tokens take the rest. So a vector of scores has hardly an idle lane, and softmax needs no
+// sum across lanes.
 //
 // The unit multiplies pairs of neighbours in a row of values, which are two dimensions of a token.
 // So a head has rows of weights for its even dimensions, with a zero behind each weight, and for odd
@@ -18,20 +18,13 @@
 //
 // To a head's sums nothing is added but its own products and zeros, in the order of its tokens:
 // other heads and rows change no bit of them.
-#include <immintrin.h>
-
 #include "attention.h"
+#include "attention_tiles.h"
 #include "pairs.h"
-
-#define QUIRE_AMX __attribute__((target("amx-tile,amx-bf16")))
 
 namespace quire {
 namespace {
 
-constexpr int64_t SIDE = 16;            // rows of a tile, and words of each
-constexpr int64_t WORDS = SIDE * SIDE;  // of a tile
-constexpr int64_t ROW_BYTES = 64;
-constexpr int64_t STEP = 32;            // values of a row
 constexpr int64_t ROWS = 4;             // of weights for a head
 constexpr int64_t SET = SIDE / ROWS;    // heads whose weights fill a tile
 constexpr int64_t SCORED = 4;           // tiles of scores at a time
@@ -66,108 +59,6 @@ int64_t width_of(const Batch& batch) {
   int64_t width = 1;
   while (width < most) width *= 2;
   return width;
-}
-
-// What the sums of some tiles of values are made of: blocks of sixteen tokens, their rows `stride`
-// bytes apart, and the first head's weights of each.
-struct WeighedBlocks {
-  const bfloat16* const* values;
-  const uint32_t* const* weights;
-  int64_t count, stride;
-};
-
-// The sums of up to four tiles in registers 0-3: SETS sets of heads by 4 / SETS steps of values, of
-// which `sets` and `steps` are there. Tile [set][step] lies at sums + (set * stride + step) * WORDS.
-template <int SETS>
-struct Accumulators {
-  float* sums;
-  int64_t stride, sets, steps;
-
-  template <int REGISTER>
-  bool has() const {
-    return REGISTER % SETS < sets && REGISTER / SETS < steps;
-  }
-  template <int REGISTER>
-  float* tile() const {
-    return sums + (REGISTER % SETS * stride + REGISTER / SETS) * WORDS;
-  }
-  QUIRE_AMX void load() const {
-    _tile_loadd(0, tile<0>(), ROW_BYTES);
-    if (has<1>()) _tile_loadd(1, tile<1>(), ROW_BYTES);
-    if (has<2>()) _tile_loadd(2, tile<2>(), ROW_BYTES);
-    if (has<3>()) _tile_loadd(3, tile<3>(), ROW_BYTES);
-  }
-  QUIRE_AMX void store() const {
-    _tile_stored(0, tile<0>(), ROW_BYTES);
-    if (has<1>()) _tile_stored(1, tile<1>(), ROW_BYTES);
-    if (has<2>()) _tile_stored(2, tile<2>(), ROW_BYTES);
-    if (has<3>()) _tile_stored(3, tile<3>(), ROW_BYTES);
-  }
-};
-
-// One set of heads by up to four steps of values: weights in register 4, values in 5-7.
-QUIRE_AMX inline void multiply_block(const Accumulators<1>& sums, const uint32_t* weights,
-                                     const bfloat16* values, int64_t stride) {
-  _tile_loadd(4, weights, ROW_BYTES);
-  _tile_loadd(5, values, stride);
-  _tile_dpbf16ps(0, 4, 5);
-  if (!sums.has<1>()) return;
-  _tile_loadd(6, values + STEP, stride);
-  _tile_dpbf16ps(1, 4, 6);
-  if (!sums.has<2>()) return;
-  _tile_loadd(7, values + 2 * STEP, stride);
-  _tile_dpbf16ps(2, 4, 7);
-  if (!sums.has<3>()) return;
-  _tile_loadd(5, values + 3 * STEP, stride);
-  _tile_dpbf16ps(3, 4, 5);
-}
-
-// Two sets by up to two steps: weights in registers 4 and 5, values in 6 and 7.
-QUIRE_AMX inline void multiply_block(const Accumulators<2>& sums, const uint32_t* weights,
-                                     const bfloat16* values, int64_t stride) {
-  _tile_loadd(4, weights, ROW_BYTES);
-  _tile_loadd(5, weights + WORDS, ROW_BYTES);
-  _tile_loadd(6, values, stride);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_dpbf16ps(1, 5, 6);
-  if (!sums.has<2>()) return;
-  _tile_loadd(7, values + STEP, stride);
-  _tile_dpbf16ps(2, 4, 7);
-  _tile_dpbf16ps(3, 5, 7);
-}
-
-// Three sets or four by one step: weights in registers 4-6, values in 7.
-QUIRE_AMX inline void multiply_block(const Accumulators<4>& sums, const uint32_t* weights,
-                                     const bfloat16* values, int64_t stride) {
-  _tile_loadd(7, values, stride);
-  _tile_loadd(4, weights, ROW_BYTES);
-  _tile_dpbf16ps(0, 4, 7);
-  _tile_loadd(5, weights + WORDS, ROW_BYTES);
-  _tile_dpbf16ps(1, 5, 7);
-  _tile_loadd(6, weights + 2 * WORDS, ROW_BYTES);
-  _tile_dpbf16ps(2, 6, 7);
-  if (!sums.has<3>()) return;
-  _tile_loadd(4, weights + 3 * WORDS, ROW_BYTES);
-  _tile_dpbf16ps(3, 4, 7);
-}
-
-// sums[sets][steps] += weights * values, for a KV head's `sets` sets of heads and all `steps` of its
-// values.
-template <int SETS>
-QUIRE_AMX void multiply_values(const WeighedBlocks& blocks, int64_t sets, int64_t steps,
-                               float* sums) {
-  constexpr int64_t TOGETHER = 4 / SETS;
-  // GCC's tile intrinsics do not say what memory they read: let nothing be held back from it.
-  __asm__ volatile("" ::: "memory");
-  for (int64_t step = 0; step < steps; step += TOGETHER) {
-    const Accumulators<SETS> tiles{sums + step * WORDS, steps, sets,
-                                   std::min(TOGETHER, steps - step)};
-    tiles.load();
-    for (int64_t i = 0; i < blocks.count; ++i)
-      multiply_block(tiles, blocks.weights[i], blocks.values[i] + step * STEP, blocks.stride);
-    tiles.store();
-  }
-  __asm__ volatile("" ::: "memory");
 }
 
 // One query's heads and the tokens [begin, end) that they see.
@@ -270,6 +161,17 @@ class TiledSplit {
     }
   }
 
+  // What a tile's tokens need, on its way while something else is computed. Rows of one step are
+  // read in the order in which they lie, which the processor foresees.
+  void fetch_tile(const bfloat16* stored, int64_t tile) const {
+    if (!is_in_place_ || steps_ == 1) return;
+    const int64_t last = std::min(blocks_, (tile + 1) * parts_);
+    for (int64_t block = tile * parts_; block < last; ++block)
+      for (int64_t kv = columns_.kv_head; kv < columns_.kv_head + columns_.kv_count; ++kv)
+        fetch(stored + (places_[block] + kv * batch_.block_size) * batch_.head_dim,
+              SIDE * batch_.head_dim * sizeof(bfloat16));
+  }
+
   // Scores of the tiles [first, last), at most SCORED.
   void score(int64_t first, int64_t last) {
     const bfloat16* keys[SIDE * SCORED];  // [KV head][tile][part]
@@ -320,6 +222,7 @@ class TiledSplit {
 
   // A tile's products become scores in units of log 2; the largest of each column is kept.
   void settle(int64_t tile) {
+    fetch_tile(tensors_.keys, tile + SCORED);
     float* scores = scores_ + tile * WORDS;
     const int64_t first = begin_ / SIDE * SIDE + tile * parts_ * SIDE;
     const bool is_all_seen = first >= begin_ && first + parts_ * SIDE <= end_;
@@ -348,6 +251,7 @@ class TiledSplit {
 
   // weights[16 columns][ROWS][16 tokens] of a tile.
   void weigh(int64_t tile, uint32_t* weights) {
+    fetch_tile(tensors_.values, tile);
     Floats each[SIDE];
 #pragma GCC unroll 16
     for (int64_t i = 0; i < SIDE; ++i) {
