@@ -23,8 +23,10 @@ from engine.scheduler.step import StepBuilder
 
 
 def plan_passes(step: StepBuilder, state: SchedulerState, most: int) -> int:
-    """Let the rows of a planned step go on for up to ``most`` passes, where all of them can; returns
-    how many passes there are."""
+    """Let the rows of a planned step go on for up to ``most`` passes, where all of them can.
+
+    Returns how many passes the step has.
+    """
     rows, pool = step.rows, state.pool
     num_rows = len(rows)
     if not num_rows or not num_rows == len(state.running) == len(state.sequences):
