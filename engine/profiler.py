@@ -6,9 +6,10 @@
          ├ sample     from logits to tokens
          └ output     the result is waited for and taken in
 
-Overlapped, ``output`` is of an earlier step than the ranges before it. The tensor library's
-profiler records the ranges with every operation below them, and on a GPU every kernel. While no
-trace is recorded nothing here imports that library, and a range costs a call and a comparison.
+A step of several passes has the three in the middle for each. Overlapped, ``output`` is of an
+earlier step than the ranges before it. The tensor library's profiler records the ranges with every
+operation below them, and on a GPU every kernel. While no trace is recorded nothing here imports
+that library, and a range costs a call and a comparison.
 """
 
 from __future__ import annotations

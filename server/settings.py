@@ -33,13 +33,13 @@ from engine.config import (
     LoadFormat,
     LogFormat,
     LogLevel,
-    Policy,
     Quantization,
 )
 from engine.paths import default_model_dir
 from engine.pooling import PoolingKind
 from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from server.engine_settings import engine_config
+from server.scheduling_settings import SCHEDULING, SchedulingSettings
 from server.setting import Setting, setting, table_of
 from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
 from server.setting_values import AdapterList, OriginList, ScaledInt, StringList
@@ -52,12 +52,12 @@ __all__ = ["DEMO_MODEL_NAME", "InvalidSettings", "Setting", "Settings", "setting
 
 ReasoningFields = Literal["both", "reasoning", "reasoning_content"]
 
-_MODEL, _SERVER, _SCHEDULER = "Model", "Server", "Scheduling and batching"
+_MODEL, _SERVER = "Model", "Server"
 _CACHE, _LIMITS, _LOGS = "KV cache", "Access and limits", "Logs and metrics"
-_GROUPS = (_MODEL, SPECULATION, _SERVER, _SCHEDULER, _CACHE, _LIMITS, _LOGS)
+_GROUPS = (_MODEL, SPECULATION, _SERVER, SCHEDULING, _CACHE, _LIMITS, _LOGS)
 
 
-class Settings(SpeculationSettings):
+class Settings(SchedulingSettings, SpeculationSettings):
     """The settings of one server, valid once made, and frozen.
 
     Use :meth:`load` where problems are to be told to a person; the constructor takes the same
@@ -223,58 +223,6 @@ class Settings(SpeculationSettings):
     )
     heartbeat_s: float = setting(
         15.0, _SERVER, "Seconds between comment lines on a stream whose request waits.", gt=0
-    )
-
-    # Scheduling and batching
-    max_num_seqs: int = setting(256, _SCHEDULER, "Sequences that run at once.", ge=1)
-    max_num_batched_tokens: ScaledInt | None = setting(
-        None,
-        _SCHEDULER,
-        "Tokens computed by one step, prompts and outputs together. When left out: 2048 on a GPU, "
-        "on a CPU, where all who run wait longer for a step, 64 more than the sequences that run, "
-        "and at least 256.",
-        ge=1,
-    )
-    scheduling_policy: Policy | None = setting(
-        None,
-        _SCHEDULER,
-        "Order of the queue: fcfs (first come first served), priority (lower values first), sjf "
-        "(shortest job first) or fair (by what each key's owner has been given, over its weight). "
-        "When left out: fair with a key file, else fcfs.",
-    )
-    max_batch_requests: int = setting(
-        32,
-        _SCHEDULER,
-        "Requests of batches that run at once, in what capacity others leave; a quarter of them "
-        "while others are served.",
-        ge=1,
-    )
-    overlap: bool | None = setting(
-        None,
-        _SCHEDULER,
-        "Plan and launch each step while the one before it runs. When left out: on a GPU.",
-    )
-    max_step_passes: int | None = setting(
-        None,
-        _SCHEDULER,
-        "Tokens of a sequence that one step computes, one after the other, while nobody waits and "
-        "all are soon done. When left out: 8 on a CPU, 1 elsewhere.",
-        ge=1,
-    )
-    batching_window_ms: float = setting(
-        0.0,
-        _SCHEDULER,
-        "Milliseconds that new prompts may be held back to form a larger batch; 0 is off.",
-        ge=0,
-    )
-    batching_window_prompts: int = setting(
-        0, _SCHEDULER, "Prompts that end the batching window early; 0 is no limit.", ge=0
-    )
-    batching_window_tokens: int = setting(
-        0,
-        _SCHEDULER,
-        "Prompt tokens that end the batching window early; 0 is max-num-batched-tokens.",
-        ge=0,
     )
 
     # KV cache

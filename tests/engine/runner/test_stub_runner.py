@@ -42,6 +42,7 @@ def test_tokens_are_a_function_of_seed_and_position():
     # In small steps and after a resumption they are the same.
     small = make_core(scheduler=SchedulerConfig(max_num_batched_tokens=8))
     assert run(small, [requests[0]])["a"] == together["a"]
+    assert run(make_core(scheduler=SchedulerConfig(max_step_passes=5)), requests) == together
     resumed = Request(
         id="r",
         prompt_token_ids=requests[1].prompt_token_ids,
