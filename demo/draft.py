@@ -16,7 +16,7 @@ from demo import corpus
 from demo.draft_card import write_card
 from demo.evaluate import MODEL
 from demo.heldout import FRESH_PATH, PATH
-from tools.distill.acceptance import measure
+from tools.distill.acceptance import Measured, lead, measure
 from tools.distill.run import distill
 from tools.distill.settings import Phase, Settings, StudentShape
 
@@ -26,6 +26,8 @@ WORK = Path(__file__).with_name("_work") / "draft"
 FIRST_SHARD, NUM_SHARDS = 22, 16
 STEPS = 3000
 NUM_DRAFTS = 4
+# Conversations that neither the demo model nor a student has read, of the corpus's own phrasings.
+UNREAD_SHARD, NUM_UNREAD = 60, 1000
 # Two layers: with one it cannot copy (to find what followed a word before takes one layer to tell
 # each token its predecessor, and another to look for it). Its width is what 1 MB leaves.
 SHAPE = StudentShape(layers=2, hidden=96, intermediate=256, heads=3, kv_heads=1, head_dim=32)
@@ -38,19 +40,17 @@ def build(folder: Path, work: Path, steps: int) -> dict:
     data = work / "corpus.jsonl"
     write_corpus(data)
     record: dict = {}
+    asked = (PATH, FRESH_PATH, write_unread(work / "unread.jsonl"))
+    found: dict[str, list[Measured]] = {questions.stem: [] for questions in asked}
     for name in WEIGHTS:
-        run = distill(settings(name, work / name, data, steps))
-        found = {
-            questions.stem: measure(str(MODEL), str(work / name), questions, NUM_DRAFTS)
-            for questions in (PATH, FRESH_PATH)
-        }
-        record[name] = run | {
-            "acceptance": {
-                stem: counted.as_json() | {"overlap": round(shared, 4)}
-                for stem, (counted, shared) in found.items()
-            }
-        }
+        record[name] = distill(settings(name, work / name, data, steps)) | {"acceptance": {}}
         del record[name]["out"]
+        for questions in asked:
+            one = measure(str(MODEL), str(work / name), questions, NUM_DRAFTS)
+            found[questions.stem].append(one)
+            told = one.counted.as_json() | {"overlap": round(one.overlap, 4)}
+            record[name]["acceptance"][questions.stem] = told
+    record["lead"] = {stem: _lead(pair) for stem, pair in found.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
         shutil.copyfile(work / "distilled" / name, folder / name)
@@ -75,6 +75,31 @@ def settings(name: str, out: Path, data: Path, steps: int) -> Settings:
         validate_every=250,
         save_every=250,
     )
+
+
+def write_unread(path: Path) -> Path:
+    """Conversations of a shard that nobody has read, each up to its first answer, as JSONL."""
+    rows = []
+    for conversation in corpus.shard(UNREAD_SHARD):
+        messages = conversation.get("messages", ())
+        roles = [message["role"] for message in messages]
+        if "assistant" in roles and len(rows) < NUM_UNREAD:
+            told = {"messages": messages[: roles.index("assistant")]}
+            told |= {key: conversation[key] for key in ("tools",) if conversation.get(key)}
+            rows.append(json.dumps(told, ensure_ascii=False) + "\n")
+    path.write_text("".join(rows), encoding="utf-8")
+    return path
+
+
+def _lead(pair: list[Measured]) -> dict[str, float]:
+    """Of the first of two students over the second, who answered the same."""
+    ours, theirs = (one.agreements for one in pair)
+    difference, error = lead(ours, theirs, NUM_DRAFTS)
+    return {
+        "answers": len(ours),
+        "mean_accepted": round(difference, 3),
+        "error": round(error, 3),
+    }
 
 
 def write_corpus(path: Path) -> None:

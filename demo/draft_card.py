@@ -15,7 +15,7 @@ def card(record: dict, config: dict) -> str:
     ours, labels = record["distilled"], record["labels"]
     rows = "\n".join(
         _row(name, run, questions)
-        for questions in ("heldout", "fresh")
+        for questions in record["lead"]
         for name, run in (("distilled", ours), ("labels alone", labels))
     )
     places = "\n".join(
@@ -25,8 +25,13 @@ def card(record: dict, config: dict) -> str:
             1,
         )
     )
+    leads = "\n".join(
+        f"| {stem} | {told['answers']:,} | {told['mean_accepted']:+.3f} | {told['error']:.3f} |"
+        for stem, told in record["lead"].items()
+    )
     return _CARD.format(
         rows=rows,
+        leads=leads,
         places=places,
         millions=ours["parameters"] / 1e6,
         kilobytes=ours["weights_bytes"] / 1e3,
@@ -82,7 +87,8 @@ The tokenizer is the demo model's and lies with it only.
 ## What it is worth
 
 The demo model answers the questions of `tests/demo/heldout.jsonl` and `tests/demo/fresh.jsonl`,
-whose phrasings neither of the two has read, greedily. Speculation is then played through: an
+whose phrasings neither of the two has read, and those of conversations of its corpus that neither
+has read ("unread"), greedily. Speculation is then played through: an
 answer's first token comes from the prompt's own step; in each round after it the draft proposes
 4 tokens, those up to the first that is not the demo model's are accepted, and one of the demo
 model's own follows. All rounds count, also the last of an answer, whose end cuts it short; "full
@@ -96,6 +102,13 @@ the teacher's distribution, or the corpus's own words.
 |---|---|---|---|---|---|---|---|
 {rows}
 
+By how much the distilled one leads in tokens accepted a round, with the standard error of that over
+the questions, answered by both (two of it are a lead that is hardly chance):
+
+| questions | answers | lead | standard error |
+|---|---|---|---|
+{leads}
+
 How often each of the 4 was accepted, of all rounds over the held-out questions:
 
 | draft | distilled | labels alone |
@@ -107,7 +120,9 @@ On held-out documents of the corpus: KL from the teacher {kl:.3f} nats (labels a
 {agreement:.1%} ({label_agreement:.1%}).
 
 The two are close, as they must be: the labels are the text that the demo model itself was taught
-with and mostly says again. Where it would say something else, only its distribution tells.
+with and mostly says again. Where it would say something else, only its distribution tells: at
+tokens that are nearly even choices, of which the held-out and the unread questions have many and
+the fresh ones, with short plain answers, hardly any.
 
 ## How it was made
 

@@ -34,12 +34,18 @@ def test_the_card_is_its_record() -> None:
     ours, labels = (RECORD[name]["acceptance"]["heldout"] for name in ("distilled", "labels"))
     assert ours["mean_accepted"] >= 2.5
     assert ours["mean_accepted"] > labels["mean_accepted"]
+    # Beyond chance, where there are enough answers to tell; no worse than chance anywhere.
+    assert all(told["mean_accepted"] > -2 * told["error"] for told in RECORD["lead"].values())
+    assert all(
+        RECORD["lead"][stem]["mean_accepted"] > 2 * RECORD["lead"][stem]["error"]
+        for stem in ("heldout", "unread")
+    )
 
 
 def test_it_foresees_what_its_record_says(tmp_path: Path) -> None:
     """On every sixth question, not far below the mean over all."""
     questions = some_questions(tmp_path / "some.jsonl", 6)
-    found, shared = measure(str(MODEL), str(draft.DRAFT), questions)
+    found, shared, _ = measure(str(MODEL), str(draft.DRAFT), questions)
     told = RECORD["distilled"]["acceptance"]["heldout"]["mean_accepted"]
     assert found.rounds > 100
     assert found.mean_accepted > told - 0.35
@@ -57,6 +63,8 @@ def test_one_command_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     torch.set_num_threads(threads)
     assert record["distilled"]["steps"] == record["labels"]["steps"] == 2
     assert record["distilled"]["weights_bytes"] == RECORD["distilled"]["weights_bytes"]
+    assert [told["answers"] for told in record["lead"].values()][:2] == [3, 2]
+    assert record["lead"]["unread"]["answers"] > 2
     made = {path.name for path in (tmp_path / "draft").iterdir()}
     assert made == {path.name for path in draft.DRAFT.iterdir()}
     config = json.loads((tmp_path / "draft" / "config.json").read_text(encoding="utf-8"))

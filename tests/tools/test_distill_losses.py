@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.tools.tiny_teacher import save_teacher
 from tools.distill import losses, models
-from tools.distill.acceptance import count
+from tools.distill.acceptance import count, lead
 from tools.distill.errors import DistillError
 from tools.distill.settings import Phase, StudentShape, read_schedule
 from tools.distill.student import inherit, make_student, student_config
@@ -162,3 +163,20 @@ def test_every_token_of_an_answer_is_either_accepted_or_the_targets(agreed, draf
     # The target's own token after the last drafts may lie beyond the answer's end.
     assert tokens <= found.accepted + found.rounds <= tokens + len(agreed)
     assert math.isclose(found.accepted, sum(found.by_place))
+
+
+def test_a_lead_is_told_with_its_error():
+    """The error is what drawing the answers again makes the lead differ by."""
+    rng = np.random.default_rng(4)
+    good = [(rng.random(rng.integers(1, 40)) < 0.95).tolist() for _ in range(200)]
+    # The other draft fails where this one does, and here and there beside.
+    worse = [[kept and rng.random() < 0.97 for kept in agreed] for agreed in good]
+    difference, error = lead(good, worse, 4)
+    assert difference == count(good, 4).mean_accepted - count(worse, 4).mean_accepted
+    drawn = []
+    for _ in range(300):
+        picked = rng.integers(0, len(good), len(good))
+        drawn.append(lead([good[i] for i in picked], [worse[i] for i in picked], 4)[0])
+    assert error == pytest.approx(np.std(drawn), rel=0.25)
+    assert lead(worse, good, 4) == pytest.approx((-difference, error))
+    assert lead(good, good, 4) == (0.0, 0.0)

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -92,6 +93,31 @@ def count(agreements: list[list[bool]], drafts: int) -> Acceptance:
     )
 
 
+def lead(first: list[list[bool]], second: list[list[bool]], drafts: int) -> tuple[float, float]:
+    """By how much the first draft's mean of accepted tokens a round exceeds the second's over the
+    same answers, and the standard error of that over the answers, pair by pair.
+
+    Each mean is a ratio of sums, accepted over rounds, so what an answer adds to the difference is
+    (accepted - mean * rounds) / rounds an answer, of the first less of the second: the ratio
+    estimator's first-order variance (Cochran, "Sampling Techniques" 1977, section 2.11).
+
+    Args:
+        first, second: agreements; at least two answers, the same in both.
+        drafts: proposed at a time.
+    """
+    means, parts = [], []
+    for told in (first, second):
+        each = [count([agreed], drafts) for agreed in told]
+        mean = count(told, drafts).mean_accepted
+        rounds = sum(one.rounds for one in each) / len(each)
+        means.append(mean)
+        parts.append([(one.accepted - mean * one.rounds) / rounds for one in each])
+    apart = [ours - theirs for ours, theirs in zip(*parts, strict=True)]  # their sum is 0
+    number = len(apart)
+    variance = sum(value**2 for value in apart) / (number - 1)
+    return means[0] - means[1], math.sqrt(variance / number)
+
+
 @torch.no_grad()
 def agreements(draft: Any, prompts: list[list[int]], answers: list[list[int]]) -> list[list[bool]]:
     """For each answer, whether the draft would have chosen its 2nd, 3rd, ... token."""
@@ -124,9 +150,17 @@ def _logits(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
     return model(ids, use_cache=False).logits[0, len(prompt) : -1].float()
 
 
+class Measured(NamedTuple):
+    """What came of a draft over some questions; see the functions of these names."""
+
+    counted: Acceptance
+    overlap: float
+    agreements: list[list[bool]]
+
+
 def measure(
     target: str, draft: str, questions: Path, drafts: int = 4, max_new_tokens: int = 160
-) -> tuple[Acceptance, float]:
+) -> Measured:
     """Acceptance, and :func:`overlap`, over the prompts of a file of {"messages": [...]} or
     {"prompt": ...} lines.
 
@@ -143,8 +177,9 @@ def measure(
     models.check_vocabularies(teacher.config, student.config, (target, Path(draft)))
     prompts = read_prompts(questions, tokenizer)
     answers = answer(teacher, tokenizer, prompts, max_new_tokens)
-    counted = count(agreements(student, prompts, answers), drafts)
-    return counted, overlap(teacher, student, prompts, answers)
+    agreed = agreements(student, prompts, answers)
+    shared = overlap(teacher, student, prompts, answers)
+    return Measured(count(agreed, drafts), shared, agreed)
 
 
 def answer(
@@ -196,7 +231,7 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=160, help="of an answer")
     args = parser.parse_args()
     try:
-        found, shared = measure(
+        found, shared, _ = measure(
             args.target, args.draft, args.questions, args.drafts, args.max_new_tokens
         )
     except DistillError as error:
