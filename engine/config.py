@@ -35,7 +35,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # CPU takes a second for the thousands of tokens that fill a GPU.
     max_num_batched_tokens: int | None = None
     policy: Policy = "fcfs"
-    grows: bool = False  # steps have that many tokens only if so many run; see ``step_budget``
+    fits_running: bool = False  # fewer tokens while few sequences run; see ``step_budget``
     whole_prompts: bool = False  # no chunks: a prompt joins a step that has room for all of it
     overlap: bool | None = None  # plan and launch a step while the one before runs; None: on a GPU
     # Tokens of a sequence that one step computes one after the other, where nobody waits and that
@@ -62,12 +62,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         if is_cpu:
             tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + _CPU_PROMPT_TOKENS)
         return msgspec.structs.replace(
-            self, max_step_passes=passes, max_num_batched_tokens=tokens, grows=is_cpu
+            self, max_step_passes=passes, max_num_batched_tokens=tokens, fits_running=is_cpu
         )
 
     def step_budget(self, num_running: int) -> int:
         """Tokens of a step while so many sequences run."""
-        if not self.grows:
+        if not self.fits_running:
             return self.step_tokens
         return min(self.step_tokens, max(_CPU_STEP_TOKENS, num_running + _CPU_PROMPT_TOKENS))
 

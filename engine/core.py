@@ -337,7 +337,7 @@ def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
         return limits
     tokens = max(limits.step_tokens, info.max_model_len)
     return msgspec.structs.replace(
-        limits, max_num_batched_tokens=tokens, grows=False, whole_prompts=True
+        limits, max_num_batched_tokens=tokens, fits_running=False, whole_prompts=True
     )
 
 
