@@ -16,6 +16,7 @@ _PATIENCE = 4  # tokens between two tries, where a try costs the overlap of step
 _COLD = 16  # tokens that a draft model has not seen: above, it reads up on the text first
 _PRIOR_WEIGHT = 2.0  # drafts that outweigh what other requests have shown
 _REST, _LONGEST_REST = 4, 32  # tokens until a row whose drafts would not pay is looked at again
+_BEGIN_S = 1e-5  # of the host, to begin with a request
 _WATCHED = 2  # steps, the last of those in which nobody is due, that are observed
 _USUAL_OUTPUT = 64.0  # tokens of a request, before one has ended
 _KEPT_OUTPUT = 0.95  # how much of it is remembered, a request
@@ -147,7 +148,8 @@ class Speculator:
         self._num_idle = self._num_passed = 0
 
     def begin(self, request: Request) -> Draft:
-        """Guess for a request from now on."""
+        """Guess for a request, with a row in the step that was begun, from now on."""
+        self._pace.charge(_BEGIN_S)
         acceptance = Acceptance(self._of_all, _PRIOR_WEIGHT, _KEPT)
         return Draft(self._proposer.begin(request), acceptance, len(request.prompt_token_ids))
 

@@ -21,7 +21,7 @@ from engine.types import Request
 
 _MAX_TOKENS = 100_000  # of all outputs that are kept; each takes some hundred bytes in the index
 _MAX_TIDIED = 64  # tokens that are indexed at a guess, and as many that are taken out
-_INDEX_S = 4e-7  # to index a run
+_INDEX_S = 8e-7  # of the host, to index a run, or to take one out
 
 
 class _Output:
