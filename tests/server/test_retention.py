@@ -13,7 +13,7 @@ import pytest
 from server.settings import Settings
 from server.state import ServerState
 from server.store import conversations, files
-from server.store.batches import StoredBatch
+from server.store.batches import Status, StoredBatch
 from server.store.chats import ChatStore, StoredChat
 from server.store.conversations import ConversationStore, StoredConversation, StoredItem
 from server.store.database import Database, Schema
@@ -143,7 +143,8 @@ async def test_files_of_batches_go_and_others_stay(make_state: MakeState) -> Non
     own = await upload(state, old, "user_data")
     ends = await upload(state, old, expires_at=NOW + DAY)
     running, ended = await upload(state, old), await upload(state, old)
-    for id, input_file, status in (("b1", running, "in_progress"), ("b2", ended, "completed")):
+    statuses: tuple[Status, Status] = ("in_progress", "completed")
+    for id, input_file, status in zip(("b1", "b2"), (running, ended), statuses, strict=True):
         batch = StoredBatch(
             id=id,
             tenant="t",
