@@ -3,10 +3,15 @@
 Who comes while a step runs waits for its end, half of a step on average, and all tokens of a step
 are told at once. So it should not last longer than a picture on a screen: what it tells then looks
 as if it came one by one.
+
+Steps of a crowd (``engine/crowd.py``) make one pass: a core beside the engine's tells of their
+tokens while the next step is computed, so several passes would save next to nothing, and texts that
+end in the middle of them would wait.
 """
 
 from __future__ import annotations
 
+from engine.crowd import is_crowd
 from engine.plan_rows import PlanRows
 from engine.speculation.costs import Usual, alike
 from engine.types import StepResult
@@ -27,6 +32,8 @@ class PassPace:
 
     def most(self, num_rows: int) -> int:
         """Passes of a step of so many rows; one until it is known what a pass takes."""
+        if is_crowd(num_rows):
+            return 1
         usual = self._usual.get(alike(num_rows))
         if usual is None or not usual.is_known:
             return 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from engine.crowd import is_crowd
 from engine.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,6 @@ _CACHE_CODES = {
 
 # Below this the weights stay in a core's share of the last-level cache.
 _SMALL_MODEL_BYTES = 64 * 2**20
-# Sequences of a small model whose tokens leave the process that speaks HTTP next to nothing to do.
-_FEW_ROWS = 4
-# And those whose step takes longer than it does to tell of its tokens.
-_MANY_ROWS = 48
 
 
 def choose_device(name: str) -> torch.device:
@@ -109,7 +106,7 @@ class StepThreads:
 
     def use(self, num_rows: int) -> None:
         """A step of so many sequences is about to be computed by this thread."""
-        count = self._crowded if _FEW_ROWS < num_rows < _MANY_ROWS else self._most
+        count = self._crowded if is_crowd(num_rows) else self._most
         if count != self._now:
             torch.set_num_threads(count)
             self._now = count
