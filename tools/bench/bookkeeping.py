@@ -105,7 +105,7 @@ def _build(plan: StepPlan, table: RowTable, uploads: Uploads) -> None:
     for added in plan.added:
         table.add(added)
     extend_tables(plan.rows, table)
-    send(host_batch(plan.rows, table), plan, table, uploads)
+    send(host_batch(plan.rows, table), plan.copies, table, uploads)
 
 
 def _chosen(plan: StepPlan) -> StepResult:
