@@ -126,9 +126,7 @@ def test_rows_end_in_the_pass_of_their_last_token() -> None:
 def test_a_crowd_is_told_of_each_token_while_the_next_is_computed(
     num_rows: int, passes: int
 ) -> None:
-    engine = Engine(
-        num_blocks=1500, max_num_seqs=64, max_num_batched_tokens=512, max_step_passes=4
-    )
+    engine = Engine(num_blocks=1500, max_num_seqs=64, max_num_batched_tokens=512, max_step_passes=4)
     for number in range(num_rows):
         engine.add(f"row {number}")
     assert engine.step(6)[-1] == passes
