@@ -52,7 +52,8 @@ def test_reasoning_is_streamed_as_such(server: Server) -> None:
     whole, usage = message(server, reasoning_effort="high")
     fields = {"temperature": 0, "reasoning_effort": "high"}
     body = {"model": MODEL, "messages": [{"role": "user", "content": THINK}], **fields}
-    body |= {"stream_options": {"include_usage": True}}
+    # Where log-probabilities are told, a step makes one pass: tokens come one by one.
+    body |= {"stream_options": {"include_usage": True}, "logprobs": True}
     lines = server.stream("/v1/chat/completions", body).decode().splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
