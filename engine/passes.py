@@ -42,9 +42,12 @@ class PassPace:
         return max(1, round(_STEP_S / usual.value))
 
     def observe(self, rows: PlanRows, result: StepResult, seconds: float) -> None:
-        """A step took so long. Those that compute prompts say nothing of what a pass takes."""
+        """A step took so long. Those that compute prompts say nothing of what a pass takes, and of
+        a crowd's nobody asks."""
         num_rows = len(rows)
-        if self._most == 1 or not num_rows or rows.silent or not result.token_ids:
+        if self._most == 1 or not num_rows or is_crowd(num_rows):
+            return
+        if rows.silent or not result.token_ids:
             return
         if max(map(len, rows.token_ids)) > 1:
             return
