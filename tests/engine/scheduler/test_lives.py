@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -339,18 +340,23 @@ def a_sequence_goes_on_before_its_drafts_are_judged(patch: pytest.MonkeyPatch) -
     patch.setattr(drafts, "_blocks_for", forget)
 
 
-@planted
-def drafts_go_beyond_the_last_token(patch: pytest.MonkeyPatch) -> None:
-    plan = drafts.plan_drafts
+def _for_longer_texts(plan: Callable[..., Any]) -> Callable[..., Any]:
+    """``plan``, as if each text of the step might have three tokens more."""
 
-    def plan_too_many(step, state, speculator) -> None:
+    def plan_too_many(step, *given):
         for seq in step.seqs:
             seq.max_num_tokens += 3
-        plan(step, state, speculator)
+        planned = plan(step, *given)
         for seq in step.seqs:
             seq.max_num_tokens -= 3
+        return planned
 
-    patch.setattr(planner, "plan_drafts", plan_too_many)
+    return plan_too_many
+
+
+@planted
+def drafts_go_beyond_the_last_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planner, "plan_drafts", _for_longer_texts(drafts.plan_drafts))
 
 
 @planted
@@ -366,17 +372,7 @@ def passes_that_were_not_made_count_as_computed(patch: pytest.MonkeyPatch) -> No
 
 @planted
 def passes_go_beyond_the_last_token(patch: pytest.MonkeyPatch) -> None:
-    plan = passes.plan_passes
-
-    def plan_too_many(step, state, most) -> int:
-        for seq in step.seqs:
-            seq.max_num_tokens += 3
-        num_passes = plan(step, state, most)
-        for seq in step.seqs:
-            seq.max_num_tokens -= 3
-        return num_passes
-
-    patch.setattr(planner, "plan_passes", plan_too_many)
+    patch.setattr(planner, "plan_passes", _for_longer_texts(passes.plan_passes))
 
 
 @planted
