@@ -10,9 +10,11 @@ import torch
 from engine.config import Quantization
 from engine.models.linear import DenseLinear, Head, Linear
 from kernels.cpu.linear import PanelDense, PanelInt4, PanelInt8
+from kernels.cpu.screened import ScreenedHead
 
 # The number of rows for which oneDNN lays out its weights: in the middle of what decoding asks for.
 _PACKED_FOR_ROWS = 16
+_SCREENED_WEIGHTS = 2**19  # of a head; the codes of fewer would save next to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,13 @@ def panel_method(quantization: Quantization | None) -> PanelMethod:
     """The native method. The head of an int4 model is int8: it decides between tokens, and is the
     table of embeddings where the two are tied."""
     if quantization is None:
-        return PanelMethod(PanelDense, PanelDense)
+        return PanelMethod(PanelDense, _dense_head)
     return PanelMethod(PanelInt8 if quantization == "int8" else PanelInt4, PanelInt8)
+
+
+def _dense_head(weight: torch.Tensor, bias: torch.Tensor | None) -> Head:
+    is_large = bias is None and weight.numel() >= _SCREENED_WEIGHTS
+    return ScreenedHead(weight) if is_large else PanelDense(weight, bias)
 
 
 class OneDnnLinear:

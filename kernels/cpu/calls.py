@@ -71,6 +71,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_sample": (POINTER, POINTER, POINTER, POINTER, COUNT, POINTER, POINTER),
     "quire_dense": (*_PRODUCT, POINTER, *_RESULT),
     "quire_dense_likeliest": (*_PRODUCT, POINTER, *_LIKELIEST),
+    "quire_screened_likeliest": (*_PRODUCT, *[POINTER] * 6, COUNT, FLAG, POINTER, POINTER),
     "quire_dense_rows": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
     "quire_int8": (*_PRODUCT, POINTER, POINTER, POINTER, *_RESULT),
     "quire_int8_likeliest": (*_PRODUCT, POINTER, POINTER, POINTER, *_LIKELIEST),

@@ -151,13 +151,14 @@ class PanelHead(PanelLinear):
 
     def likeliest(self, x: torch.Tensor) -> Sampled:
         """The largest of each row of ``logits(x)``; not finite where it is infinite, or any nan."""
+        return self._choose(f"{self._product}_likeliest", self._held, x)
+
+    def _choose(self, name: str, held: tuple[Any, ...], x: torch.Tensor) -> Sampled:
         x = self._read(x)
         token_ids = torch.empty(len(x), dtype=torch.int64)
         is_finite = torch.empty(len(x), dtype=torch.bool)
-        *weight, bias = self._held
-        function(f"{self._product}_likeliest")(
-            *(x.data_ptr(), len(x), self._inputs),
-            *(*weight, bias, self._outputs, self._amx),
+        function(name)(
+            *(x.data_ptr(), len(x), self._inputs, *held, self._outputs, self._amx),
             *(token_ids.data_ptr(), is_finite.data_ptr()),
         )
         return Sampled(token_ids, is_finite)
@@ -333,6 +334,7 @@ def _library() -> tuple[ctypes.CDLL, bool]:
     signatures = {
         "quire_dense_pack": (*pack, POINTER),
         "quire_int8_pack": (*pack, POINTER, POINTER, POINTER),
+        "quire_screen_slacks": (POINTER, COUNT, COUNT, POINTER, POINTER),
         "quire_int4_pack": (*pack, *[POINTER] * 4),
         "quire_nibbles_pack": (*pack, POINTER),
         "quire_bytes_pack": (*pack, POINTER),

@@ -1,0 +1,253 @@
+// The likeliest token of each row, of which most of the head's weight is never read.
+//
+// The weight lies twice: in bfloat16, and rounded to eight bits, one scale an output, in half as
+// many bytes. The codes tell every score within a slack, by the inequality of Cauchy and Schwarz:
+//
+//     |x . w[n] - scale[n] * (x . code[n])|  <=  |x| * |w[n] - scale[n] * code[n]|
+//
+// Only the few panels with an output that can be the largest, within that slack, are multiplied as
+// quire_dense does, and of those scores the largest is taken: the same token to the last bit, a tie
+// between equal scores included.
+#include <cmath>
+
+#include "dense.h"
+#include "int8.h"
+#include "likeliest.h"
+#include "program.h"
+#include "simd.h"
+
+using namespace quire;
+
+extern "C" void quire_dense_likeliest(const bf16* x, int64_t rows, int64_t inputs,
+                                      const bf16* packed, const float* bias, int64_t outputs,
+                                      bool amx, int64_t* token_ids, bool* is_finite);
+
+namespace {
+
+constexpr int32_t DIGIT = 256;           // steps of the lower digit in one of the upper
+constexpr int32_t MOST = 127 * DIGIT;    // of a value in two signed digits
+constexpr int32_t ZERO = 128;            // the code of a digit of zero
+constexpr float LEAST_PEAK = 1e-15f;     // below it squares are lost
+constexpr int32_t MOST_PATIENCE = 256;  // calls
+// Panels that are multiplied for one row each take longer than all rows by all panels where they
+// are more than this share of these.
+constexpr int64_t PANELS_A_PICK = 4;
+
+// Panels that are held of anything that is told of each, in whole vectors.
+int64_t stride_of(int64_t outputs) {
+  return (outputs + PANEL * LANES - 1) / (PANEL * LANES) * LANES;
+}
+
+// By how much of an activation's norm the codes of an output may be off.
+//
+// Beside the weight's own rounding there are, with u = 2^-24: the activation's rounding to two
+// digits, at most half a step of max|x| / MOST in each place; and the sums in float32 here and in
+// the exact product, each off by less than (columns + 16) * u * |x| * |w|.
+float slack_of(const bf16* weight, int64_t columns, float scale) {
+  double squares = 0, lost = 0;
+  for (int64_t k = 0; k < columns; ++k) {
+    const float value = to_float(weight[k]);
+    const double rest = double{value} - double{scale} * __builtin_nearbyintf(value / scale);
+    squares += double{value} * value;
+    lost += rest * rest;
+  }
+  const double residual = std::sqrt(lost), norm = std::sqrt(squares) + residual;
+  const double sums = static_cast<double>(2 * columns + 32) * 0x1p-24;
+  const double digits = 0.51 * std::sqrt(static_cast<double>(columns)) / MOST;
+  const auto slack = static_cast<float>(1.00001 * (residual + norm * (sums + digits)));
+  return std::isfinite(slack) ? slack : INFINITE;
+}
+
+// Rows of activations in two digits of eight bits each, which lie as two rows of codes.
+class Digits {
+ public:
+  Digits(const bf16* x, int64_t rows, int64_t inputs, bool amx)
+      : width_((inputs + 63) / 64 * 64),
+        codes_((2 * rows + 31) / 32 * 32 * width_),
+        told_(2 * rows),
+        norms_(rows),
+        rows_{codes_.get(), told_.get(), width_, amx, Int8Rows::layout_of(2 * rows, width_, amx)} {
+    for (int64_t r = 0; r < rows; ++r) norms_.get()[r] = split(x + r * inputs, r, inputs);
+  }
+
+  const Int8Rows& rows() const { return rows_; }
+  // Infinite where the codes say nothing: the row is not finite, or next to nothing.
+  float norm(int64_t r) const { return norms_.get()[r]; }
+
+ private:
+  float split(const bf16* x, int64_t r, int64_t inputs) {
+    Floats most = {}, squares = {};
+    for (int64_t k = 0; k < inputs; k += LANES) {
+      const Floats values = load(reinterpret_cast<const bfloat16*>(x + k));
+      most = larger(most, (Floats)((Ints)values & 0x7FFFFFFF));
+      squares += values * values;
+    }
+    const float peak = _mm512_reduce_max_ps((__m512)most);
+    const float norm = 1.00001f * std::sqrt(_mm512_reduce_add_ps((__m512)squares));
+    const bool is_told = peak > LEAST_PEAK && std::isfinite(norm);
+    const float step = is_told ? peak / MOST : 1;
+    told_.get()[2 * r] = {step * DIGIT, ZERO};
+    told_.get()[2 * r + 1] = {step, ZERO};
+    write(x, 2 * r, inputs, is_told ? 1 / step : 0);
+    return is_told ? norm : INFINITE;
+  }
+
+  // The upper digits as a row of codes, the lower ones as the next.
+  void write(const bf16* x, int64_t row, int64_t inputs, float inverse) {
+    const BlockLayout& layout = rows_.layout;
+    uint8_t* upper = codes_.get() + layout.offset(row, 0);
+    uint8_t* lower = codes_.get() + layout.offset(row + 1, 0);
+    const __m512i zero = _mm512_set1_epi32(ZERO);
+    const auto put = [&](uint8_t* to, __m512i digits) {
+      const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(digits, zero));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+    };
+    for (int64_t k = 0; k < width_; k += LANES) {
+      const int64_t at = k / 64 * layout.step + k % 64;
+      const __m512 values = k < inputs ? widen(x + k) : _mm512_setzero_ps();
+      const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(values, _mm512_set1_ps(inverse)));
+      const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(steps, zero), 8);
+      put(upper + at, high);
+      put(lower + at, _mm512_sub_epi32(steps, _mm512_slli_epi32(high, 8)));
+    }
+  }
+
+  const int64_t width_;
+  const Scratch<uint8_t> codes_;
+  const Scratch<RoundedRow> told_;
+  const Scratch<float> norms_;
+  const Int8Rows rows_;
+};
+
+// The largest score of each row in each panel, as the codes tell it.
+class PanelBests {
+ public:
+  PanelBests(const Digits& digits, int64_t rows, const Int8Weight& weight, int64_t outputs)
+      : panels_((outputs + PANEL - 1) / PANEL),
+        stride_(stride_of(outputs)),
+        bests_(rows * stride_) {
+    const Int8Rows& codes = digits.rows();
+    std::fill_n(bests_.get(), rows * stride_, -INFINITE);
+    for_panels(2 * rows, outputs, codes.max_part(), [&] {
+      return [&, products = Int8Products(),
+              scores = Scratch<float>(std::min(2 * rows, codes.max_part()) * PANEL)](
+                 int64_t begin, int64_t end, int64_t panel) mutable {
+        const int64_t first = panel * PANEL, count = std::min(PANEL, outputs - first);
+        const Results<float> to{scores.get() - begin * PANEL - first, PANEL, outputs};
+        products.multiply(codes, begin, end, weight.panel(panel, codes.inputs), nullptr, to, panel);
+        for (int64_t r = begin; r < end; r += 2)
+          bests_.get()[r / 2 * stride_ + panel] = largest(to.row(r) + first, count);
+      };
+    });
+  }
+
+  // Calls pick(panel) for those with an output that can be the row's largest.
+  template <class Pick>
+  void find(int64_t row, float norm, const float* slacks, Pick pick) const {
+    const float* bests = bests_.get() + row * stride_;
+    Floats sure = fill(-INFINITE);  // the largest is as large at least
+    for (int64_t p = 0; p < stride_; p += LANES)
+      sure = larger(load(bests + p) - load(slacks + p) * norm, sure);
+    const float least = _mm512_reduce_max_ps((__m512)sure);
+    for (int64_t p = 0; p < stride_; p += LANES) {
+      const Floats possible = load(bests + p) + load(slacks + p) * norm;
+      // What is not a number is looked at.
+      unsigned found = _mm512_cmp_ps_mask((__m512)possible, _mm512_set1_ps(least), _CMP_NLT_UQ);
+      for (; found; found &= found - 1) {
+        const int64_t panel = p + __builtin_ctz(found);
+        if (panel < panels_) pick(panel);
+      }
+    }
+  }
+
+ private:
+  // Of one row, whose two digits' scores lie one after the other.
+  static float largest(const float* digits, int64_t count) {
+    Floats most = fill(-INFINITE);
+    for (int64_t n = 0; n < count; n += LANES) {
+      const Floats scores = load(digits + n, count - n) + load(digits + PANEL + n, count - n);
+      most = larger(LANE < static_cast<int32_t>(count - n) ? scores : most, most);
+    }
+    return _mm512_reduce_max_ps((__m512)most);
+  }
+
+  const int64_t panels_, stride_;
+  const Scratch<float> bests_;
+};
+
+// A row and a panel to multiply it by.
+struct Pick {
+  int32_t row, panel;
+};
+
+// All that can hold a row's largest score.
+std::vector<Pick> find_picks(const bf16* x, int64_t rows, int64_t inputs, const Int8Weight& weight,
+                             const float* slacks, int64_t outputs, bool amx) {
+  const Digits digits(x, rows, inputs, amx);
+  const PanelBests bests(digits, rows, weight, outputs);
+  std::vector<Pick> picks;
+  for (int64_t r = 0; r < rows; ++r)
+    bests.find(r, digits.norm(r), slacks, [&](int64_t panel) {
+      picks.push_back({static_cast<int32_t>(r), static_cast<int32_t>(panel)});
+    });
+  return picks;
+}
+
+}  // namespace
+
+extern "C" {
+
+// As quire_dense_likeliest, where the weight's codes are those of quire_int8_pack and the slacks
+// those of quire_screen_slacks. `patience`[2] is kept between calls: how many more go without codes,
+// and how many will after the next in which too many panels stay possible.
+void quire_screened_likeliest(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed,
+                              const int8_t* codes, const float* scales, const int32_t* totals,
+                              const float* slacks, int32_t* patience, int64_t outputs, bool amx,
+                              int64_t* token_ids, bool* is_finite) {
+  const auto choose_plainly = [&] {
+    quire_dense_likeliest(x, rows, inputs, packed, nullptr, outputs, amx, token_ids, is_finite);
+  };
+  if (patience[0] > 0) {
+    --patience[0];
+    return choose_plainly();
+  }
+  const Int8Weight weight{codes, scales, totals};
+  const std::vector<Pick> picks = find_picks(x, rows, inputs, weight, slacks, outputs, amx);
+  const int64_t panels = (outputs + PANEL - 1) / PANEL;
+  if (static_cast<int64_t>(picks.size()) * PANELS_A_PICK > panels + rows) {
+    patience[0] = patience[1];
+    patience[1] = std::min(2 * patience[1], MOST_PATIENCE);
+    return choose_plainly();
+  }
+  patience[1] = 1;
+  Likeliest all(rows);
+  parallel_runs(picks.size(), [&] {
+    return [&, products = DenseProducts(), share = Likeliest::Share(all)](int64_t i) mutable {
+      const auto [row, panel] = picks[i];
+      const int64_t first = panel * PANEL;
+      alignas(64) float scores[PANEL];
+      const DenseRows alone{x + row * inputs, inputs, amx, DenseRows::layout_of(1, inputs, amx)};
+      products.multiply(alone, 0, 1, packed + first * inputs, nullptr,
+                        Results<float>{scores - first, PANEL, outputs}, panel);
+      share.look(row, scores, std::min(PANEL, outputs - first), first);
+    };
+  });
+  all.tell(token_ids, is_finite);
+}
+
+// How far the codes of a weight [outputs][columns] may be off, the most of each panel's outputs:
+// slacks[panels in whole vectors], zero behind the last. `scales` are those of quire_int8_pack.
+void quire_screen_slacks(const bf16* weight, int64_t outputs, int64_t columns, const float* scales,
+                         float* slacks) {
+  parallel_rows(stride_of(outputs), 16, [=](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      slacks[panel] = 0;
+      for (int64_t n = panel * PANEL; n < std::min(outputs, (panel + 1) * PANEL); ++n)
+        slacks[panel] = std::max(slacks[panel], slack_of(weight + n * columns, columns, scales[n]));
+    }
+  });
+}
+
+}  // extern "C"
+
+QUIRE_RECORDED(quire_screened_likeliest)

@@ -1,0 +1,53 @@
+"""A head in bfloat16 that finds the likeliest token by reading half of what it holds.
+
+With one sequence a step takes as long as its weights take from memory, and of a small model most
+weights are the head's: 8 of 13 million parameters of one with 32,000 tokens. So the weight is held
+a second time, rounded to eight bits. The codes tell all scores to within a slack; only the few
+panels in which the largest can be are then read in bfloat16. The token is the one that the whole
+product would give, to the last bit; ``kernels/cpu/native/avx512/screened.cpp`` has the inequality.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.cpu.linear import PANEL, PanelDense, arena, num_bytes, pointers, round_up
+from kernels.sampling import Sampled
+
+_LANES = 16
+_MAX_ROWS = 8  # products with more wait for their sums, not for the weight
+
+
+class ScreenedHead(PanelDense):
+    """A weight [outputs, inputs] in bfloat16, and its codes."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__(weight, None)
+        weight = weight.to(torch.bfloat16).contiguous()
+        outputs, columns = weight.shape
+        panels, width = round_up(outputs, PANEL) // PANEL, round_up(self._inputs, 64)
+        self._codes = arena.empty((panels, width // 4, PANEL, 4), torch.int8)
+        self._scales = torch.empty(outputs)
+        self._totals = torch.empty(outputs, dtype=torch.int32)
+        self._slacks = torch.empty(round_up(panels, _LANES))
+        # Calls still to go without screening, and how many the next failure costs.
+        self._patience = torch.tensor((0, 1), dtype=torch.int32)
+        given, scales = weight.data_ptr(), self._scales.data_ptr()
+        self._library.quire_int8_pack(
+            *(given, outputs, columns, width, self._codes.data_ptr(), scales),
+            self._totals.data_ptr(),
+        )
+        self._library.quire_screen_slacks(given, outputs, columns, scales, self._slacks.data_ptr())
+        self._parts = (self._codes, self._scales, self._totals, self._slacks, self._patience)
+        self._screen = pointers(self._packed, *self._parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        return super().num_bytes + num_bytes(*self._parts)
+
+    def likeliest(self, x: torch.Tensor) -> Sampled:
+        """See ``PanelHead``."""
+        if len(x) > _MAX_ROWS:
+            return super().likeliest(x)
+        return self._choose("quire_screened_likeliest", self._screen, x)

@@ -1,0 +1,123 @@
+"""The head that reads half of its weight: it names the token that the whole product names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu import linear
+from kernels.cpu.screened import ScreenedHead
+
+pytestmark = pytest.mark.skipif(
+    not linear.is_available(), reason="no AVX-512 BF16 and VNNI, or no C++ compiler"
+)
+_SHAPES = ((1000, 96), (3072, 256), (777, 896), (40, 32))  # outputs, inputs
+_AS_AT_FIRST = [0, 1]  # patience that nothing has tried
+
+
+@pytest.fixture(params=[False, True], ids=["vectors", "amx"])
+def make(request, monkeypatch):
+    """Makes a head and the plain layer of the same weight, either way through the kernels."""
+    library, has_amx = linear._library()
+    if request.param and not has_amx:
+        pytest.skip("no AMX")
+    monkeypatch.setattr(linear, "_library", lambda: (library, request.param))
+    return lambda weight: (ScreenedHead(weight), linear.PanelDense(weight, None))
+
+
+def _normal(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def _same(head: ScreenedHead, plain: linear.PanelDense, x: torch.Tensor) -> bool:
+    found, expected = head.likeliest(x), plain.logits(x)
+    assert found.is_finite.all()
+    return torch.equal(found.token_ids, expected.argmax(1))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), _SHAPES)
+def test_the_token_is_that_of_the_whole_product(make, outputs, inputs):
+    weight = _normal(outputs, inputs, seed=outputs)
+    weight[: outputs // 2] *= 0.3  # as rare tokens' rows are
+    head, plain = make(weight)
+    for seed in range(40):
+        x = _normal(seed % 8 + 1, inputs, seed=seed)
+        x[0, :3] *= 50  # as trained models' activations have it
+        assert _same(head, plain, x)
+
+
+def test_codes_alone_would_be_wrong_where_it_is_right(make):
+    """Outputs that differ by less than their rounding: the exact product has to decide."""
+    close = _normal(1, 256, seed=1) + 2**-7 * _normal(40, 256, seed=2)
+    weight = torch.cat((close, 0.2 * _normal(3000, 256, seed=3))).bfloat16()
+    head, plain = make(weight)
+    codes = linear.PanelInt8(weight, None)
+    num_wrong = 0
+    for seed in range(30):
+        x = (weight[:1].float() + 0.2 * _normal(4, 256, seed=seed)).bfloat16()
+        assert _same(head, plain, x)
+        num_wrong += int((codes.likeliest(x).token_ids != plain.logits(x).argmax(1)).sum())
+    assert num_wrong > 10
+    assert head._patience.tolist() == _AS_AT_FIRST  # by screening, that is
+
+
+def test_of_equal_scores_the_first_token_is_taken(make):
+    weight = _normal(2000, 64, seed=4)
+    weight[1500:1600] = weight[100:200]
+    head, plain = make(weight)
+    for seed in range(20):
+        assert _same(head, plain, _normal(5, 64, seed=seed))
+
+
+def test_where_codes_tell_nothing_apart_the_product_is_made(make):
+    """Nearly equal outputs everywhere: more and more calls go without codes, and all are right."""
+    weight = (_normal(1, 128, seed=5) + 2**-9 * _normal(4000, 128, seed=6)).bfloat16()
+    head, plain = make(weight)
+    for seed in range(12):
+        assert _same(head, plain, _normal(2, 128, seed=seed))
+    assert head._patience[1] > 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_any_number_of_threads_and_rows_gives_the_same(make, threads):
+    head, plain = make(_normal(3072, 256, seed=7))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert all(_same(head, plain, _normal(rows, 256, seed=rows)) for rows in (1, 7, 8, 9, 40))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_that_are_not_finite_are_told_and_harm_no_other(make):
+    head, plain = make(_normal(2000, 64, seed=8))
+    x = _normal(5, 64, seed=9)
+    expected = plain.logits(x).argmax(1)
+    x[1, 3], x[3, 60] = float("nan"), float("-inf")
+    found = head.likeliest(x)
+    assert found.is_finite.tolist() == [True, False, True, False, True]
+    assert torch.equal(found.token_ids[::2], expected[::2])
+
+
+def test_weights_that_are_not_finite_are_found(make):
+    weight = _normal(2000, 64, seed=10)
+    weight[1234, 5] = float("inf")
+    head, _ = make(weight)
+    x = _normal(3, 64, seed=11).abs()
+    assert head.likeliest(x).is_finite.tolist() == [False, False, False]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-20, 1e18, 1e37])
+def test_activations_of_any_size_are_told_apart(make, scale):
+    head, plain = make(0.1 * _normal(2000, 64, seed=12))
+    x = (_normal(3, 64, seed=13).clamp(-2, 2).float() * scale).bfloat16()
+    expected = plain.likeliest(x)
+    found = head.likeliest(x)
+    assert torch.equal(found.is_finite, expected.is_finite)
+    assert torch.equal(found.token_ids, expected.token_ids)
+
+
+def test_its_memory_is_told():
+    weight = _normal(4096, 512, seed=14)
+    plain, head = linear.PanelDense(weight, None), ScreenedHead(weight)
+    assert 1.5 * plain.num_bytes < head.num_bytes < 1.52 * plain.num_bytes
