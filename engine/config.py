@@ -128,7 +128,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool = False  # a sequence's logits have the same bits in any batch
     enforce_eager: bool = False  # no CUDA graphs, no recorded steps
     pooling_type: PoolingKind | None = None  # of embeddings; None: what the model was made for
-    num_threads: int | None = None  # CPU threads of the tensor library; None: one a core
+    tensor_parallel_size: int = 1  # processes that the model is shared out to, a GPU for each
+    num_threads: int | None = None  # CPU threads of each rank; None: all have one a core together
     seed: int = 0  # of dummy weights
     stub_step_ms: float = 0.0  # milliseconds that a step takes under load_format "stub"
     step_timeout_s: float = 0.0  # after which the engine process ends itself; 0: never

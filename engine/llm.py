@@ -68,6 +68,7 @@ class LLM(OfflineText):
         batch_invariant: bool = False,
         enforce_eager: bool = False,
         pooling_type: PoolingKind | None = None,
+        tensor_parallel_size: int = 1,
         num_threads: int | None = None,
         seed: int = 0,
         max_loras: int = 8,
@@ -103,7 +104,8 @@ class LLM(OfflineText):
             batch_invariant: the same logits, bit for bit, in any batch; slower.
             enforce_eager: capture no CUDA graphs, and record no steps on a CPU.
             pooling_type: which hidden states make an embedding; what the model was made for.
-            num_threads: CPU threads; one a core when left out.
+            tensor_parallel_size: processes that the model is shared out to.
+            num_threads: CPU threads of each; one a core for all when left out.
             seed: of dummy weights.
             max_loras: LoRA adapters kept on the device; more where one step needs more.
             max_cpu_loras: adapters kept in the host's memory.
@@ -142,6 +144,7 @@ class LLM(OfflineText):
             batch_invariant=batch_invariant,
             enforce_eager=enforce_eager,
             pooling_type=pooling_type,
+            tensor_parallel_size=tensor_parallel_size,
             num_threads=num_threads,
             seed=seed,
             lora=LoraConfig(max_loaded=max_loras, max_on_host=max_cpu_loras),

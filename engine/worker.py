@@ -98,11 +98,14 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
     from engine.core import EngineCore
     from engine.hub import ClientHub
     from engine.loop import Asked, EngineLoop
+    from engine.runner.protocol import Losable
     from engine.watchdog import StepWatchdog
 
     try:
-        load_runner = _resolve(runner)
-        core = EngineCore(config, load_runner(config, on_progress))
+        loaded = _resolve(runner)(config, on_progress)
+        if isinstance(loaded, Losable):
+            loaded.on_loss(_end_at_once)
+        core = EngineCore(config, loaded)
     except ModelLoadError as error:
         send(Fatal(str(error), "ModelLoadError"))
         return 1
@@ -193,6 +196,14 @@ def _forward(put: Callable[[Instruction], None], message: Message) -> None:
     if not isinstance(message, Instruction):
         raise FrameError(f"{type(message).__name__} is not for the engine")
     put(message)
+
+
+def _end_at_once(reason: str) -> None:
+    """A part of the model is lost: this thread is not the one that waits for it, perhaps in a call
+    that cannot be interrupted. End-of-file tells the supervisor, which starts another engine."""
+    logger.critical("the engine ends: %s", reason)
+    logging.shutdown()
+    os._exit(1)
 
 
 def _resolve(runner: str) -> LoadRunner:

@@ -101,6 +101,32 @@ class PackedWeight:
         codes = _as_bytes(self.codes)[outputs].view(self.codes.dtype)
         return replace(self, codes=codes, scales=self.scales[outputs], zeros=zeros)
 
+    def columns(self, begin: int, end: int) -> PackedWeight:
+        """Some neighbouring inputs, ``begin`` up to and without ``end``.
+
+        Raises:
+            ValueError: a group or a byte of codes would be cut in two, or groups were formed by
+                another order of the inputs.
+        """
+        if self.order is not None:
+            raise ValueError("its groups were formed by another order of the inputs (act-order)")
+        is_whole = self.num_groups == 1
+        size = end - begin if is_whole else self.group
+        if not is_whole and (begin % size or (end % size and end != self.inputs)):
+            raise ValueError(f"inputs {begin} to {end} do not begin and end with groups of {size}")
+        if self.bits == 4 and (begin % 2 or (end % 2 and end != self.inputs)):
+            raise ValueError(f"inputs {begin} to {end} do not begin and end with bytes of two")
+        groups = slice(0, 1) if is_whole else slice(begin // size, -(-end // size))
+        per_byte = 1 if self.bits == 8 else 2
+        return replace(
+            self,
+            codes=self.codes[:, begin // per_byte : -(-end // per_byte)],
+            scales=self.scales[:, groups],
+            zeros=None if self.zeros is None else self.zeros[:, groups],
+            inputs=end - begin,
+            group=size,
+        ).contiguous()
+
     def for_rounded_inputs(self) -> PackedWeight:
         """The same, of a format that rounds activations too."""
         return replace(self, rounds_inputs=True)

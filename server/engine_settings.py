@@ -24,6 +24,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         batch_invariant=settings.batch_invariant,
         enforce_eager=settings.enforce_eager,
         pooling_type=settings.pooling_type,
+        tensor_parallel_size=settings.tensor_parallel_size,
         num_threads=settings.num_threads,
         seed=settings.seed,
         stub_step_ms=settings.stub_step_ms,

@@ -163,8 +163,19 @@ class Settings(SchedulingSettings, SpeculationSettings):
         "Which hidden states make an embedding: last (token), mean, cls (the first token) or max. "
         "What the model was made for when left out.",
     )
+    tensor_parallel_size: int = setting(
+        1,
+        _MODEL,
+        "Processes that the model is shared out to, each with a GPU of this machine, or a part of "
+        "a CPU's cores. See docs/parallel.md.",
+        ge=1,
+        le=64,
+    )
     num_threads: int | None = setting(
-        None, _MODEL, "CPU threads of the engine; one for each core when left out.", ge=1
+        None,
+        _MODEL,
+        "CPU threads of the engine, or of each of its ranks; one for each core when left out.",
+        ge=1,
     )
     seed: int = setting(0, _MODEL, "Seed of dummy weights.", ge=0)
     stub_step_ms: float = setting(

@@ -76,11 +76,13 @@ def plan_memory(
     weights_bytes: int,
     draft_bytes_per_token: int = 0,
     codes: torch.dtype | None = None,
+    num_sharers: int = 1,
 ) -> MemoryPlan:
     """How many blocks there are, and the longest context. Called once the weights are loaded.
 
     With ``draft_bytes_per_token``, a draft model has as many blocks of its own. ``codes``: as in
-    :class:`KVCache`.
+    :class:`KVCache`. ``num_sharers``: processes that plan for as large a cache each; on a CPU they
+    share its memory.
 
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` is longer than the model's.
@@ -93,7 +95,9 @@ def plan_memory(
     wanted_len = max_model_len or spec.default_context
     a_token = bytes_per_token(spec, dtype, codes) + draft_bytes_per_token
     block_bytes = a_token * block_size
-    available = available_bytes(device)
+    available, usual_bytes = available_bytes(device), _CPU_USUAL_BYTES
+    if device.type == "cpu":
+        available, usual_bytes = available // num_sharers, usual_bytes // num_sharers
     max_idle_blocks: int | None = None
     if cache.num_blocks is not None:
         num_blocks = cache.num_blocks
@@ -105,7 +109,7 @@ def plan_memory(
             budget = _gpu_budget(spec, cache, scheduler, dtype, device, available)
         else:
             longest_bytes = blocks_a_sequence * block_bytes
-            budget = min(int(available * _CPU_SHARE), max(_CPU_USUAL_BYTES, longest_bytes))
+            budget = min(int(available * _CPU_SHARE), max(usual_bytes, longest_bytes))
             max_idle_blocks = max(_CPU_IDLE_BYTES, longest_bytes) // block_bytes
         num_blocks = min(budget // block_bytes, blocks_a_sequence * scheduler.max_num_seqs)
     if num_blocks < 1:

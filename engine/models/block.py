@@ -6,7 +6,7 @@ norms stand; what attention and MLP are is the block's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from engine.models.adapters import Adapters
 from engine.models.experts import bind_mlp
 from engine.models.latent import LatentAttention
 from engine.models.modules import Layer
-from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
+from engine.models.norms import Norm, NormWeights, SharedRmsNorm, Unnormed, bind_norm
+from engine.models.peers import Peers
 from engine.models.spec import DecoderSpec, TemperatureSpec
 from kernels.attention import LayerCache
 from kernels.operations import Kernels
@@ -63,9 +64,24 @@ class Taps:
 
 
 class Block:
-    """A layer's attention and MLP, each from what it reads to what is added to ``x``."""
+    """A layer's attention and MLP, each from what it reads to what is added to ``x``.
 
-    def __init__(self, spec: DecoderSpec, layer: Layer, kernels: Kernels, index: int) -> None:
+    Args:
+        spec: of the model, or of this rank's share of it.
+        layer: its parameters.
+        kernels: what computes attention and all that is no matrix product.
+        index: which layer it is.
+        peers: the ranks that have the other shares; None: there are none.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        layer: Layer,
+        kernels: Kernels,
+        index: int,
+        peers: Peers | None = None,
+    ) -> None:
         self._spec = spec
         self._qkv_name = f"{index}.qkv.weight"
         self._output_name = f"{index}.output.weight"
@@ -82,8 +98,15 @@ class Block:
         self.mlp_norm: Norm = norm(layer.mlp_norm) or Unnormed()
         self._attention_after = norm(layer.attention_after)
         self._mlp_after = norm(layer.mlp_after)
-        self._query_norm = norm(layer.wide_query_norm)
-        self._key_norm = norm(layer.wide_key_norm)
+        self._peers = peers
+
+        def wide_norm(weights: NormWeights | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+            if weights is None or peers is None:
+                return norm(weights)
+            return SharedRmsNorm(weights.weight, spec.norm.eps, peers)
+
+        self._query_norm = wide_norm(layer.wide_query_norm)
+        self._key_norm = wide_norm(layer.wide_key_norm)
         self._latent = None
         if layer.latent is not None and spec.latent is not None:
             self._latent = LatentAttention(
@@ -126,6 +149,8 @@ class Block:
         return self._finish(self._feed(read, adapters), self._mlp_after)
 
     def _finish(self, out: torch.Tensor, after: Norm | None) -> torch.Tensor:
+        if self._peers is not None:
+            out = self._peers.all_reduce(out)
         if after is not None:
             out = after(out)
         return out if self._scale == 1.0 else out.mul_(self._scale)

@@ -17,6 +17,7 @@ from engine.models.ends import Embeddings, Rotations, finish_logits
 from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
 from engine.models.norms import bind_norm
+from engine.models.peers import Peers
 from engine.models.spec import DecoderSpec
 from kernels.attention import LayerCache
 from kernels.operations import Kernels
@@ -33,6 +34,7 @@ class Decoder:
         modules: its parameters, all on one device.
         kernels: what computes attention and all that is no matrix product.
         max_model_len: longest context served, in tokens.
+        peers: the ranks that have the other shares of the model; None: this is all of it.
     """
 
     def __init__(
@@ -41,12 +43,13 @@ class Decoder:
         modules: Modules,
         kernels: Kernels,
         max_model_len: int,
+        peers: Peers | None = None,
     ) -> None:
         self.spec = spec
         self._modules = modules
         weight = modules.norm.weight
         self._embed = Embeddings(spec, modules.embed, modules.positions, weight.dtype)
-        blocks = [Block(spec, layer, kernels, i) for i, layer in enumerate(modules.layers)]
+        blocks = [Block(spec, layer, kernels, i, peers) for i, layer in enumerate(modules.layers)]
         self._walk = Walk(spec, blocks, bind_norm(spec.norm, modules.norm, kernels.operations))
         self._rotations = Rotations(spec, max_model_len, kernels.operations, weight.device)
 

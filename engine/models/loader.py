@@ -11,13 +11,16 @@ import torch
 
 from engine.client import LoadProgress
 from engine.errors import ModelLoadError
+from engine.models.layouts import Layout
 from engine.models.linear import Weight
 from engine.models.readers import Readers, read_ahead
 from engine.models.safetensors import Header, TensorEntry
 from engine.models.spec import DecoderSpec
-from engine.models.stored import Format, PackedPlaces, find_packed
+from engine.models.stored import Format, PackedPlace, PackedPlaces, find_packed
 from engine.models.tables import Spec, Tables, tables_of
 from engine.models.weights import Parameter, Target
+from engine.parallel.packed import cut_packed
+from engine.parallel.shard import Cut, own_parameters
 from kernels.cpu.memory import own_pages
 from kernels.packed import PackedParts, PackedWeight
 
@@ -25,6 +28,8 @@ _AHEAD_BYTES = 128 * 2**20
 _DUMMY_STD = 0.02
 # A prime, so that no matrix has a period that divides its rows.
 _DUMMY_POOL = 1_048_573
+
+Cuts = Mapping[str, Cut]  # what a rank has of each parameter
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -96,9 +101,12 @@ class _CheckpointWeights(Weights):
         device: torch.device,
         on_progress: LoadProgress | None,
         stored_as: Format | None,
+        cuts: Cuts | None,
     ) -> None:
         tables = tables_of(spec)
-        super().__init__(tables.parameters, dtype, device, on_progress)
+        wanted = tables.parameters if cuts is None else own_parameters(cuts)
+        super().__init__(wanted, dtype, device, on_progress)
+        self._cuts = cuts or {}
         self._spec = spec
         packed = find_packed(spec, headers, tables, stored_as)
         self._packed = packed.places
@@ -115,7 +123,8 @@ class _CheckpointWeights(Weights):
             return self[name]
         parameter = self._wanted[name]
         parts: dict[int, PackedWeight | torch.Tensor] = {
-            place.target.part or 0: place.read(self._spec).to(self._device) for place in packed
+            place.target.part or 0: self._read_packed(name, place).to(self._device)
+            for place in packed
         }
         if name in self._places:  # some parts are dense: a tensor of all, of which those are kept
             whole = self._empty(parameter)
@@ -126,27 +135,70 @@ class _CheckpointWeights(Weights):
         return PackedParts(tuple(parts[part] for part in sorted(parts)))
 
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
+        if name in self._cuts and self._cuts[name].is_zero:
+            tensor.zero_()
+            return ""
         told = self._fill_dense(name, parameter, tensor)
         for place in self._packed.get(name, ()):
             part = tensor[parameter.rows(place.target.part)]
-            part.copy_(place.read(self._spec).dequantise(self._dtype))
+            part.copy_(self._read_packed(name, place).dequantise(self._dtype))
             told = f"loading {place.path.name}"
         return told
 
     def _fill_dense(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
-        told = ""
+        told, cut = "", self._cuts.get(name)
         self._ahead.of(name)
         for header, entry, target in self._places.get(name, ()):
             part = tensor[parameter.rows(target.part)]  # contiguous: they lie along dimension 0
-            if target.layout is None:
+            if cut is not None:
+                self._fill_cut(cut, header, entry, target, tensor)
+            elif target.layout is None:
                 self._readers.fill(header.path, entry.begin, entry.dtype, part)
             else:
-                stored = torch.empty(entry.shape, dtype=tensor.dtype, device=self._device)
-                self._readers.fill(header.path, entry.begin, entry.dtype, stored)
-                assert isinstance(self._spec, DecoderSpec)  # no encoder has another layout
-                part.copy_(target.layout.arrange(self._spec, stored))
+                part.copy_(self._arranged(header, entry, target.layout, tensor.dtype))
             told = f"loading {header.path.name}"
         return told
+
+    def _fill_cut(
+        self, cut: Cut, header: Header, entry: TensorEntry, target: Target, tensor: torch.Tensor
+    ) -> None:
+        """What the rank has of a tensor of the file, into its rows of ``tensor``."""
+        columns = cut.columns
+        if target.layout is not None:
+            whole = self._arranged(header, entry, target.layout, tensor.dtype)
+            for rows, own in cut.pieces(target.part):
+                kept = whole[rows]
+                tensor[own].copy_(kept if columns is None else kept[:, columns])
+            return
+        row_bytes = entry.num_bytes // entry.shape[0]
+        for rows, own in cut.pieces(target.part):
+            begin = entry.begin + rows.start * row_bytes
+            if columns is None:
+                self._readers.fill(header.path, begin, entry.dtype, tensor[own])
+            else:
+                begin += columns.start * entry.dtype.itemsize
+                self._readers.fill_columns(header.path, begin, row_bytes, entry.dtype, tensor[own])
+
+    def _arranged(
+        self, header: Header, entry: TensorEntry, layout: Layout, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """A whole tensor of the file as the decoder has it."""
+        stored = torch.empty(entry.shape, dtype=dtype, device=self._device)
+        self._readers.fill(header.path, entry.begin, entry.dtype, stored)
+        assert isinstance(self._spec, DecoderSpec)  # no encoder has another layout
+        return layout.arrange(self._spec, stored)
+
+    def _read_packed(self, name: str, place: PackedPlace) -> PackedWeight:
+        """A packed matrix, or what the rank has of it, on the CPU."""
+        weight, cut = place.read(self._spec), self._cuts.get(name)
+        if cut is None:
+            return weight
+        try:
+            return cut_packed(weight, cut, place.target.part)
+        except ValueError as error:
+            raise ModelLoadError(
+                f"{place.path}: '{place.name}' cannot be shared out to ranks: {error}"
+            ) from None
 
 
 class _Ahead:
@@ -186,15 +238,18 @@ class _DummyWeights(Weights):
         device: torch.device,
         seed: int,
         on_progress: LoadProgress | None,
+        cuts: Cuts | None,
     ) -> None:
-        super().__init__(tables_of(spec).parameters, dtype, device, on_progress)
+        wanted = tables_of(spec).parameters if cuts is None else own_parameters(cuts)
+        super().__init__(wanted, dtype, device, on_progress)
+        self._zeros = {name for name, cut in (cuts or {}).items() if cut.is_zero}
         generator = torch.Generator().manual_seed(seed)
         pool = torch.randn(_DUMMY_POOL, generator=generator).mul_(_DUMMY_STD)
         self._pool = pool.to(device=device, dtype=dtype)
 
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
-        if parameter.is_norm:
-            tensor.fill_(1.0)
+        if parameter.is_norm or name in self._zeros:
+            tensor.fill_(float(parameter.is_norm))
         else:
             digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
             _tile(tensor.view(-1), self._pool, int.from_bytes(digest, "little") % _DUMMY_POOL)
@@ -215,8 +270,10 @@ def load_weights(
     device: torch.device,
     on_progress: LoadProgress | None = None,
     stored_as: Format | None = None,
+    cuts: Cuts | None = None,
 ) -> Weights:
-    """All parameters of the model from the files of a checkpoint, cast to ``dtype``.
+    """All parameters of the model from the files of a checkpoint, cast to ``dtype``; with ``cuts``,
+    one rank's share of each.
 
     Matrices that are quantised in the format ``stored_as`` stay so where they are asked for by
     ``stored``.
@@ -225,7 +282,7 @@ def load_weights(
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing
             has been read then. One line that names the tensor and the file.
     """
-    return _CheckpointWeights(spec, headers, dtype, device, on_progress, stored_as)
+    return _CheckpointWeights(spec, headers, dtype, device, on_progress, stored_as, cuts)
 
 
 def dummy_weights(
@@ -234,13 +291,15 @@ def dummy_weights(
     device: torch.device,
     seed: int,
     on_progress: LoadProgress | None = None,
+    cuts: Cuts | None = None,
 ) -> Weights:
-    """Parameters drawn from normal(0, 0.02), norms of one: from the config alone.
+    """Parameters drawn from normal(0, 0.02), norms of one: from the config alone; with ``cuts``, of
+    the shapes of one rank's share.
 
     One pool of a million variates is laid end to end, from a place of its own for each
     parameter: gigabytes at the speed of a copy, and the same for the same seed.
     """
-    return _DummyWeights(spec, dtype, device, seed, on_progress)
+    return _DummyWeights(spec, dtype, device, seed, on_progress, cuts)
 
 
 def num_parameters(spec: Spec) -> int:

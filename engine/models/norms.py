@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
+from engine.models.peers import Peers
 from engine.models.spec import NormSpec
 from kernels.operations import Operations
 
@@ -87,6 +88,29 @@ class Unnormed:
         """``residual``, to which ``x`` has been added."""
         residual += x
         return residual
+
+
+class SharedRmsNorm:
+    """An RMS norm over values that ranks have parts of, each of the same length.
+
+    Args:
+        weight: [dim] of this rank.
+        eps: added to the mean square.
+        peers: the ranks.
+    """
+
+    __slots__ = ("_eps", "_peers", "_weight")
+
+    def __init__(self, weight: torch.Tensor, eps: float, peers: Peers) -> None:
+        self._weight, self._eps, self._peers = weight, eps, peers
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, dim] -> [n, dim]. Parts that several ranks have count as often: where all do as
+        often, the mean is the same."""
+        wide = x.float()
+        squares = self._peers.all_reduce(wide.square().sum(-1, keepdim=True))
+        inverse = squares.div_(x.shape[-1] * self._peers.size).add_(self._eps).rsqrt_()
+        return (wide * inverse).mul_(self._weight).to(x.dtype)
 
 
 def bind_norm(spec: NormSpec, weights: NormWeights, operations: Operations) -> Norm:

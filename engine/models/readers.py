@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -19,6 +21,33 @@ from kernels.cpu.memory import own_pages
 
 PIECE_BYTES = 8 * 2**20
 _MAX_THREADS = 4
+
+
+class _Run(NamedTuple):
+    """Bytes of a file: so many for each row, from ``begin`` on and every ``stride``."""
+
+    begin: int
+    num_bytes: int
+    stride: int
+
+
+class _File(NamedTuple):
+    """An open file."""
+
+    descriptor: int
+    path: Path
+
+    def read_exactly(self, into: memoryview, begin: int) -> None:
+        """Raises ModelLoadError."""
+        done = 0
+        while done < len(into):  # a read may give less than was asked for
+            try:
+                count = os.preadv(self.descriptor, [into[done:]], begin + done)
+            except OSError as error:
+                raise ModelLoadError(f"{self.path}: cannot be read: {error.strerror}") from None
+            if count == 0:
+                raise ModelLoadError(f"{self.path}: is cut short")
+            done += count
 
 
 class Readers:
@@ -41,52 +70,77 @@ class Readers:
         Raises:
             ModelLoadError: the file cannot be read, or ends before they do.
         """
-        flat = into.view(-1)
-        step = PIECE_BYTES // dtype.itemsize
+        self._fill(path, _Run(begin, into.numel() * dtype.itemsize, 0), dtype, into.view(1, -1))
+
+    def fill_columns(
+        self, path: Path, begin: int, stride: int, dtype: torch.dtype, into: torch.Tensor
+    ) -> None:
+        """Fill a contiguous matrix with some columns of one that lies in a file row by row; no
+        others are read.
+
+        Args:
+            path: of the file.
+            begin: where the first number of the first row lies, in bytes.
+            stride: bytes from one row of the file to the next.
+            dtype, into: as for ``fill``; [rows, columns].
+
+        Raises:
+            ModelLoadError: as ``fill`` does.
+        """
+        self._fill(path, _Run(begin, into.shape[1] * dtype.itemsize, stride), dtype, into)
+
+    def _fill(self, path: Path, run: _Run, dtype: torch.dtype, into: torch.Tensor) -> None:
+        """Fill [rows, columns] with a run of bytes for each row."""
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
+        file = _File(descriptor, path)
         try:
-            if flat.numel() <= step:
-                self._read(descriptor, path, begin, dtype, flat)
+            pieces = list(_pieces(run, dtype, into))
+            if len(pieces) == 1:
+                self._read(file, *pieces[0], dtype)
                 return
             # All of them are waited for, also when one fails: the file is closed behind them.
-            pieces = [
-                self._pool.submit(
-                    self._read, descriptor, path, begin + at * dtype.itemsize, dtype, piece
-                )
-                for at, piece in zip(range(0, flat.numel(), step), flat.split(step), strict=True)
-            ]
-            errors = [error for piece in pieces if (error := piece.exception()) is not None]
+            reads = [self._pool.submit(self._read, file, *piece, dtype) for piece in pieces]
+            errors = [error for read in reads if (error := read.exception()) is not None]
             if errors:
                 raise errors[0]
         finally:
             os.close(descriptor)
 
-    def _read(
-        self, descriptor: int, path: Path, begin: int, dtype: torch.dtype, into: torch.Tensor
-    ) -> None:
+    def _read(self, file: _File, run: _Run, into: torch.Tensor, dtype: torch.dtype) -> None:
         is_cast = into.dtype != dtype or into.device.type != "cpu"
-        raw = self._buffer() if is_cast else into.view(torch.uint8)
-        raw = raw[: into.numel() * dtype.itemsize]
-        view, done = raw.numpy().data, 0
-        while done < len(view):  # a read may give less than was asked for
-            try:
-                count = os.preadv(descriptor, [view[done:]], begin + done)
-            except OSError as error:
-                raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from None
-            if count == 0:
-                raise ModelLoadError(f"{path}: is cut short")
-            done += count
+        flat = into.view(-1)
+        raw = self._buffer() if is_cast else flat.view(torch.uint8)
+        raw = raw[: flat.numel() * dtype.itemsize]
+        view = raw.numpy().data
+        for row, at in enumerate(range(0, len(view), run.num_bytes)):
+            file.read_exactly(view[at : at + run.num_bytes], run.begin + row * run.stride)
         if is_cast:
-            into.copy_(raw.view(dtype))
+            flat.copy_(raw.view(dtype))
 
     def _buffer(self) -> torch.Tensor:
         """The calling thread's own, in pages that go back to the system with it."""
         if not hasattr(self._own, "buffer"):
             self._own.buffer = own_pages((PIECE_BYTES,), torch.uint8)
         return self._own.buffer
+
+
+def _pieces(
+    run: _Run, dtype: torch.dtype, into: torch.Tensor
+) -> Iterator[tuple[_Run, torch.Tensor]]:
+    """A read for each thread at a time: some rows, or of one long row a part."""
+    rows, columns = into.shape
+    if rows == 1:
+        step = PIECE_BYTES // dtype.itemsize
+        for at, piece in zip(range(0, columns, step), into.view(-1).split(step), strict=True):
+            size = piece.numel() * dtype.itemsize
+            yield _Run(run.begin + at * dtype.itemsize, size, 0), piece
+        return
+    step = max(1, PIECE_BYTES // run.num_bytes)
+    for at, piece in zip(range(0, rows, step), into.split(step), strict=True):
+        yield run._replace(begin=run.begin + at * run.stride), piece
 
 
 def read_ahead(path: Path, begin: int, num_bytes: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.errors import ModelLoadError
+
 if TYPE_CHECKING:
     from engine.client import LoadProgress
     from engine.config import EngineConfig
@@ -17,6 +19,8 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
         ModelLoadError: the model cannot be served as asked; one line that says why.
     """
     if config.load_format == "stub":
+        if config.tensor_parallel_size > 1:
+            raise ModelLoadError("tensor_parallel_size: the stub has no model to be shared out")
         from engine.runner.stub_runner import load_stub_runner
 
         return load_stub_runner(config, on_progress)

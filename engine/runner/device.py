@@ -29,8 +29,9 @@ _CACHE_CODES = {
 _SMALL_MODEL_BYTES = 64 * 2**20
 
 
-def choose_device(name: str) -> torch.device:
-    """The device asked for; ``auto`` is the first GPU where there is one.
+def choose_device(name: str, rank: int = 0) -> torch.device:
+    """The device asked for; ``auto`` is a GPU where there is one: that of the process's rank, and
+    this thread's from now on.
 
     Raises:
         ModelLoadError: a GPU is asked for and there is none.
@@ -38,7 +39,11 @@ def choose_device(name: str) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise ModelLoadError("device 'cuda' is asked for, and torch finds no GPU")
-    return torch.device("cuda:0" if has_gpu and name != "cpu" else "cpu")
+    if not has_gpu or name == "cpu":
+        return torch.device("cpu")
+    if rank:
+        torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
 
 
 def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
@@ -80,11 +85,16 @@ def set_threads(num_threads: int | None, weights_bytes: int, *, shares_cores: bo
     nobody is waited for who has not begun: with ``shares_cores``, which is true of the native
     kernels' team; see ``StepThreads``.
     """
-    most = min(torch.get_num_threads(), _physical_cores())
+    most = usable_threads()
     count = num_threads or (most if shares_cores else default_threads(most, weights_bytes))
     torch.set_num_threads(count)
     logger.info("tensor threads: %d", count)
     return count
+
+
+def usable_threads() -> int:
+    """Threads that find a core each, or fewer where torch was told so (OMP_NUM_THREADS)."""
+    return min(torch.get_num_threads(), _physical_cores())
 
 
 class StepThreads:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import torch
 
 from engine.client import LoadProgress
@@ -20,6 +21,7 @@ from engine.models.encoder.spec import EncoderSpec
 from engine.models.loader import num_parameters, weights_bytes
 from engine.models.modules import Modules, make_modules
 from engine.models.spec import DecoderSpec
+from engine.parallel.shard import Shard, cuts_of, share_of
 from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.quantization.cpu import PanelMethod
@@ -32,6 +34,7 @@ from engine.runner.device import (
     default_threads,
     dtype_name,
     set_threads,
+    usable_threads,
 )
 from engine.runner.encoder_load import load_encoder_runner
 from engine.runner.graphs import CudaCapture, DecodeGraphs
@@ -49,6 +52,9 @@ from engine.types import EngineInfo, MemoryPlan
 from kernels.attention import AttentionSpec
 from kernels.operations import Kernels
 
+if TYPE_CHECKING:
+    from engine.parallel.leader import Team
+
 logger = logging.getLogger(__name__)
 
 # The keys of a block are one tile of a GPU's attention kernels; on a CPU, where caches are small,
@@ -61,17 +67,23 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     started_s = time.monotonic()
     model = read_config(config.model)
     if isinstance(model.spec, EncoderSpec):
+        if config.tensor_parallel_size > 1:
+            raise ModelLoadError(
+                f"tensor_parallel_size {config.tensor_parallel_size}: encoders are not shared out"
+            )
         return load_encoder_runner(config, model, model.spec, on_progress, started_s)
     return _load_decoder_runner(config, model, model.spec, on_progress, started_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class LoadPlan:
     """What is decided, and refused, before any weight is read."""
 
     config: EngineConfig
     model: ModelConfig
-    spec: DecoderSpec
+    whole: DecoderSpec  # the model
+    shard: Shard | None  # the rank that this process is; None: it has all of the model
+    spec: DecoderSpec  # what this process computes
     attention: AttentionSpec
     kernels: Kernels
     threads: StepThreads
@@ -93,8 +105,8 @@ class _Plan:
         return not (self.has_panels or self.config.quantization or self.files.codes)
 
 
-class _Loaded(NamedTuple):
-    """All parameters."""
+class Loaded(NamedTuple):
+    """All parameters that this process has."""
 
     modules: Modules
     draft: Modules | None
@@ -113,16 +125,38 @@ def _load_decoder_runner(
     on_progress: LoadProgress | None,
     started_s: float,
 ) -> ModelRunner:
-    plan = _plan(config, model, spec)
-    loaded = _read(plan, on_progress)
-    memory = _plan_memory(plan, loaded)
+    if config.tensor_parallel_size == 1:
+        return _assemble(make_plan(config, model, spec), on_progress, started_s, None)
+    from engine.parallel.leader import Team  # torch.distributed is for those who need it
+
+    config = _shared_out(config)
+    team = Team(config, spec)
+    try:
+        plan = make_plan(config, model, spec, team.shard)
+        return _assemble(plan, on_progress, started_s, team)
+    except BaseException:
+        team.close()
+        raise
+
+
+def _assemble(
+    plan: LoadPlan, on_progress: LoadProgress | None, started_s: float, team: Team | None
+) -> ModelRunner:
+    """Load what was planned, and put it together; as rank 0 of a ``team`` where there is one."""
+    loaded = read_weights(plan, on_progress)
+    memory = plan_cache(plan, loaded)
+    config, spec, modules = plan.config, plan.spec, loaded.modules
     kernels, attention = plan.kernels, plan.attention
+    if team is not None:
+        memory = team.meet(memory, attention.device)
+        modules = team.share(modules)
     dtype, device = attention.dtype, attention.device
     cache = KVCache(
         spec, memory.num_blocks, memory.block_size, dtype, device, attention.cache_dtype
     )
     info = _info(plan, memory, started_s)
-    decoder = Decoder(spec, loaded.modules, kernels, memory.max_model_len)
+    peers = None if team is None else team.group
+    decoder = Decoder(spec, modules, kernels, memory.max_model_len, peers)
     rows = RowTable(
         max_num_rows=config.scheduler.max_num_seqs,
         max_num_blocks=min(memory.num_blocks, -(-memory.max_model_len // memory.block_size)),
@@ -134,7 +168,7 @@ def _load_decoder_runner(
         spec,
         dtype,
         device,
-        max_loaded=0 if config.batch_invariant else config.lora.max_loaded,
+        max_loaded=0 if config.batch_invariant or team else config.lora.max_loaded,
         max_on_host=config.lora.max_on_host,
     )
     features = None if loaded.head is None else loaded.head.features(memory)
@@ -155,11 +189,20 @@ def _load_decoder_runner(
         threads=plan.threads,
         features=features,
         rejects=speculation is not None and speculation.draft_sampling == "rejection",
+        team=team,
     )
 
 
-def _plan(config: EngineConfig, model: ModelConfig, spec: DecoderSpec) -> _Plan:
-    device = choose_device(config.device)
+def make_plan(
+    config: EngineConfig, model: ModelConfig, whole: DecoderSpec, shard: Shard | None = None
+) -> LoadPlan:
+    """Decide how the model is held and computed, or the share of it that one rank has.
+
+    Raises:
+        ModelLoadError: it cannot be served as asked.
+    """
+    spec = whole if shard is None else share_of(whole, shard)
+    device = choose_device(config.device, 0 if shard is None else shard.rank)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     files = find_weights(config, model, dtype, device, config.seed)
     codes = cache_codes(config.cache.dtype)
@@ -181,23 +224,28 @@ def _plan(config: EngineConfig, model: ModelConfig, spec: DecoderSpec) -> _Plan:
     method = choose_method(
         config.quantization, dtype, device, invariant=config.batch_invariant, stored=files.codes
     )
-    plan = _Plan(config, model, spec, attention, kernels, threads, files, method, draft, head)
+    plan = LoadPlan(
+        config, model, whole, shard, spec, attention, kernels, threads, files, method, draft, head
+    )
     if config.batch_invariant and spec.moe is not None and not plan.has_panels:
         raise ModelLoadError("a mixture of experts is not batch-invariant here")
     return plan
 
 
-def _read(plan: _Plan, on_progress: LoadProgress | None) -> _Loaded:
+def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> Loaded:
     """Read the weights of the model and of what drafts for it."""
     config, method, attention = plan.config, plan.method, plan.attention
-    weights = plan.files.open(plan.spec, attention.dtype, attention.device, on_progress)
+    cuts = None if plan.shard is None else cuts_of(plan.whole, plan.shard)
+    weights = plan.files.open(plan.whole, attention.dtype, attention.device, on_progress, cuts)
     modules = make_modules(plan.spec, weights, method, stacked=plan.stacks_experts)
     draft = None if plan.draft is None else plan.draft.modules(config, method)
     head = None if plan.head is None else plan.head.load(config, method, modules)
-    return _Loaded(modules, draft, head)
+    return Loaded(modules, draft, head)
 
 
-def _plan_memory(plan: _Plan, loaded: _Loaded) -> MemoryPlan:
+def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
+    """How large the KV cache is to be, where all ranks that share this machine's memory have as
+    large a one. Raises ModelLoadError."""
     config, attention = plan.config, plan.attention
     guessers = (part for part in (plan.draft, plan.head) if part is not None)
     return plan_memory(
@@ -211,11 +259,12 @@ def _plan_memory(plan: _Plan, loaded: _Loaded) -> MemoryPlan:
         weights_bytes=loaded.num_bytes,
         draft_bytes_per_token=sum(part.bytes_per_token for part in guessers),
         codes=attention.cache_dtype,
+        num_sharers=1 if plan.shard is None else plan.shard.size,
     )
 
 
 def _graphs(
-    plan: _Plan,
+    plan: LoadPlan,
     decoder: Decoder,
     cache: KVCache,
     rows: RowTable,
@@ -226,6 +275,8 @@ def _graphs(
     config, kernels, attention = plan.config, plan.kernels, plan.attention
     if config.enforce_eager or not plan.spec.generates or not kernels.attention.is_capturable:
         return None
+    if plan.shard is not None:
+        return None  # what ranks say to each other is not recorded
     if attention.device.type != "cuda":
         return DecodePrograms(
             decoder, cache, kernels, attention, rows, adapters=adapters, features=features
@@ -235,7 +286,7 @@ def _graphs(
 
 
 def _draft_model(
-    plan: _Plan, loaded: _Loaded, memory: MemoryPlan, rows: RowTable, features: Features | None
+    plan: LoadPlan, loaded: Loaded, memory: MemoryPlan, rows: RowTable, features: Features | None
 ) -> DraftModel | None:
     if loaded.head is not None and features is not None:
         return loaded.head.drafts(features, memory, rows)
@@ -277,6 +328,23 @@ def attention_spec(
     )
 
 
+def _shared_out(config: EngineConfig) -> EngineConfig:
+    """The config of each rank: those on a CPU divide its cores.
+
+    Raises:
+        ModelLoadError: there are fewer GPUs than ranks.
+    """
+    size = config.tensor_parallel_size
+    if choose_device(config.device).type == "cuda":
+        if torch.cuda.device_count() < size:
+            raise ModelLoadError(
+                f"tensor_parallel_size {size}: torch finds {torch.cuda.device_count()} GPUs"
+            )
+        return config
+    count = config.num_threads or max(1, usable_threads() // size)
+    return msgspec.structs.replace(config, num_threads=count)
+
+
 def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:
     """How far back any token reads the blocks of its sequence; None: to the first."""
     speculation = config.speculation
@@ -285,17 +353,18 @@ def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:
     return spec.widest_window
 
 
-def _info(plan: _Plan, memory: MemoryPlan, started_s: float) -> EngineInfo:
+def _info(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
     config, model, spec = plan.config, plan.model, plan.spec
     dtype, backend = dtype_name(plan.attention.dtype), plan.kernels.name
     source = "checkpoint" if plan.files.seed is None else f"dummy {plan.files.seed}"
     rounding = config.quantization or "unquantised"
     kind = config.pooling_type or model.sentence.kind or "last"
     headers = plan.files.headers
+    ranks = [] if plan.shard is None else [f"tensor_parallel_size {plan.shard.size}"]
     return EngineInfo(
         model=config.model,
         architecture=spec.architecture,
-        num_parameters=num_parameters(spec),
+        num_parameters=num_parameters(plan.whole),
         dtype=dtype,
         device=str(plan.attention.device),
         attention_backend=backend,
@@ -304,7 +373,7 @@ def _info(plan: _Plan, memory: MemoryPlan, started_s: float) -> EngineInfo:
         eos_token_ids=spec.eos_token_ids,
         memory=memory,
         fingerprint=fingerprint(
-            model, headers, dtype, rounding, source, backend, kind, memory.cache_dtype
+            model, headers, dtype, rounding, source, backend, kind, memory.cache_dtype, *ranks
         ),
         load_s=time.monotonic() - started_s,
         generates=spec.generates,

@@ -8,10 +8,10 @@ Nothing between the transfer and the fetch waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ from kernels.attention import AttentionSpec
 from kernels.inputs import StepInputs
 from kernels.operations import Kernels
 from kernels.sending import to_device
+
+if TYPE_CHECKING:
+    from engine.parallel.leader import Team
 
 # Prompt positions whose logits are made at once: a long chunk's would take gigabytes.
 _PROMPT_LOGPROB_ROWS = 128
@@ -96,6 +99,7 @@ class ModelRunner:
         threads: how many compute a step; None: those that are set.
         features: what it reads of the model, where it is a head.
         rejects: judge drafts of sampled texts by rejection.
+        team: the ranks that have the rest of the model; None: it is all here.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class ModelRunner:
         threads: StepThreads | None = None,
         features: Features | None = None,
         rejects: bool = False,
+        team: Team | None = None,
     ) -> None:
         self._info = info
         self._model = model
@@ -125,6 +130,7 @@ class ModelRunner:
         self._draft = draft
         self._threads = threads
         self._features = features
+        self._team = team
         uploads = Uploads(attention_spec.device)
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
         self._uploads = Uploads(attention_spec.device)
@@ -150,6 +156,11 @@ class ModelRunner:
     def load_adapter(self, adapter: Adapter) -> None:
         """See ``Runner.load_adapter``."""
         self._adapters.load(adapter)
+
+    def on_loss(self, act: Callable[[str], None]) -> None:
+        """Have ``act`` called, in a thread of its own, when a part of the model is lost."""
+        if self._team is not None:
+            self._team.on_loss(act)
 
     def prepare(self) -> bool:
         """Capture a graph, if there is one to be captured; see ``Runner.prepare``."""
@@ -283,6 +294,8 @@ class ModelRunner:
         operations, spec, table = self._kernels.operations, self._spec, self._rows
         sent = send(batch, copies, table, self._uploads)
         if copies:
+            if self._team is not None:
+                self._team.copy(copies)
             sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
             for layer in self._cache.layers:
                 operations.copy_blocks(layer, sources, targets)
@@ -329,7 +342,10 @@ class ModelRunner:
         trims = not wants_all and not batch.is_decode
         wanted = _last_tokens(inputs.sent) if trims else None
         step, layers = inputs.step, self._cache.layers
-        if self._features is None:
+        if self._team is not None:
+            with self._team.forward(batch, self._rows, trims=trims):
+                hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
+        elif self._features is None:
             hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
         else:
             hidden, features = self._features.run(self._model, step.input_ids, inputs.state, layers)

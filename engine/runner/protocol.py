@@ -49,7 +49,8 @@ it has raised, and give the result that the first run would have given.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from engine.profiler import Spans
 from engine.types import Adapter, EngineInfo, StepPlan, StepResult
@@ -102,6 +103,16 @@ class Runner(Protocol):
         Called now and then once the first answers are out, so that no start waits for it; returns
         whether there is more to do.
         """
+        ...
+
+
+@runtime_checkable
+class Losable(Runner, Protocol):
+    """A runner parts of whose model may be lost between steps."""
+
+    def on_loss(self, act: Callable[[str], None]) -> None:
+        """Have ``act`` called with the reason, in a thread of its own, when that happens. Without
+        it the next step raises EngineDead."""
         ...
 
 

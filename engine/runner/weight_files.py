@@ -9,11 +9,12 @@ import torch
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
+from engine.errors import ModelLoadError
 from engine.gguf.blocks import FORMATS
 from engine.gguf.spec import stored_format
 from engine.gguf.weights import GgufWeights
 from engine.models.checkpoint import ModelConfig, read_headers
-from engine.models.loader import Weights, dummy_weights, load_weights
+from engine.models.loader import Cuts, Weights, dummy_weights, load_weights
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
 from engine.models.stored import Format
@@ -54,18 +55,25 @@ class WeightFiles:
         dtype: torch.dtype,
         device: torch.device,
         on_progress: LoadProgress | None = None,
+        cuts: Cuts | None = None,
     ) -> Weights:
-        """The parameters, each read when it is asked for.
+        """The parameters, each read when it is asked for; with ``cuts``, one rank's share of each.
 
         Raises:
             ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs.
         """
         if self.seed is not None:
-            return dummy_weights(spec, dtype, device, self.seed, on_progress)
+            return dummy_weights(spec, dtype, device, self.seed, on_progress, cuts)
         if self.model.gguf is not None:
+            if cuts is not None:
+                raise ModelLoadError(
+                    f"{self.model.gguf.path}: GGUF files are not shared out to ranks: "
+                    "--tensor-parallel-size needs safetensors"
+                )
             types = FORMATS.keys() if self.gguf_codes else ()
             return GgufWeights(self.model.gguf, spec, dtype, device, on_progress, packed=types)
-        return load_weights(spec, self.headers, dtype, device, on_progress, self.stored_as)
+        headers, stored_as = self.headers, self.stored_as
+        return load_weights(spec, headers, dtype, device, on_progress, stored_as, cuts)
 
 
 def find_weights(

@@ -1,0 +1,10 @@
+"""Tensor parallelism: one model on several devices, a process for each (docs/parallel.md).
+
+    engine process, rank 0                       rank 1, 2, ... (follower.py)
+    scheduler ─ runner ─ team.py  ── frames ──►  the same layers over their own share
+                  │                                │
+                  └──────── group.py: all-reduce, broadcast, gather ──┘
+
+``shard.py`` says what a rank has of each parameter, ``refusals.py`` what cannot be shared out,
+``layers.py`` what stands where ranks need one another.
+"""

@@ -1,0 +1,244 @@
+"""A rank behind the first: ``python -m engine.parallel.follower FD``, started by ``leader.py``.
+
+``FD`` is one end of a socket pair whose other end rank 0 holds. It says what to load and then, pass
+by pass, what to compute. End-of-file means that rank 0 has gone: this process then ends at once, in
+the middle of a collective if need be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine import logs
+from engine.child import die_with_parent
+from engine.errors import EngineDead, ModelLoadError
+from engine.framing import encode, receive
+from engine.kv_cache.storage import KVCache
+from engine.models.block import StepState
+from engine.models.checkpoint import read_config
+from engine.models.decoder import Decoder
+from engine.models.spec import DecoderSpec
+from engine.parallel.frames import (
+    CopyBlocks,
+    Failed,
+    Forward,
+    FromRank,
+    Join,
+    Loaded,
+    Prepared,
+    RankFrames,
+    Score,
+    Serve,
+    ToRank,
+    unpack,
+)
+from engine.parallel.group import Group
+from engine.parallel.layers import share_modules
+from engine.parallel.shard import Shard
+from engine.runner.load import LoadPlan, make_plan, plan_cache, read_weights
+from engine.runner.transfer import Uploads
+from kernels.attention import BatchGeometry, DeviceGeometry
+from kernels.inputs import StepRows
+
+logger = logging.getLogger(__name__)
+
+Send = Callable[[FromRank], None]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Be a rank for the process at the other end of the socket; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="engine.parallel.follower")
+    parser.add_argument("fd", type=int, help="the rank's end of the socket pair")
+    parser.add_argument("--die-with-parent", action="store_true")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if args.die_with_parent:
+        die_with_parent()
+    connection = socket.socket(fileno=args.fd)
+    connection.setblocking(True)
+    threading.Thread(target=_end_with, args=(connection,), name="lifeline", daemon=True).start()
+    messages = read_messages(connection)
+    join = next(messages, None)
+    if not isinstance(join, Join):
+        return 1
+    logs.configure(join.config.log_level, join.config.log_format)
+    try:
+        follow(connection, join, messages)
+    except EngineDead as error:
+        logger.critical("%s", error)
+        return 1
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # rank 0 is gone
+    except Exception:
+        logger.exception("a rank failed")
+        return 1
+    return 0
+
+
+def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) -> None:
+    """Load a share of a model and compute it, until the other end is closed.
+
+    Args:
+        connection: to rank 0.
+        join: what it said first.
+        messages: what it says then.
+
+    Raises:
+        EngineDead: another rank is gone.
+    """
+
+    def send(message: FromRank) -> None:
+        connection.sendall(encode(message))
+
+    shard = Shard(join.rank, join.config.tensor_parallel_size)
+    try:
+        follower = _load(join, shard, messages, send)
+    except ModelLoadError as error:
+        send(Failed(f"rank {shard.rank}: {error}"))
+        return
+    if follower is None:
+        return
+    with torch.inference_mode():
+        for message in messages:
+            follower.obey(message)
+
+
+def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> Follower | None:
+    """Read this rank's weights and meet the others; None when rank 0 has gone meanwhile."""
+    config = join.config
+    model = read_config(config.model)
+    assert isinstance(model.spec, DecoderSpec)  # rank 0 has seen to it
+    plan = make_plan(config, model, model.spec, shard)
+    loaded = read_weights(plan, None)
+    memory = plan_cache(plan, loaded)
+    send(Loaded(memory.num_blocks, memory.weights_bytes))
+    serve = next(messages, None)
+    if not isinstance(serve, Serve):
+        return None
+    attention = plan.attention
+    cache = KVCache(
+        plan.spec,
+        serve.num_blocks,
+        attention.block_size,
+        attention.dtype,
+        attention.device,
+        attention.cache_dtype,
+    )
+    send(Prepared())
+    group = Group(shard, attention.device, join.meeting_path)
+    modules = share_modules(loaded.modules, plan.spec, shard, group)
+    decoder = Decoder(plan.spec, modules, plan.kernels, serve.max_model_len, group)
+    return Follower(plan, decoder, cache)
+
+
+class _Batch(NamedTuple):
+    """A pass, on the host: int32 arrays."""
+
+    query_start: np.ndarray  # [R + 1]
+    starts: np.ndarray  # [R]
+    tables: np.ndarray  # [R, blocks]
+
+    @classmethod
+    def of(cls, message: Forward) -> _Batch:
+        """What rank 0 told."""
+        starts = unpack(message.starts)
+        tables = unpack(message.tables).reshape(len(starts), -1)
+        return cls(unpack(message.query_start), starts, tables)
+
+
+class Follower:
+    """Computes what rank 0 computes, on this rank's share.
+
+    Args:
+        plan: what was decided at load.
+        model: this rank's, joined with the others.
+        cache: its keys and values.
+    """
+
+    def __init__(self, plan: LoadPlan, model: Decoder, cache: KVCache) -> None:
+        self._plan = plan
+        self._model = model
+        self._cache = cache
+        self._uploads = Uploads(plan.attention.device)
+
+    def obey(self, message: ToRank) -> None:
+        """Do what rank 0 does now. Raises EngineDead when another rank is gone."""
+        if isinstance(message, Forward):
+            self._forward(message)
+        elif isinstance(message, Score):
+            attention = self._plan.attention
+            shape = message.num_rows, self._plan.spec.hidden_size
+            self._model.logits(torch.empty(shape, dtype=attention.dtype, device=attention.device))
+        elif isinstance(message, CopyBlocks):
+            pairs = unpack(message.pairs).reshape(-1, 2)
+            sources, targets = self._send(pairs[:, 0].copy(), pairs[:, 1].copy())
+            for layer in self._cache.layers:
+                self._plan.kernels.operations.copy_blocks(layer, sources.long(), targets.long())
+
+    def _forward(self, message: Forward) -> None:
+        plan, batch = self._plan, _Batch.of(message)
+        slots = np.arange(len(batch.starts), dtype=np.int32)
+        wanted = _NO_ROWS
+        if message.sampling_rows is not None:
+            wanted = batch.query_start[1:][unpack(message.sampling_rows)] - 1
+        tokens = np.zeros(batch.query_start[-1], np.int32)  # rank 0 has them
+        *sent, tables, last = self._send(
+            slots, batch.query_start, batch.starts, tokens, batch.tables, wanted
+        )
+        rows = StepRows(*sent)
+        lengths = np.diff(batch.query_start)
+        inputs = plan.kernels.operations.build_inputs(
+            rows, rows.slots.long(), tables, plan.attention.block_size, int(lengths.max())
+        )
+        geometry = BatchGeometry(
+            batch.query_start,
+            batch.starts + lengths,
+            slots,
+            batch.tables,
+            DeviceGeometry(rows.query_start, inputs.seq_lens, rows.slots, tables),
+        )
+        state = StepState(
+            attention=plan.kernels.attention.plan(geometry, plan.attention),
+            slot_mapping=inputs.slot_mapping,
+            positions=inputs.positions,
+            rotations=self._model.rotations(inputs.positions),
+        )
+        trimmed = None if message.sampling_rows is None else last
+        self._model.forward(inputs.input_ids, state, self._cache.layers, trimmed)
+
+    def _send(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+        return self._uploads.send(arrays)
+
+
+_NO_ROWS = np.empty(0, np.int32)
+
+
+def read_messages(connection: socket.socket) -> Iterator[ToRank]:
+    """All that rank 0 says, until it has gone."""
+    frames = RankFrames()
+    while messages := receive(connection, frames):
+        yield from messages
+
+
+def _end_with(connection: socket.socket) -> None:
+    """End this process when the other end of the socket is closed, whatever it is doing."""
+    poll = select.poll()
+    poll.register(connection, 0)  # a hang-up is always told
+    poll.poll()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What rank 0 tells the other ranks, and they it; ``engine/framing.py`` says how it is sent.
+
+Nobody but rank 0 knows of requests. Other ranks are told what one forward pass needs, as arrays of
+int32 in little-endian order, and keep nothing from one step to the next but the KV cache. Tokens
+are not among it: rank 0 may not know them yet, so they come from its device by a broadcast.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.framing import Framing
+
+
+class Join(msgspec.Struct, frozen=True, tag="join", array_like=True):
+    """To a rank, first of all: what to load, and where to meet."""
+
+    config: EngineConfig
+    rank: int
+    meeting: str
+
+    @property
+    def meeting_path(self) -> Path:
+        """The file through which ranks find each other."""
+        return Path(self.meeting)
+
+
+class Serve(msgspec.Struct, frozen=True, tag="serve", array_like=True):
+    """To a rank that has loaded: the size of the cache that all have room for."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+class CopyBlocks(msgspec.Struct, frozen=True, tag="copy", array_like=True):
+    """To a rank: copy blocks, before the next pass writes."""
+
+    pairs: bytes  # [c, 2]: source, target
+
+
+class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
+    """To a rank: compute these rows."""
+
+    query_start: bytes  # [R + 1], where each row's tokens begin
+    starts: bytes  # [R], positions of the first of them
+    tables: bytes  # [R, blocks], as many blocks as the longest row has
+    sampling_rows: bytes | None  # [S], whose last tokens are wanted; None: all tokens
+
+
+class Score(msgspec.Struct, frozen=True, tag="score", array_like=True):
+    """To a rank: logits of so many rows, which rank 0 broadcasts."""
+
+    num_rows: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
+    """From a rank: it has its weights."""
+
+    num_blocks: int  # of the KV cache that it would have room for
+    weights_bytes: int
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared", array_like=True):
+    """From a rank: it has its cache too, and comes to the meeting."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+    """From a rank, last of all: why it could not load."""
+
+    message: str
+
+
+ToRank = Join | Serve | CopyBlocks | Forward | Score
+FromRank = Loaded | Prepared | Failed
+
+_to_rank = msgspec.msgpack.Decoder(ToRank)
+_from_rank = msgspec.msgpack.Decoder(FromRank)
+
+
+class RankFrames(Framing[ToRank]):
+    """Reads what rank 0 says."""
+
+    def __init__(self) -> None:
+        super().__init__(_to_rank)
+
+
+class LeaderFrames(Framing[FromRank]):
+    """Reads what a rank says."""
+
+    def __init__(self) -> None:
+        super().__init__(_from_rank)
+
+
+def pack(array: np.ndarray) -> bytes:
+    """Of any shape and integer dtype."""
+    return np.ascontiguousarray(array, "<i4").tobytes()
+
+
+def unpack(data: bytes) -> np.ndarray:
+    """What ``pack`` was given, flat and writable, int32."""
+    return np.frombuffer(bytearray(data), "<i4")

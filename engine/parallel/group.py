@@ -1,0 +1,111 @@
+"""The collectives of a group of ranks on one machine: NCCL between GPUs, gloo between processes on
+CPUs.
+
+Ranks find each other through a file in a directory of rank 0's own and talk over the loopback
+interface, so nothing listens for other machines. Every call waits at most ``TIMEOUT_S`` for the
+other ranks; what fails means that one of them is gone, and with it the model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from engine.errors import EngineDead
+from engine.parallel.shard import Shard
+
+TIMEOUT_S = 300.0
+_MEETING_TIMEOUT_S = 60.0  # all have loaded by then
+_LOOPBACK = "127.0.0.1"
+
+
+class Group:
+    """One rank's end (see :class:`engine.models.peers.Peers`). Made by all ranks at once.
+
+    Args:
+        shard: which rank this is, of how many.
+        device: where tensors are.
+        meeting: a file that does not exist yet, the same for all ranks.
+        timeout_s: how long a call waits for the others.
+
+    Raises:
+        EngineDead: here and by every method, when another rank is gone.
+    """
+
+    def __init__(
+        self, shard: Shard, device: torch.device, meeting: Path, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._shard = shard
+        timeout = timedelta(seconds=timeout_s)
+        make = _nccl if device.type == "cuda" else _gloo
+        self._group: Any = None
+        self._group = self._translated(lambda: make(shard, meeting, timeout))
+
+    @property
+    def rank(self) -> int:
+        """This rank's number; 0 has the scheduler."""
+        return self._shard.rank
+
+    @property
+    def size(self) -> int:
+        """See ``Peers``."""
+        return self._shard.size
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Peers``."""
+        x = x.contiguous()
+        self._translated(lambda: self._group.allreduce(x).wait())
+        return x
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """What rank 0 has in ``x``, which is overwritten on the others."""
+        x = x.contiguous()
+        self._translated(lambda: self._group.broadcast(x, 0).wait())
+        return x
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """On rank 0 what each rank has in ``x``, all of one shape; nothing on the others."""
+        x = x.contiguous()
+        found = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
+        options = distributed.GatherOptions()
+        options.rootRank = 0
+        into = [found] if found else []
+        self._translated(lambda: self._group.gather(into, [x], options).wait())
+        return found
+
+    def _translated(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0][:200]
+            raise EngineDead(f"rank {self.rank} has lost another: {reason}") from error
+
+
+def _gloo(shard: Shard, meeting: Path, timeout: timedelta) -> Any:
+    group: Any = distributed.ProcessGroupGloo  # its stubs know no options
+    options = group._Options()
+    options._devices = [group.create_device(hostname=_LOOPBACK)]
+    options._timeout = timeout
+    return group(_store(shard, meeting), shard.rank, shard.size, options)
+
+
+def _nccl(shard: Shard, meeting: Path, timeout: timedelta) -> Any:
+    from torch.distributed import ProcessGroupNCCL  # not in builds of torch for CPUs
+
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # to meet; data goes over NVLink or PCIe
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(_store(shard, meeting), shard.rank, shard.size, options)
+
+
+def _store(shard: Shard, meeting: Path) -> Any:
+    torch_distributed: Any = distributed  # its stubs hide the class
+    store = torch_distributed.FileStore(str(meeting), shard.size)
+    store.set_timeout(timedelta(seconds=_MEETING_TIMEOUT_S))
+    return store

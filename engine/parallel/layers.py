@@ -1,0 +1,112 @@
+"""What stands in a shared model where ranks need one another, beside the sums behind attention and
+MLP (``engine/models/block.py``): the embeddings before the layers, and the head behind them.
+
+Both are cut by tokens. A token's embedding lies with one rank, and the others add zeros; each rank
+makes the logits of its own tokens, and rank 0 puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch.nn import functional
+
+from engine.models.linear import Head
+from engine.models.modules import Modules
+from engine.models.spec import DecoderSpec
+from engine.parallel.group import Group
+from engine.parallel.shard import Shard
+
+Announce = Callable[[int], None]  # tells the other ranks that logits of so many rows are wanted
+
+
+class SharedEmbedding:
+    """Looks tokens up, of which each rank has its own.
+
+    Args:
+        rows: of this rank's table: ids [n] -> [n, hidden_size].
+        bounds: this rank's tokens.
+        group: the ranks.
+    """
+
+    def __init__(
+        self, rows: Callable[[torch.Tensor], torch.Tensor], bounds: tuple[int, int], group: Group
+    ) -> None:
+        self._rows = rows
+        self._begin, self._end = bounds
+        self._group = group
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rank 0's ids [n] int64 -> [n, hidden_size]; the others' are overwritten with them."""
+        own = self._group.broadcast(ids) - self._begin
+        outside = (own < 0) | (own >= self._end - self._begin)
+        x = self._rows(own.masked_fill_(outside, 0))
+        return self._group.all_reduce(x.masked_fill_(outside.unsqueeze(1), 0))
+
+
+class SharedHead:
+    """Makes logits, of which each rank has its own tokens'.
+
+    Args:
+        head: of this rank.
+        vocab_size: of the model.
+        shard: which rank this is.
+        group: the ranks.
+        announce: on rank 0; the others have been told when they are called.
+    """
+
+    def __init__(
+        self, head: Head, vocab_size: int, shard: Shard, group: Group, announce: Announce | None
+    ) -> None:
+        self._head = head
+        self._sizes = [
+            end - begin
+            for begin, end in (
+                Shard(rank, shard.size).bounds(vocab_size) for rank in range(shard.size)
+            )
+        ]
+        self._group = group
+        self._announce = announce
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``Linear``."""
+        return self._head.num_bytes
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Of this rank's table; see ``Head``."""
+        return self._head.rows(ids)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Linear``."""
+        return self.logits(x).to(x.dtype)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Of rank 0's rows [n, hidden_size]: [n, vocab_size] float32 there, and on the others only
+        this rank's part."""
+        if self._announce is not None:
+            self._announce(x.shape[0])
+        own = self._head.logits(self._group.broadcast(x))
+        widest = max(self._sizes)
+        parts = self._group.gather(functional.pad(own, (0, widest - own.shape[1])))
+        if not parts:
+            return own
+        pairs = zip(parts, self._sizes, strict=True)
+        return torch.cat([part[:, :size] for part, size in pairs], dim=1)
+
+
+def share_modules(
+    modules: Modules,
+    spec: DecoderSpec,
+    shard: Shard,
+    group: Group,
+    announce: Announce | None = None,
+) -> Modules:
+    """The same parameters, their embeddings and head joined with those of the other ranks."""
+    embed = SharedEmbedding(modules.embed, shard.bounds(spec.vocab_size), group)
+    head = modules.head
+    if head is not None and spec.generates:
+        head = SharedHead(head, spec.vocab_size, shard, group, announce)
+    return replace(modules, embed=embed, head=head)

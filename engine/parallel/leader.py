@@ -1,0 +1,262 @@
+"""Rank 0's side: starts the other ranks, tells them what to compute, and notices when one is gone.
+
+    start ─► Join ─► (all read their weights) ─► Loaded ─► Serve ─► Prepared ─► (all meet)
+    then, for each pass: [CopyBlocks] Forward, and Score for each piece of logits
+
+A rank that is gone is the end of the engine: a part of the model and of every text's cache went
+with it. Streams go on in the engine that replaces this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import shutil
+import socket
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.child import Child
+from engine.config import EngineConfig
+from engine.errors import EngineDead, ModelLoadError
+from engine.framing import encode, receive
+from engine.models.modules import Modules
+from engine.models.spec import DecoderSpec
+from engine.parallel.frames import (
+    CopyBlocks,
+    Failed,
+    Forward,
+    FromRank,
+    Join,
+    LeaderFrames,
+    Loaded,
+    Prepared,
+    Score,
+    Serve,
+    ToRank,
+    pack,
+)
+from engine.parallel.group import Group
+from engine.parallel.layers import share_modules
+from engine.parallel.refusals import refuse_unshared
+from engine.parallel.shard import Shard
+from engine.runner.inputs import HostBatch
+from engine.runner.rows import RowTable
+from engine.types import BlockCopy, MemoryPlan
+
+logger = logging.getLogger(__name__)
+
+_END_GRACE_S = 2.0
+_Expected = TypeVar("_Expected", Loaded, Prepared)
+
+
+class Team:
+    """The other ranks of a model whose rank 0 is here.
+
+    Args:
+        config: of the engine; the others are told the same, but of no speculation.
+        spec: of the whole model.
+
+    Raises:
+        ModelLoadError: the model cannot be shared out so; nothing has been started then.
+    """
+
+    def __init__(self, config: EngineConfig, spec: DecoderSpec) -> None:
+        refuse_unshared(config, spec)
+        self.shard = Shard(0, config.tensor_parallel_size)
+        self._spec = spec
+        self._directory = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
+        self._fate = _Fate()
+        self._children: list[Child] = []
+        self._frames: list[LeaderFrames] = []
+        self._end = weakref.finalize(self, _end, self._children, self._fate, self._directory)
+        self._meeting = self._directory / "meeting"
+        theirs = msgspec.structs.replace(config, speculation=None)
+        for rank in range(1, self.shard.size):
+            self._children.append(Child("engine.parallel.follower"))
+            self._frames.append(LeaderFrames())
+            self._send(rank, encode(Join(theirs, rank, str(self._meeting))))
+        self.group: Group | None = None
+        self._block_size = 0
+
+    def meet(self, memory: MemoryPlan, device: torch.device) -> MemoryPlan:
+        """Wait until all ranks have their weights, and join them.
+
+        Args:
+            memory: what this rank has room for.
+            device: of this rank.
+
+        Returns:
+            The plan that every rank has room for.
+
+        Raises:
+            ModelLoadError: a rank could not load.
+            EngineDead: a rank is gone.
+        """
+        loaded = [self._expect(rank, Loaded) for rank in range(1, self.shard.size)]
+        memory = _fitting(memory, min(told.num_blocks for told in loaded))
+        self._block_size = memory.block_size
+        self._tell(Serve(memory.num_blocks, memory.max_model_len))
+        for rank in range(1, self.shard.size):
+            self._expect(rank, Prepared)
+        self._fate.watch(self._children)
+        self.group = Group(self.shard, device, self._meeting)
+        weights = (memory.weights_bytes, *(told.weights_bytes for told in loaded))
+        logger.info(
+            "tensor parallel: %d ranks, MiB of weights on each: %s; the memory below is one rank's",
+            self.shard.size,
+            ", ".join(f"{size / 2**20:,.0f}" for size in weights),
+        )
+        return memory
+
+    def share(self, modules: Modules) -> Modules:
+        """Rank 0's parameters, joined with those of the others. Only after ``meet``."""
+        assert self.group is not None
+        return share_modules(modules, self._spec, self.shard, self.group, self._score)
+
+    def on_loss(self, act: Callable[[str], None]) -> None:
+        """Have ``act`` called with the reason, in a thread of its own, when a rank is gone."""
+        self._fate.act = act
+
+    def close(self) -> None:
+        """End the other ranks. Idempotent; done by itself when nothing refers to the team."""
+        self._end()
+
+    # ------------------------------------------------------------ steps
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """All ranks copy blocks. Raises EngineDead."""
+        self._tell(CopyBlocks(pack(np.array(copies, np.int32))))
+
+    @contextlib.contextmanager
+    def forward(self, batch: HostBatch, table: RowTable, *, trims: bool) -> Iterator[None]:
+        """The other ranks compute a pass while the caller computes it too.
+
+        Args:
+            batch: the rows.
+            table: knows them.
+            trims: only the last tokens of sampling rows are wanted.
+
+        Raises:
+            EngineDead: a rank is gone, or this one failed in between: then the others cannot be
+                brought back to where it is.
+        """
+        width = -(-int(batch.seq_lens.max()) // self._block_size)
+        rows = pack(batch.sampling_rows) if trims else None
+        tables = pack(table.host_tables[batch.slots, :width])
+        self._tell(Forward(pack(batch.query_start), pack(batch.starts), tables, rows))
+        try:
+            yield
+        except EngineDead:
+            raise
+        except Exception as error:
+            logger.exception("a pass failed on rank 0")
+            raise EngineDead(f"{type(error).__name__} in a pass that ranks share") from error
+
+    def _score(self, num_rows: int) -> None:
+        self._tell(Score(num_rows))
+
+    # ------------------------------------------------------------ helpers
+
+    def _tell(self, message: ToRank) -> None:
+        frame = encode(message)
+        for rank in range(1, self.shard.size):
+            self._send(rank, frame)
+
+    def _send(self, rank: int, frame: bytes) -> None:
+        try:
+            self._children[rank - 1].socket.sendall(frame)
+        except OSError as error:
+            raise EngineDead(f"rank {rank} is gone: {error.strerror}") from None
+
+    def _expect(self, rank: int, kind: type[_Expected]) -> _Expected:
+        try:
+            messages = receive(self._children[rank - 1].socket, self._frames[rank - 1])
+        except OSError:
+            messages = []
+        if not messages:
+            raise EngineDead(f"rank {rank} ended while it was loading")
+        message: FromRank = messages[0]
+        if isinstance(message, Failed):
+            raise ModelLoadError(message.message)
+        assert isinstance(message, kind)
+        return message
+
+
+class _Fate:
+    """Whether the ranks are to live, and what happens when one does not. It knows no team, so that
+    a team can be let go of while it is watched."""
+
+    def __init__(self) -> None:
+        self.act: Callable[[str], None] | None = None
+        self._is_ending = False
+        self._thread: threading.Thread | None = None
+
+    def watch(self, children: Sequence[Child]) -> None:
+        """From now on, be there when the other end of a socket is closed."""
+        self._thread = threading.Thread(
+            target=self._watch, args=(children,), name="ranks", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """The sockets are about to be shut down, and that is no loss."""
+        self._is_ending = True
+
+    def join(self) -> None:
+        """Wait until nobody looks at the sockets any more."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_END_GRACE_S)
+
+    def _watch(self, children: Sequence[Child]) -> None:
+        poll = select.poll()
+        ranks = {child.socket.fileno(): rank for rank, child in enumerate(children, 1)}
+        for descriptor in ranks:
+            poll.register(descriptor, 0)  # hang-ups are always told
+        gone = poll.poll()
+        if self._is_ending:
+            return
+        names = ", ".join(
+            f"rank {ranks[descriptor]} (process {children[ranks[descriptor] - 1].pid})"
+            for descriptor, _ in gone
+        )
+        logger.critical("%s ended: the model is no longer whole", names)
+        if self.act is not None:
+            self.act(f"{names} ended")
+
+
+def _end(children: Sequence[Child], fate: _Fate, directory: Path) -> None:
+    """End all ranks and wait for them; each ends at once when its socket is shut down."""
+    fate.end()
+    for child in children:
+        with contextlib.suppress(OSError):
+            child.socket.shutdown(socket.SHUT_RDWR)
+    fate.join()
+    for child in children:
+        child.socket.close()
+        child.end(_END_GRACE_S)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _fitting(memory: MemoryPlan, num_blocks: int) -> MemoryPlan:
+    """The plan with no more blocks than so many."""
+    if num_blocks >= memory.num_blocks:
+        return memory
+    block_bytes = memory.bytes_per_token * memory.block_size
+    saved = (memory.num_blocks - num_blocks) * block_bytes
+    return msgspec.structs.replace(
+        memory,
+        num_blocks=num_blocks,
+        kv_cache_bytes=num_blocks * block_bytes,
+        free_bytes=memory.free_bytes + saved,
+        max_model_len=min(memory.max_model_len, num_blocks * memory.block_size),
+    )

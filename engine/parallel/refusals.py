@@ -1,0 +1,51 @@
+"""What tensor parallelism does not do, refused before a process starts or a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.models.spec import DecoderSpec
+
+
+def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
+    """Check that the model can be shared out as ``config`` asks.
+
+    Raises:
+        ModelLoadError: it cannot; one line that names the setting or what does not divide.
+    """
+    size = config.tensor_parallel_size
+    for problem in _problems(config, spec, size):
+        raise ModelLoadError(f"tensor_parallel_size {size}: {problem}")
+
+
+def _problems(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[str]:
+    speculation = config.speculation
+    if config.batch_invariant:
+        yield "sums over ranks are not batch-invariant, so not with batch_invariant"
+    if speculation is not None and speculation.has_head:
+        yield (
+            f"speculation {speculation.method!r} reads hidden states of one process; draft, ngram "
+            "and suffix work"
+        )
+    for what, count in _divided(spec):
+        if count % size:
+            yield f"{what} ({count}) cannot be divided by it"
+    heads = spec.num_kv_heads
+    if spec.latent is None and heads % size and size % heads:
+        yield f"num_key_value_heads ({heads}) neither divides it nor is divided by it"
+    if spec.vocab_size < size:
+        yield f"there are {spec.vocab_size} tokens"
+    if spec.wide_qk_norm and spec.norm.kind != "rms":
+        yield "norms over all heads are shared out only where they are RMS norms"
+
+
+def _divided(spec: DecoderSpec) -> Iterator[tuple[str, int]]:
+    """What every rank has an equal part of, by the names of config.json."""
+    yield "num_attention_heads", spec.num_heads
+    if spec.moe is None or not all(layer.experts for layer in spec.layers):
+        yield "intermediate_size", spec.intermediate_size
+    if spec.moe is not None:
+        yield "moe_intermediate_size", spec.moe.intermediate_size
+        yield "shared_expert_intermediate_size", spec.moe.shared_intermediate_size

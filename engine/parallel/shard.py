@@ -1,0 +1,143 @@
+"""What one rank has of a model (Shoeybi et al. 2019, Megatron-LM).
+
+A product ``y = x W^T`` is cut in one of two ways. By *outputs* (rows of W): every rank reads all of
+x and makes some of y. By *inputs* (columns of W): a rank reads its own part of x and makes all of
+y, of which what all ranks made is the sum. The first projection of attention or an MLP is cut by
+outputs, by whole heads, and the last one by inputs, so that what lies between needs nobody else:
+
+    x ──► qkv [heads / N] ──► attention of these heads ──► output [inputs / N] ──► sum over ranks
+    x ──► gate, up [inner / N] ──► activation ──► down [inputs / N] ──► sum over ranks
+
+A rank is therefore a smaller model of the same kind, with fewer heads and narrower MLPs:
+``share_of`` makes its spec, and comparing the two tables of parameters tells what it has of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from engine.models.spec import DecoderSpec, MoeSpec
+from engine.models.weights import Parameter, parameters
+
+# Cut by tokens; ranks may have one more than others.
+_TABLES = ("embedding", "head")
+# Added to what all ranks made together, so only the first rank has them and the others zeros.
+_ADDED_ONCE = (".output.bias", ".down.bias", ".experts.down.bias")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank of so many."""
+
+    rank: int
+    size: int
+
+    def bounds(self, total: int) -> tuple[int, int]:
+        """Its run of ``total`` things: [begin, end). Runs differ by one at most."""
+        return total * self.rank // self.size, total * (self.rank + 1) // self.size
+
+
+class Piece(NamedTuple):
+    """A run of rows: where they lie in a parameter, and where in what the rank has of it."""
+
+    whole: slice
+    own: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a rank has of a parameter.
+
+    Attributes:
+        whole: the parameter.
+        own: the rank's, of as many parts.
+        begins: its first row of each part.
+        columns: its run of the second dimension; None: all, or there is none.
+        is_zero: it holds zeros in place of the values.
+    """
+
+    whole: Parameter
+    own: Parameter
+    begins: tuple[int, ...]
+    columns: slice | None
+    is_zero: bool = False
+
+    def pieces(self, part: int | None) -> Iterator[Piece]:
+        """The runs of rows of a part, or of all parts: their places within what fills it, and
+        within the whole of what the rank has."""
+        parts = range(len(self.begins)) if part is None else (part,)
+        filled = self.whole.rows(part).start
+        for at in parts:
+            begin = self.whole.rows(at).start - filled + self.begins[at]
+            yield Piece(slice(begin, begin + self.own.parts[at]), self.own.rows(at))
+
+
+def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
+    """The model that a rank is. It keeps the whole vocabulary: ids and logits are everybody's.
+
+    KV heads that are fewer than the ranks are had by several. What does not divide is refused by
+    ``engine.parallel.refusals`` before.
+    """
+    size = shard.size
+    return replace(
+        spec,
+        num_heads=spec.num_heads // size,
+        num_kv_heads=max(1, spec.num_kv_heads // size),
+        intermediate_size=spec.intermediate_size // size,
+        moe=None if spec.moe is None else _share_of_experts(spec.moe, size),
+    )
+
+
+def cuts_of(spec: DecoderSpec, shard: Shard) -> dict[str, Cut]:
+    """What the rank has of each parameter of the whole model."""
+    own = parameters(share_of(spec, shard))
+    return {
+        name: _cut_table(whole, shard)
+        if name in _TABLES
+        else _cut(whole, own[name], shard, is_zero=shard.rank > 0 and name.endswith(_ADDED_ONCE))
+        for name, whole in parameters(spec).items()
+    }
+
+
+def own_parameters(cuts: Mapping[str, Cut]) -> dict[str, Parameter]:
+    """The rank's parameters by name."""
+    return {name: cut.own for name, cut in cuts.items()}
+
+
+def num_elements(cuts: Mapping[str, Cut]) -> int:
+    """How many numbers the rank has."""
+    return sum(math.prod(cut.own.shape) for cut in cuts.values())
+
+
+def _share_of_experts(moe: MoeSpec, size: int) -> MoeSpec:
+    return replace(
+        moe,
+        intermediate_size=moe.intermediate_size // size,
+        shared_intermediate_size=moe.shared_intermediate_size // size,
+    )
+
+
+def _cut(whole: Parameter, own: Parameter, shard: Shard, *, is_zero: bool) -> Cut:
+    """A parameter by the lengths of the rank's: every dimension that is shorter is cut."""
+    begins = tuple(
+        _begin(length, share, shard) for length, share in zip(whole.parts, own.parts, strict=True)
+    )
+    columns = None
+    if whole.trailing != own.trailing:
+        begin = _begin(whole.trailing[0], own.trailing[0], shard)
+        columns = slice(begin, begin + own.trailing[0])
+    return Cut(whole, own, begins, columns, is_zero)
+
+
+def _cut_table(whole: Parameter, shard: Shard) -> Cut:
+    begin, end = shard.bounds(whole.parts[0])
+    return Cut(whole, replace(whole, parts=(end - begin,)), (begin,), None)
+
+
+def _begin(length: int, share: int, shard: Shard) -> int:
+    """Where a rank's ``share`` of ``length`` begins. With fewer shares than ranks, neighbours have
+    the same one."""
+    return share * (shard.rank * (length // share) // shard.size)

@@ -1,0 +1,46 @@
+"""Ranks as threads of the test's own process: the real leader, follower, frames and collectives,
+without the seconds that a process takes to import the tensor library.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+
+from engine.errors import EngineDead
+from engine.parallel.follower import follow, read_messages
+from engine.parallel.frames import Join
+
+
+class ThreadRank:
+    """In the place of ``engine.child.Child``."""
+
+    _pids = itertools.count(1)
+
+    def __init__(self, module: str) -> None:
+        assert module == "engine.parallel.follower"
+        self.socket, theirs = socket.socketpair()
+        self.pid = next(self._pids)
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
+        self._thread.start()
+
+    def end(self, grace_s: float) -> int:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "a rank goes on without its team"
+        if self.failure is not None and not isinstance(self.failure, EngineDead):
+            raise self.failure
+        return 0
+
+    def _run(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                messages = read_messages(connection)
+                join = next(messages, None)
+                assert isinstance(join, Join)
+                follow(connection, join, messages)
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+            except BaseException as error:  # told by ``end``, in the test's thread
+                self.failure = error

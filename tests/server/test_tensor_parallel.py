@@ -1,0 +1,89 @@
+"""The embedded model on two ranks, over HTTP: its answers, and what happens when a rank dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.servers import Server, running_server
+
+FLAGS = ("--tensor-parallel-size", "2", "--dtype", "float32")
+QUESTIONS = ("What is the capital of France?", "What is paged attention?", "Tell me a story.")
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("ranks") / "server.log"
+    with running_server(log, *FLAGS) as running:
+        yield running
+
+
+def ranks(server: Server) -> list[psutil.Process]:
+    """The engine process, and the rank that it has started."""
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    wanted = ("engine.worker", "engine.parallel.follower")
+    return [child for name in wanted for child in children if name in child.cmdline()]
+
+
+def text_of(server: Server, question: str) -> str:
+    answer = server.chat(question, max_tokens=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def test_two_ranks_answer_as_one(server: Server, shared_server: Server) -> None:
+    assert len(ranks(shared_server)) == 2
+    for question in QUESTIONS:
+        assert text_of(shared_server, question) == text_of(server, question)
+    told = shared_server.log.read_text()
+    assert "tensor parallel: 2 ranks" in told
+
+
+def test_a_stream_outlives_a_rank(shared_server: Server) -> None:
+    body = {"max_tokens": 200, "ignore_eos": True, "stream": True}
+    expected = shared_server.chat(QUESTIONS[2], **{**body, "stream": False}).json()
+    _, follower = ranks(shared_server)
+    messages = [{"role": "user", "content": QUESTIONS[2]}]
+    body |= {"model": "quire-demo", "messages": messages, "temperature": 0}
+    got, killed = "", False
+    url = shared_server.url + "/v1/chat/completions"
+    with shared_server._client.stream("POST", url, json=body, timeout=120) as stream:
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            got += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+            if len(got) > 40 and not killed:
+                follower.kill()
+                killed = True
+    assert killed
+    assert got == expected["choices"][0]["message"]["content"]
+    assert follower.pid not in [process.pid for process in ranks(shared_server)]
+    assert "rank 1 (process" in shared_server.log.read_text()
+
+
+def test_no_rank_is_left_behind_by_a_killed_server(shared_server: Server) -> None:
+    end_and_see(shared_server, signal.SIGKILL)  # the last test to use it
+
+
+@pytest.mark.slow
+def test_no_rank_is_left_behind_by_an_ended_server(tmp_path: Path) -> None:
+    with running_server(tmp_path / "server.log", *FLAGS) as server:
+        end_and_see(server, signal.SIGTERM)
+
+
+def end_and_see(server: Server, how: signal.Signals) -> None:
+    processes = ranks(server)
+    assert len(processes) == 2
+    os.kill(server.process.pid, how)
+    server.process.wait(60)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and any(process.is_running() for process in processes):
+        time.sleep(0.05)
+    assert not [process for process in processes if process.is_running()]
