@@ -81,6 +81,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None  # None: a share of what the device has free
     memory_utilization: float = 0.9  # of a GPU's memory, weights included
     num_blocks: int | None = None  # overrides the memory budget
+    offload_bytes: int = 0  # of the host's memory, for blocks that this one has no room for
 
 
 class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):

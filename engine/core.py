@@ -33,6 +33,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.gate import GrammarGate
 from engine.grammar.load import load_backend
 from engine.isolation import run_isolated
+from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool
 from engine.passes import PassPace
 from engine.profiler import Profiler, Spans
@@ -93,6 +94,7 @@ class EngineCore:
             info.memory.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching and not info.whole_prompts,
             max_idle=info.memory.max_idle_blocks,
+            tier=HostTier(info.memory.num_host_blocks) if info.memory.num_host_blocks else None,
         )
         limits = _limits(config, info)
         if speculator is None and config.speculation is not None:

@@ -32,6 +32,7 @@ def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepRe
     Raises:
         EngineDead: the runner says that no later step can work either.
     """
+    scheduler.fail()
     middle = len(plan.rows) // 2
     stack: list[Sequence[ScheduledRow]] = [plan.rows[middle:], plan.rows[:middle]]
     results: list[StepResult] = []

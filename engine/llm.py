@@ -80,6 +80,7 @@ class LLM(OfflineText):
         kv_cache_dtype: CacheDtype = "auto",
         enable_prefix_caching: bool = True,
         kv_cache_memory_bytes: int | None = None,
+        kv_offload_bytes: int = 0,
         gpu_memory_utilization: float = 0.9,
         num_gpu_blocks_override: int | None = None,
         speculation: Speculation | None = None,
@@ -116,6 +117,7 @@ class LLM(OfflineText):
             kv_cache_dtype: "int8" or "fp8" halve the KV cache; auto is the model's own format.
             enable_prefix_caching: reuse the KV blocks of prompts that begin alike.
             kv_cache_memory_bytes: size of the KV cache; a share of what is free when left out.
+            kv_offload_bytes: memory of the host for KV blocks that the cache has no room for.
             gpu_memory_utilization: share of a GPU's memory to use, weights included.
             num_gpu_blocks_override: KV blocks, whatever the memory.
             speculation: guess tokens ahead: by a "draft" model, by a head of the checkpoint
@@ -160,6 +162,7 @@ class LLM(OfflineText):
                 memory_bytes=kv_cache_memory_bytes,
                 memory_utilization=gpu_memory_utilization,
                 num_blocks=num_gpu_blocks_override,
+                offload_bytes=kv_offload_bytes,
             ),
             speculation=speculation_config(
                 speculation,

@@ -192,7 +192,11 @@ class AddedRow(msgspec.Struct, frozen=True):
 
 
 class BlockCopy(NamedTuple):
-    """A block whose contents the runner copies before the step's own writes."""
+    """A block whose contents the runner copies before the step's own writes.
+
+    Both are blocks of the KV cache; of a plan's offloads the target is a slot of the host's memory,
+    and of its loads the source is.
+    """
 
     source: int
     target: int
@@ -205,12 +209,14 @@ class StepPlan(msgspec.Struct, frozen=True):
     added: tuple[AddedRow, ...] = ()  # before their first row
     removed: tuple[str, ...] = ()  # preempted, finished or aborted since the last plan: forget
     copies: tuple[BlockCopy, ...] = ()
+    offloads: tuple[BlockCopy, ...] = ()  # before anything that is written to blocks
+    loads: tuple[BlockCopy, ...] = ()  # after the offloads, before the copies
     num_preempted: int = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing for the runner to do."""
-        return not (self.rows or self.removed)
+        return not (self.rows or self.removed or self.offloads)
 
     @property
     def num_tokens(self) -> int:
@@ -308,13 +314,26 @@ class BlockStats(msgspec.Struct, frozen=True):
         return self.wasted_slots / slots if slots else 0.0
 
 
+class TierStats(msgspec.Struct, frozen=True):
+    """Blocks in the host's memory. Counters only ever rise while the engine lives."""
+
+    total: int = 0  # that there is room for; 0: there is no such tier
+    used: int = 0
+    num_offloaded: int = 0  # blocks copied from the device
+    num_loaded: int = 0  # blocks copied back
+    num_queries: int = 0  # prompt tokens looked for here, as the device did not have them
+    num_hits: int = 0  # of these, found; prefix_cache_hits has them too
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot after a step. Counters only ever rise while the engine lives."""
 
     num_running: int = 0
     num_waiting: int = 0
     blocks: BlockStats = BlockStats()
+    tier: TierStats = TierStats()
     num_preemptions: int = 0
+    num_recomputed: int = 0  # tokens that preempted sequences had to compute once more
     prefix_cache_queries: int = 0  # prompt tokens looked up
     prefix_cache_hits: int = 0  # prompt tokens found
     num_steps: int = 0
@@ -369,6 +388,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     max_model_len: int  # longest context served
     max_idle_blocks: int | None = None  # see BlockPool
+    num_host_blocks: int = 0  # that the host's memory has room for
+    host_bytes: int = 0  # what these take there
     cache_dtype: str = ""  # of keys and values; "" where there is no cache
 
     def describe(self) -> str:
@@ -384,7 +405,16 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             f"KV cache {self.kv_cache_bytes / mib:.0f} MiB = "
             f"{self.num_blocks:,} blocks of {self.block_size} tokens "
             f"({self.bytes_per_token:,} bytes a token in {self.cache_dtype}), "
+            f"{self._describe_host()}"
             f"free {self.free_bytes / mib:.0f} MiB, longest context {self.max_model_len:,} tokens"
+        )
+
+    def _describe_host(self) -> str:
+        if not self.num_host_blocks:
+            return ""
+        return (
+            f"{self.num_host_blocks:,} more blocks in {self.host_bytes / 2**20:.0f} MiB of the "
+            "host's memory, "
         )
 
 

@@ -46,6 +46,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             memory_bytes=settings.kv_cache_memory_bytes,
             memory_utilization=settings.gpu_memory_utilization,
             num_blocks=settings.num_gpu_blocks_override,
+            offload_bytes=settings.kv_offload_bytes,
         ),
         lora=LoraConfig(max_loaded=settings.max_loras, max_on_host=settings.max_cpu_loras),
         speculation=settings.speculation_config(is_embedded=settings.model is None),

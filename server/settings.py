@@ -260,6 +260,14 @@ class Settings(SchedulingSettings, SpeculationSettings):
         "a CPU 512 MiB, or more where one sequence of full length needs it.",
         ge=1,
     )
+    kv_offload_bytes: ScaledInt = setting(
+        0,
+        _CACHE,
+        "Memory of the host for KV blocks that the cache has no room for, such as 8GiB: prefixes, "
+        "and what preempted sequences had computed, come back from there. 0: none. See "
+        "docs/kv-cache.md.",
+        ge=0,
+    )
     gpu_memory_utilization: float = setting(
         0.9, _CACHE, "Share of a GPU's memory to use, weights included.", gt=0, le=1
     )

@@ -12,6 +12,9 @@ handed out for something else.
          │                   ▼ │ ────────────────────────────────────► free, cached
          └──────────────── evicted by allocate ◄─────────────────────────────┘ (back of the queue)
 
+What is evicted goes to the host's memory where there is a tier there, and is found there by the
+same digest (``engine/kv_cache/host_tier.py``).
+
 Blocks that hold nothing are handed out first, then the least recently freed. A table is released
 tail first, so that a prefix loses its end before its beginning and what is left can still be
 matched. Every operation costs O(1) a block.
@@ -30,6 +33,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.prefix import PrefixChain
 from engine.types import BlockCopy, BlockStats
 
@@ -59,7 +63,20 @@ class Prefix(NamedTuple):
     """Blocks that hold the beginning of a text, or of it what those who go on will see."""
 
     num_passed: int  # blocks before these, which nobody needs
-    block_ids: Sequence[int]
+    block_ids: Sequence[int]  # ~s, a negative number: slot s of the host has it, and no block
+
+    @property
+    def num_here(self) -> int:
+        """Blocks before the first that is to be loaded, those passed included."""
+        for index, block in enumerate(self.block_ids, self.num_passed):
+            if block < 0:
+                return index
+        return self.num_passed + len(self.block_ids)
+
+    @property
+    def num_on_host(self) -> int:
+        """Blocks that are to be loaded."""
+        return sum(block < 0 for block in self.block_ids)
 
 
 class BlockPool:
@@ -72,6 +89,7 @@ class BlockPool:
         hash_key: key of the prefix digests, 16 to 64 bytes; None draws one.
         max_idle: free blocks that keep their prefix while there are blocks never used before;
             None: all of them.
+        tier: where blocks go that are evicted; None: nowhere.
     """
 
     def __init__(
@@ -82,11 +100,13 @@ class BlockPool:
         enable_prefix_caching: bool = True,
         hash_key: bytes | None = None,
         max_idle: int | None = None,
+        tier: HostTier | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens holds nothing")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.tier = tier
         self._caching = enable_prefix_caching
         self._hash_key = secrets.token_bytes(32) if hash_key is None else hash_key
         self._references = [0] * num_blocks
@@ -118,21 +138,32 @@ class BlockPool:
         self._append(table, taken)
         return taken
 
-    def adopt(self, table: BlockTable, prefix: Prefix) -> None:
-        """Begin an empty table with blocks that are cached or held by others."""
+    def adopt(self, table: BlockTable, prefix: Prefix) -> list[BlockCopy]:
+        """Begin an empty table with a prefix; returns what must be loaded into blocks of it.
+
+        The caller has seen that there are as many free blocks as ``num_unheld`` tells. The slots
+        are held until the caller tells the tier to let them go.
+        """
         table.block_ids = [0] * prefix.num_passed
         table.num_passed = prefix.num_passed
-        self.share(table, prefix.block_ids)
+        slots = [~block for block in prefix.block_ids if block < 0]
+        if not slots or self.tier is None:
+            self.share(table, prefix.block_ids)
+            return []
+        # All is held before a block is taken: what is taken is forgotten.
+        self.tier.hold(slots)
+        self._hold(block for block in prefix.block_ids if block >= 0)
+        block_ids = [self._take_free() if block < 0 else block for block in prefix.block_ids]
+        self._append(table, block_ids)
+        return [
+            BlockCopy(~found, block)
+            for found, block in zip(prefix.block_ids, block_ids, strict=True)
+            if found < 0
+        ]
 
     def share(self, table: BlockTable, block_ids: Sequence[int]) -> None:
         """Append blocks that are cached or held by others, and hold them once more."""
-        references = self._references
-        for block in block_ids:
-            if references[block] == 0:
-                del self._idle[block]
-            elif references[block] == 1:
-                self._num_shared += 1
-            references[block] += 1
+        self._hold(block_ids)
         self._append(table, block_ids)
 
     def fork(self, table: BlockTable, num_tokens: int) -> tuple[BlockTable, BlockCopy | None]:
@@ -185,13 +216,13 @@ class BlockPool:
         """
         if not self._caching:
             return Prefix(0, ())
-        size, block_of = self.block_size, self._block_of
+        size, find = self.block_size, self._find
         limit = (len(token_ids) - 1) // size
         digests = chain.digests(token_ids, limit)
         blocks: list[int] = []
         if window is None:
             for digest in digests[:limit]:
-                block = block_of.get(digest)
+                block = find(digest)
                 if block is None:
                     break
                 blocks.append(block)
@@ -200,7 +231,7 @@ class BlockPool:
         index = end = limit
         while index > max(0, (end * size - window + 1) // size):
             index -= 1
-            block = block_of.get(digests[index])
+            block = find(digests[index])
             if block is None:
                 end = index
                 blocks = []
@@ -209,9 +240,10 @@ class BlockPool:
         return Prefix(index, blocks[::-1])
 
     def num_unheld(self, block_ids: Iterable[int]) -> int:
-        """How many of these are free now: sharing them takes that many from ``num_free``."""
+        """How many of these are free now, or to be loaded into blocks that are: a prefix of them
+        takes that many from ``num_free``."""
         references = self._references
-        return sum(not references[block] for block in block_ids)
+        return sum(block < 0 or not references[block] for block in block_ids)
 
     def publish(
         self, chain: PrefixChain, token_ids: Sequence[int], table: BlockTable, start: int, end: int
@@ -251,7 +283,7 @@ class BlockPool:
 
         Costs O(num_blocks): for tests, and for the engine when it has nothing else to do.
         """
-        problems: list[str] = []
+        problems = [] if self.tier is None else self.tier.check()
         holders: Counter[int] = Counter()
         for table in tables:
             holders.update(table.block_ids[table.num_passed :])
@@ -283,6 +315,8 @@ class BlockPool:
         if digest is not None:  # evicted: what it held is about to be overwritten
             self._digest_of[block] = None
             del self._block_of[digest]
+            if self.tier is not None:
+                self.tier.leave(digest, block)
         self._references[block] = 1
         return block
 
@@ -308,6 +342,23 @@ class BlockPool:
                 else:
                     free[block] = None
                     free.move_to_end(block, last=False)  # before those never used
+
+    def _find(self, digest: bytes) -> int | None:
+        """Where the block of a digest is, as ``Prefix.block_ids`` has it; None: nowhere."""
+        block = self._block_of.get(digest)
+        if block is None and self.tier is not None:
+            slot = self.tier.find(digest)
+            return None if slot is None else ~slot
+        return block
+
+    def _hold(self, block_ids: Iterable[int]) -> None:
+        references = self._references
+        for block in block_ids:
+            if references[block] == 0:
+                del self._idle[block]
+            elif references[block] == 1:
+                self._num_shared += 1
+            references[block] += 1
 
     def _append(self, table: BlockTable, block_ids: Sequence[int]) -> None:
         table.block_ids.extend(block_ids)

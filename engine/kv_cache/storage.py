@@ -32,6 +32,10 @@ _CPU_USUAL_BYTES = 512 * 2**20
 # Of those, what prefixes that nobody uses may keep for themselves; room for one sequence too.
 _CPU_IDLE_BYTES = 64 * 2**20
 
+# Of the device's memory, for blocks on their way to the host or back; a block where that is more.
+STAGE_BYTES = 32 * 2**20
+_NUM_STAGES = 3
+
 
 class KVCache:
     """Keys and values of all layers. Blocks are handed out by the ``BlockPool``."""
@@ -62,6 +66,10 @@ class KVCache:
             raise ModelLoadError(
                 f"a KV cache of {size / 2**20:,.0f} MiB does not fit {device}: {reason}"
             ) from None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All the memory there is, layer by layer; each tensor begins with the blocks."""
+        return [tensor for layer in self.layers for tensor in layer.tensors()]
 
 
 def plan_memory(
@@ -98,6 +106,7 @@ def plan_memory(
     available, usual_bytes = available_bytes(device), _CPU_USUAL_BYTES
     if device.type == "cpu":
         available, usual_bytes = available // num_sharers, usual_bytes // num_sharers
+    num_host_blocks = _host_blocks(cache, block_bytes, num_sharers)
     max_idle_blocks: int | None = None
     if cache.num_blocks is not None:
         num_blocks = cache.num_blocks
@@ -122,16 +131,26 @@ def plan_memory(
             f"the KV cache that is asked for takes {num_blocks * block_bytes / 2**20:,.0f} MiB, "
             f"{available / 2**20:,.0f} MiB are free"
         )
+    host_bytes = num_host_blocks * block_bytes
+    free = available - num_blocks * block_bytes
+    on_host = free if device.type == "cpu" else _host_bytes() // num_sharers
+    if host_bytes > on_host:
+        raise ModelLoadError(
+            f"kv_offload_bytes: {host_bytes / 2**20:,.0f} MiB are asked for, "
+            f"{on_host / 2**20:,.0f} MiB of the host's memory are free"
+        )
     holds = num_blocks * block_size
     return MemoryPlan(
         weights_bytes=weights_bytes,
         kv_cache_bytes=num_blocks * block_bytes,
-        free_bytes=max(0, available - num_blocks * block_bytes),
+        free_bytes=max(0, free - host_bytes if device.type == "cpu" else free),
         bytes_per_token=a_token,
         num_blocks=num_blocks,
         block_size=block_size,
         max_model_len=max_model_len or min(wanted_len, holds),
         max_idle_blocks=max_idle_blocks,
+        num_host_blocks=num_host_blocks,
+        host_bytes=host_bytes,
         cache_dtype=str(codes or dtype).removeprefix("torch."),
     )
 
@@ -148,7 +167,7 @@ def available_bytes(device: torch.device) -> int:
     """Memory that could be taken now: of the GPU, or of this machine and its control group."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_machine_bytes(), _control_group_bytes())
+    return _host_bytes()
 
 
 def _layer(
@@ -187,6 +206,8 @@ def _gpu_budget(
     """Bytes for the cache when no size is asked for: what the share of the GPU leaves."""
     total = torch.cuda.mem_get_info(device)[1]
     reserved = int(total * (1 - cache.memory_utilization))
+    if cache.offload_bytes:
+        reserved += _NUM_STAGES * STAGE_BYTES
     return max(0, available - reserved - _activation_bytes(spec, scheduler, dtype))
 
 
@@ -197,6 +218,27 @@ def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torc
     # Logits and what sampling makes of them: float32, a few copies.
     a_sequence = 6 * 4 * spec.vocab_size
     return a_token * scheduler.step_tokens + a_sequence * scheduler.max_num_seqs
+
+
+def _host_blocks(cache: CacheConfig, block_bytes: int, num_sharers: int) -> int:
+    """How many blocks the host is to keep for each of those who share its memory."""
+    if not cache.offload_bytes:
+        return 0
+    if not cache.enable_prefix_caching:
+        raise ModelLoadError(
+            "kv_offload_bytes: blocks on the host are found by the prefix cache, which is off"
+        )
+    needed = num_sharers * block_bytes
+    if cache.offload_bytes < needed:
+        raise ModelLoadError(
+            f"kv_offload_bytes: {cache.offload_bytes:,} bytes do not hold a block, which takes "
+            f"{needed:,}"
+        )
+    return cache.offload_bytes // needed
+
+
+def _host_bytes() -> int:
+    return min(_machine_bytes(), _control_group_bytes())
 
 
 def _machine_bytes() -> int:

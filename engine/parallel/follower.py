@@ -25,6 +25,7 @@ from engine import logs
 from engine.child import die_with_parent
 from engine.errors import EngineDead, ModelLoadError
 from engine.framing import encode, receive
+from engine.kv_cache.host_store import HostStore
 from engine.kv_cache.storage import KVCache
 from engine.models.block import StepState
 from engine.models.checkpoint import read_config
@@ -32,6 +33,7 @@ from engine.models.decoder import Decoder
 from engine.models.spec import DecoderSpec
 from engine.parallel.frames import (
     CopyBlocks,
+    Exchange,
     Failed,
     Forward,
     FromRank,
@@ -49,6 +51,7 @@ from engine.parallel.layers import share_modules
 from engine.parallel.shard import Shard
 from engine.runner.load import LoadPlan, make_plan, plan_cache, read_weights
 from engine.runner.transfer import Uploads
+from engine.types import BlockCopy
 from kernels.attention import BatchGeometry, DeviceGeometry
 from kernels.inputs import StepRows
 
@@ -136,11 +139,13 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
         attention.device,
         attention.cache_dtype,
     )
+    slots = serve.num_host_blocks
+    host = HostStore(cache.tensors(), slots) if slots else None
     send(Prepared())
     group = Group(shard, attention.device, join.meeting_path)
     modules = share_modules(loaded.modules, plan.spec, shard, group)
     decoder = Decoder(plan.spec, modules, plan.kernels, serve.max_model_len, group)
-    return Follower(plan, decoder, cache)
+    return Follower(plan, decoder, cache, host)
 
 
 class _Batch(NamedTuple):
@@ -165,12 +170,16 @@ class Follower:
         plan: what was decided at load.
         model: this rank's, joined with the others.
         cache: its keys and values.
+        host: blocks in the host's memory; None: none are there.
     """
 
-    def __init__(self, plan: LoadPlan, model: Decoder, cache: KVCache) -> None:
+    def __init__(
+        self, plan: LoadPlan, model: Decoder, cache: KVCache, host: HostStore | None
+    ) -> None:
         self._plan = plan
         self._model = model
         self._cache = cache
+        self._host = host
         self._uploads = Uploads(plan.attention.device)
 
     def obey(self, message: ToRank) -> None:
@@ -181,6 +190,9 @@ class Follower:
             attention = self._plan.attention
             shape = message.num_rows, self._plan.spec.hidden_size
             self._model.logits(torch.empty(shape, dtype=attention.dtype, device=attention.device))
+        elif isinstance(message, Exchange):
+            assert self._host is not None
+            self._host.exchange(_copies(message.offloads), _copies(message.loads))
         elif isinstance(message, CopyBlocks):
             pairs = unpack(message.pairs).reshape(-1, 2)
             sources, targets = self._send(pairs[:, 0].copy(), pairs[:, 1].copy())
@@ -223,6 +235,10 @@ class Follower:
 
 
 _NO_ROWS = np.empty(0, np.int32)
+
+
+def _copies(pairs: bytes) -> list[BlockCopy]:
+    return [BlockCopy(source, target) for source, target in unpack(pairs).reshape(-1, 2).tolist()]
 
 
 def read_messages(connection: socket.socket) -> Iterator[ToRank]:

@@ -34,6 +34,15 @@ class Serve(msgspec.Struct, frozen=True, tag="serve", array_like=True):
 
     num_blocks: int
     max_model_len: int
+    num_host_blocks: int = 0  # slots that each rank has in the host's memory
+
+
+class Exchange(msgspec.Struct, frozen=True, tag="exchange", array_like=True):
+    """To a rank: copy blocks to slots of the host, and then from there, before anything is
+    written."""
+
+    offloads: bytes  # [o, 2]: block, slot
+    loads: bytes  # [l, 2]: slot, block
 
 
 class CopyBlocks(msgspec.Struct, frozen=True, tag="copy", array_like=True):
@@ -74,7 +83,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     message: str
 
 
-ToRank = Join | Serve | CopyBlocks | Forward | Score
+ToRank = Join | Serve | Exchange | CopyBlocks | Forward | Score
 FromRank = Loaded | Prepared | Failed
 
 _to_rank = msgspec.msgpack.Decoder(ToRank)

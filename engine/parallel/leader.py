@@ -1,7 +1,7 @@
 """Rank 0's side: starts the other ranks, tells them what to compute, and notices when one is gone.
 
     start ─► Join ─► (all read their weights) ─► Loaded ─► Serve ─► Prepared ─► (all meet)
-    then, for each pass: [CopyBlocks] Forward, and Score for each piece of logits
+    then, for each pass: [Exchange] [CopyBlocks] Forward, and Score for each piece of logits
 
 A rank that is gone is the end of the engine: a part of the model and of every text's cache went
 with it. Streams go on in the engine that replaces this one.
@@ -33,6 +33,7 @@ from engine.models.modules import Modules
 from engine.models.spec import DecoderSpec
 from engine.parallel.frames import (
     CopyBlocks,
+    Exchange,
     Failed,
     Forward,
     FromRank,
@@ -105,7 +106,7 @@ class Team:
         loaded = [self._expect(rank, Loaded) for rank in range(1, self.shard.size)]
         memory = _fitting(memory, min(told.num_blocks for told in loaded))
         self._block_size = memory.block_size
-        self._tell(Serve(memory.num_blocks, memory.max_model_len))
+        self._tell(Serve(memory.num_blocks, memory.max_model_len, memory.num_host_blocks))
         for rank in range(1, self.shard.size):
             self._expect(rank, Prepared)
         self._fate.watch(self._children)
@@ -132,6 +133,10 @@ class Team:
         self._end()
 
     # ------------------------------------------------------------ steps
+
+    def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
+        """All ranks exchange blocks with the host's memory. Raises EngineDead."""
+        self._tell(Exchange(*(pack(np.array(pairs, np.int32)) for pairs in (offloads, loads))))
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """All ranks copy blocks. Raises EngineDead."""

@@ -38,6 +38,8 @@ def load_encoder_runner(
         raise ModelLoadError("attention backends are for models that generate; this is an encoder")
     if config.batch_invariant:
         raise ModelLoadError("batch invariance is for models that generate; this is an encoder")
+    if config.cache.offload_bytes:
+        raise ModelLoadError("kv_offload_bytes: an encoder has no KV cache")
     max_len = _longest(config, model, spec)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)

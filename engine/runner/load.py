@@ -38,6 +38,7 @@ from engine.runner.device import (
 )
 from engine.runner.encoder_load import load_encoder_runner
 from engine.runner.graphs import CudaCapture, DecodeGraphs
+from engine.runner.host_blocks import HostBlocks
 from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
@@ -174,6 +175,8 @@ def _assemble(
     features = None if loaded.head is None else loaded.head.features(memory)
     graphs = _graphs(plan, decoder, cache, rows, adapters, features)
     draft = _draft_model(plan, loaded, memory, rows, features)
+    slots = memory.num_host_blocks
+    host = HostBlocks(cache, slots, draft, team) if slots else None
     speculation = config.speculation
     logger.info(memory.describe())
     return ModelRunner(
@@ -190,6 +193,7 @@ def _assemble(
         features=features,
         rejects=speculation is not None and speculation.draft_sampling == "rejection",
         team=team,
+        host=host,
     )
 
 

@@ -26,6 +26,7 @@ from engine.profiler import Spans
 from engine.runner.device import StepThreads
 from engine.runner.drafts import StepDrafts, spread, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
+from engine.runner.host_blocks import HostBlocks
 from engine.runner.inputs import (
     DeviceBatch,
     HostBatch,
@@ -100,6 +101,7 @@ class ModelRunner:
         features: what it reads of the model, where it is a head.
         rejects: judge drafts of sampled texts by rejection.
         team: the ranks that have the rest of the model; None: it is all here.
+        host: blocks in the host's memory; None: none are there.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class ModelRunner:
         features: Features | None = None,
         rejects: bool = False,
         team: Team | None = None,
+        host: HostBlocks | None = None,
     ) -> None:
         self._info = info
         self._model = model
@@ -131,6 +134,7 @@ class ModelRunner:
         self._threads = threads
         self._features = features
         self._team = team
+        self._host = host
         uploads = Uploads(attention_spec.device)
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
         self._uploads = Uploads(attention_spec.device)
@@ -172,6 +176,8 @@ class ModelRunner:
     def _launch(self, plan: StepPlan) -> Outcome | PassesOutcome | None:
         with self._spans("inputs"):
             self._update_rows(plan)
+            if self._host is not None:
+                self._host.exchange(plan)
             if not plan.rows:
                 return None
             if self._threads is not None:

@@ -13,15 +13,17 @@ order, no limit. It neither reorders nor drops rows.
 3. ``rows[i].new_block_ids``: appended to the row's block table. The token at position ``p`` lives
    in slot ``table[p // block_size] * block_size + p % block_size``. Where ``EngineInfo.window`` is
    told, blocks that lie wholly before a row's window may belong to others by now.
-4. ``copies``: whole blocks, sources unchanged by anything before; all before the step's writes.
-5. The rows' tokens, at positions ``[start, start + len(token_ids))``: their keys and values are
+4. ``offloads``: whole blocks, to slots of the host's memory, as they are before this step writes
+   anything; ``loads``: from slots that earlier offloads have filled, to blocks, after that.
+5. ``copies``: whole blocks, sources unchanged by anything before; all before the step's writes.
+6. The rows' tokens, at positions ``[start, start + len(token_ids))``: their keys and values are
    written, and each attends to positions ``0 .. p`` of its own sequence. A token sampled by an
    earlier step comes back as (part of) a later row's ``token_ids``, or as ``PENDING_TOKEN``: the
    token that this row sampled last, which the scheduler has not seen yet. No two rows write one
    slot, and no row writes a block that another sequence references.
-6. Rows with ``samples``: the next token, a function of the row's logits, its sampling parameters,
+7. Rows with ``samples``: the next token, a function of the row's logits, its sampling parameters,
    its output so far, and its seed and position alone; never of the batch around it.
-7. Rows with ``num_passes`` above 1: the token that was chosen is computed at the next position and
+8. Rows with ``num_passes`` above 1: the token that was chosen is computed at the next position and
    the next one chosen, until the row has computed ``num_passes`` tokens. Its blocks have room for
    them. A runner may do fewer, but the first; what it tells is as many tokens as it has done.
 
@@ -43,8 +45,9 @@ ends its sequence came later: it is computed like any other, and its token passe
 ``StepResult.errors`` and harms nobody else. When a step raises, at its launch or at its result,
 the caller cannot know how far it came; it runs parts of the same step again to find the rows to
 blame, and each such plan *reintroduces* its rows: they are in ``removed`` and in ``added``, with
-their whole block table. A runner therefore needs no undo: it must only accept such a plan after
-it has raised, and give the result that the first run would have given.
+their whole block table. What they load is loaded again, and nothing is offloaded: what the failed
+step was to offload is never asked for. A runner therefore needs no undo: it must only accept such
+a plan after it has raised, and give the result that the first run would have given.
 """
 
 from __future__ import annotations

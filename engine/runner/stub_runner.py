@@ -136,10 +136,13 @@ def load_stub_runner(config: EngineConfig, on_progress: LoadProgress | None = No
     """A runner with the vocabulary and the context of the model that ``config`` names.
 
     Raises:
-        ModelLoadError: the directory or its config.json is missing, damaged or not supported.
+        ModelLoadError: the directory or its config.json is missing, damaged or not supported, or
+            blocks are to be kept that there are not.
     """
     started_s = time.monotonic()
     model = read_config(config.model)
+    if config.cache.offload_bytes:
+        raise ModelLoadError("kv_offload_bytes: a stub has no KV cache")
     memory = _plan(model.spec, config)
     info = EngineInfo(
         model=config.model,

@@ -142,10 +142,14 @@ class Planner:
         """Take its blocks from the running sequence that the policy puts last."""
         if step.victims is None:
             step.victims = sorted(self._state.running.values(), key=self._state.policy.rank)
-        victim = step.victims.pop()
-        step.withdraw(victim)
+        self._preempt(step, step.victims.pop())
+
+    def _preempt(self, step: StepBuilder, victim: Sequence) -> None:
         step.num_preempted += 1
-        self._state.preempt(victim)
+        withdrawn = step.withdraw(victim)
+        if withdrawn.slots and self._state.pool.tier is not None:
+            self._state.pool.tier.let_go(withdrawn.slots, loaded=False)
+        self._state.preempt(victim, withdrawn.num_tokens)
 
     # ------------------------------------------------------------ who joins
 
@@ -181,9 +185,7 @@ class Planner:
             victim = state.policy.victim(seq, running, state.waiting, short)
         if victim is None or not self._room(step, yields=state.policy.yields(seq)):
             return False
-        step.withdraw(victim)
-        step.num_preempted += 1
-        state.preempt(victim)
+        self._preempt(step, victim)
         return True
 
     def _admit(self, step: StepBuilder, seq: Sequence, now_s: float) -> Shortage | None:
@@ -218,8 +220,9 @@ class Planner:
             return short
 
         if leader is None:
-            pool.adopt(seq.table, prefix)
-            seq.num_computed = seq.num_landed = seq.table.capacity
+            step.loads += pool.adopt(seq.table, prefix)
+            seq.num_computed = seq.table.capacity
+            seq.num_landed = prefix.num_here * pool.block_size
         else:  # the copy is yet to be made: nothing has landed
             seq.num_computed = seq.num_prompt - 1
             seq.table, copy = pool.fork(leader.table, seq.num_computed)
@@ -231,8 +234,7 @@ class Planner:
             seq.scheduled_s = now_s
             seq.num_cached = min(seq.num_computed, seq.num_prompt)
             if looks_up:
-                state.prefix_queries += seq.num_prompt
-                state.prefix_hits += seq.num_cached
+                state.count_lookup(seq, prefix)
         step.added.append(added_row(seq))
         end = min(len(seq.token_ids), seq.num_computed + room)
         self._extend(seq, end)
@@ -289,7 +291,8 @@ class Planner:
         tokens += _PENDING * (end - start - len(tokens))
         step.rows.append(ScheduledRow(seq.id, start, tokens, tuple(new_blocks), samples))
         step.seqs.append(seq)
-        step.fills.append(Fill(seq, seq.table, start, end))
+        # What is loaded, too, can be found once the step has landed.
+        step.fills.append(Fill(seq, seq.table, seq.num_landed, end))
         step.budget -= end - start
         if end - start > 1:
             # A prompt that does not yield has the step to itself.

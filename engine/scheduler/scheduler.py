@@ -8,7 +8,8 @@ A step has one budget of tokens. Whoever runs comes first, then waiting prompts 
 until the budget, the blocks or the places are used up; a sequence leaves in the step in which its
 last token arrives. When a running sequence needs a block and none is free, the one that the
 policy puts last gives all of its blocks up and waits again: its tokens are computed once more
-when it returns, less those that are still found in the prefix cache.
+when it returns, less those that are still found in the prefix cache. Where that has a tier in the
+host's memory, its full blocks are there, or on the device, unless the tier is too small for them.
 
 Times are told by the caller, so that the same calls always give the same plans.
 """
@@ -149,16 +150,30 @@ class Scheduler:
         self._state.expire(now_s)
         step = self._planner.plan(admit, now_s, max_passes)
         removed, self._state.removed = self._state.removed, []
-        plan = step.build(removed)
+        plan = step.build(removed, self._pool.tier)
         if not plan.is_empty:
-            self._planned.append(Planned(step.seqs, step.fills))
+            self._planned.append(Planned(step.seqs, step.fills, plan))
         if plan.rows:
             self._state.count_step()
         return plan
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> EngineOutput:
         """Take in what a plan's step produced, in the order in which the plans were made."""
-        return self._results.take(plan, self._planned.popleft(), result, now_s)
+        planned = self._planned.popleft()
+        tier = self._pool.tier
+        if tier is not None:
+            tier.let_go(load.source for load in plan.loads)
+            if not planned.has_failed:
+                tier.landed(plan.offloads)
+        return self._results.take(plan, planned, result, now_s)
+
+    def fail(self) -> None:
+        """The oldest plan could not be run as it was made; parts of it are run again (``replay``),
+        and then it is taken in."""
+        planned = self._planned[0]
+        if self._pool.tier is not None:
+            self._pool.tier.void(planned.plan.offloads)
+        self._planned[0] = planned._replace(has_failed=True)
 
     def tell(self) -> EngineOutput:
         """What has happened since the last output, without a step."""
@@ -167,9 +182,9 @@ class Scheduler:
     def replay(self, plan: StepPlan, rows: Iterable[ScheduledRow]) -> StepPlan:
         """The part of ``plan`` that computes ``rows``, for a runner that knows none of them.
 
-        For use before ``update(plan, ...)``, after the plan itself could not be run: each row is
-        removed and added again, with its whole block table. Rows of sequences that have ended or
-        were preempted since are not in it. See the runner's row contract.
+        For use between ``fail()`` and ``update(plan, ...)``, after the plan itself could not be
+        run: each row is removed and added again, with its whole block table. Rows of sequences that
+        have ended or were preempted since are not in it. See the runner's row contract.
         """
         seqs = {seq.id: seq for seq in self._planned[0].seqs}
         return replay(plan, seqs, rows)

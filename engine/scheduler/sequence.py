@@ -66,6 +66,7 @@ class Sequence:
     pooled: Pooled | None = None  # what its prompt has given so far, where a vector is asked for
 
     num_preemptions: int = 0
+    num_given_up: int = 0  # tokens that had been computed when it was preempted
     num_cached: int | None = None  # prompt tokens found in the cache when first admitted
     cached_told: bool = False
     num_prompt_logprobs: int = 0  # told so far; a recomputed prompt brings them again

@@ -13,16 +13,17 @@ forget.
 from __future__ import annotations
 
 from engine.errors import DeadlineExceeded, Failure
-from engine.kv_cache.pool import BlockPool, BlockTable
+from engine.kv_cache.pool import BlockPool, BlockTable, Prefix
 from engine.scheduler.adapters import AdapterCounts
 from engine.scheduler.deadlines import Deadlines
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.policy import Policy
 from engine.scheduler.sequence import Sequence, Status
 from engine.speculation.speculator import Speculator
-from engine.types import DraftStats, EngineStats
+from engine.types import DraftStats, EngineStats, TierStats
 
 _NO_DRAFTS = DraftStats()
+_NO_TIER = TierStats()
 
 
 class SchedulerState:
@@ -51,8 +52,11 @@ class SchedulerState:
 
         self.num_wasted = 0  # slots of running tables that hold no token
         self.num_preemptions = 0
+        self.num_recomputed = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.host_queries = 0
+        self.host_hits = 0
         self.num_steps = 0
         self.slots_held_sum = 0
         self.slots_wasted_sum = 0
@@ -80,11 +84,15 @@ class SchedulerState:
         seq.leader = None
         self.running[seq.id] = seq
         self.num_background += seq.request.background
+        self.num_recomputed += max(0, seq.num_given_up - seq.num_computed)
+        seq.num_given_up = 0
 
-    def preempt(self, seq: Sequence) -> None:
-        """``seq`` gives its blocks up and waits again, with all its tokens to compute."""
+    def preempt(self, seq: Sequence, num_withdrawn: int = 0) -> None:
+        """``seq`` gives its blocks up and waits again, with all its tokens to compute, of which
+        ``num_withdrawn`` were planned and never will be."""
         self._release(seq)
         seq.table = BlockTable()
+        seq.num_given_up = max(seq.num_given_up, seq.num_computed - num_withdrawn)
         seq.num_computed = seq.num_landed = 0
         seq.pooled = None
         seq.status = Status.WAITING
@@ -146,13 +154,26 @@ class SchedulerState:
         self.slots_held_sum += (pool.num_blocks - pool.num_free) * pool.block_size
         self.slots_wasted_sum += self.num_wasted
 
+    def count_lookup(self, seq: Sequence, prefix: Prefix) -> None:
+        """Count how much of a prompt was found in the cache, ``seq.num_cached`` tokens of it."""
+        num_cached = seq.num_cached or 0
+        self.prefix_queries += seq.num_prompt
+        self.prefix_hits += num_cached
+        if self.pool.tier is not None:
+            num_hits = min(num_cached, prefix.num_on_host * self.pool.block_size)
+            self.host_queries += seq.num_prompt - num_cached + num_hits
+            self.host_hits += num_hits
+
     def stats(self, step_tokens: int) -> EngineStats:
         """A snapshot, in O(1) and the adapters in use."""
+        tier = self.pool.tier
         return EngineStats(
             num_running=len(self.running),
             num_waiting=len(self.sequences) - len(self.running),
             blocks=self.pool.stats(self.num_wasted),
+            tier=_NO_TIER if tier is None else tier.stats(self.host_queries, self.host_hits),
             num_preemptions=self.num_preemptions,
+            num_recomputed=self.num_recomputed,
             prefix_cache_queries=self.prefix_queries,
             prefix_cache_hits=self.prefix_hits,
             num_steps=self.num_steps,

@@ -39,7 +39,7 @@ from engine.runner.transfer import Uploads
 from engine.speculation.chains import GuessChains
 from engine.speculation.features import Features
 from engine.speculation.read_blocks import Place, ReadBlocks
-from engine.types import StepPlan
+from engine.types import BlockCopy, StepPlan
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
@@ -109,6 +109,16 @@ class DraftModel:
             self._chains = GuessChains(self._programs, self._uploads)
         self._places: dict[str, Place] = {}
         self._blocks = ReadBlocks(cache.layers[0].keys.shape[0], attention_spec.block_size)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What it has of its own in each block, and what a head reads of the model there; each
+        tensor begins with the blocks."""
+        own = self._cache.tensors()
+        return own if self._features is None else [*own, self._features.blocks()]
+
+    def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
+        """Blocks have been copied to the host, and others from there, with all of ``tensors``."""
+        self._blocks.exchange(offloads, loads)
 
     def forget(self, row_ids: Iterable[str]) -> None:
         """These rows are about to go; unknown ids are skipped."""

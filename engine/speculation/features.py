@@ -76,8 +76,12 @@ class Features:
         """Those of these slots: [n] int64 -> [n, hidden_size]."""
         return self._table.index_select(0, slots)
 
+    def blocks(self) -> torch.Tensor:
+        """The table by blocks: [num_blocks, block_size, hidden_size], the same memory."""
+        return self._table.view(-1, self._block_size, self._table.shape[1])
+
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """The second block of each pair becomes what the first one is."""
         pairs = torch.tensor(copies, device=self._table.device).view(-1, 2)
-        blocks = self._table.view(-1, self._block_size, self._table.shape[1])
+        blocks = self.blocks()
         blocks[pairs[:, 1]] = blocks[pairs[:, 0]]

@@ -56,6 +56,7 @@ class ReadBlocks:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._counts = np.zeros(num_blocks, np.int32)
+        self._on_host: dict[int, int] = {}  # by slot of the host
         self._block_size = block_size
 
     def renew(self, block_ids: Iterable[int]) -> None:
@@ -67,6 +68,13 @@ class ReadBlocks:
         """The second block of each pair becomes what the first one is."""
         sources, targets = np.array(copies, np.int32).reshape(-1, 2).T
         self._counts[targets] = self._counts[sources]
+
+    def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
+        """Blocks have been copied to slots of the host, and slots to other blocks after that."""
+        for block, slot in offloads:
+            self._on_host[slot] = int(self._counts[block])
+        for slot, block in loads:
+            self._counts[block] = self._on_host[slot]
 
     def note(self, table: np.ndarray, begin: int, end: int) -> None:
         """Tokens [begin, end) of the text with these blocks have been read, as all before them."""

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from engine.types import BlockStats, EngineInfo, EngineStats
+from engine.types import BlockStats, EngineInfo, EngineStats, TierStats
 from server.metrics.names import COUNTERS, HISTOGRAMS, LABELLED_COUNTERS
 from server.metrics.numbers import Histogram, Numbers
 
@@ -86,6 +86,7 @@ class Exposition(Collector):
             ("kv_wasted_slots", "Token slots in held blocks without a token.", blocks.wasted_slots),
         ):
             yield self._gauge(name, help, value)
+        yield from self._tier_gauges(stats.tier)
         info = self._info
         if info is not None:
             memory = info.memory
@@ -112,12 +113,46 @@ class Exposition(Collector):
             family.add_metric(values, time.time())
             yield family
 
+    def _tier_gauges(self, tier: TierStats) -> Iterable[Metric]:
+        """Of blocks in the host's memory, where there are to be any."""
+        memory = None if self._info is None else self._info.memory
+        if memory is None or not memory.num_host_blocks:
+            return
+        total = memory.num_host_blocks
+        for name, help, value in (
+            ("kv_offload_blocks_total", "KV blocks the host has room for.", total),
+            ("kv_offload_blocks_used", "KV blocks in the host's memory.", tier.used),
+            (
+                "kv_offload_bytes_used",
+                "Bytes that these take.",
+                tier.used * (memory.host_bytes // total),
+            ),
+        ):
+            yield self._gauge(name, help, value)
+
     def _engine_counters(self, numbers: Numbers) -> Iterable[Metric]:
         stats = numbers.stats
         for name, help, value in (
             ("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries),
             ("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits),
+            (
+                "external_prefix_cache_queries",
+                "Prompt tokens looked up in the host's memory.",
+                stats.tier.num_queries,
+            ),
+            (
+                "external_prefix_cache_hits",
+                "Prompt tokens found there; they are among prefix_cache_hits too.",
+                stats.tier.num_hits,
+            ),
+            ("kv_blocks_offloaded", "KV blocks copied to the host.", stats.tier.num_offloaded),
+            ("kv_blocks_loaded", "KV blocks copied back.", stats.tier.num_loaded),
             ("num_preemptions", "Sequences sent back to the queue.", stats.num_preemptions),
+            (
+                "recomputed_tokens",
+                "Tokens that preempted sequences computed once more.",
+                stats.num_recomputed,
+            ),
             ("spec_decode_num_drafts", "Rows that verified guesses.", stats.drafts.num_drafts),
             (
                 "spec_decode_num_draft_tokens",

@@ -50,6 +50,7 @@ def make_info(
     vocab_size: int = VOCAB,
     window: int | None = None,
     max_idle_blocks: int | None = None,
+    num_host_blocks: int = 0,
 ) -> EngineInfo:
     return EngineInfo(
         model="fake",
@@ -70,6 +71,7 @@ def make_info(
             block_size=block_size,
             max_model_len=max_model_len,
             max_idle_blocks=max_idle_blocks,
+            num_host_blocks=num_host_blocks,
         ),
         fingerprint="fake",
         load_s=0.0,
@@ -174,6 +176,7 @@ class FakeRunner:
         self._size = info.memory.block_size
         self.rows: dict[str, _Row] = {}
         self.slots: dict[int, tuple[str, int]] = {}
+        self.host: dict[int, list[tuple[str, int] | None]] = {}  # whole blocks
 
     @property
     def info(self) -> EngineInfo:
@@ -201,6 +204,7 @@ class FakeRunner:
             self.rows[added.request.id] = row
         for planned_row in plan.rows:
             self._extend(planned_row)
+        self._exchange(plan)
         for copy in plan.copies:
             for offset in range(self._size):
                 source = self.slots.get(copy.source * self._size + offset)
@@ -234,6 +238,20 @@ class FakeRunner:
         row.seen_from = self._first_seen(planned.start)
         held = self._held(row)
         assert len(set(held)) == len(held), "a block is in one table twice"
+
+    def _exchange(self, plan: StepPlan) -> None:
+        """What is copied to the host, and then what comes from there."""
+        for block, slot in plan.offloads:
+            assert 0 <= slot < self._info.memory.num_host_blocks, "no such slot of the host"
+            first = block * self._size
+            self.host[slot] = [self.slots.get(first + offset) for offset in range(self._size)]
+        targets = [target for _, target in plan.loads]
+        assert len(set(targets)) == len(targets), "two loads into one block"
+        for slot, block in plan.loads:
+            assert slot in self.host, "loaded from where nothing was left"
+            for offset, held in enumerate(self.host[slot]):
+                if held is not None:
+                    self.slots[block * self._size + offset] = held
 
     def _write(self, plan: StepPlan) -> None:
         holders = Counter(block for row in self.rows.values() for block in self._held(row))
@@ -363,7 +381,7 @@ class FaultyRunner(FakeRunner):
                 raise
             for row in plan.rows:
                 self.rows[row.id].newest = EOS - (self.rows[row.id].newest or 0)
-            return _Broken(error)
+            return _Broken(error, lambda: self._damage(plan))
         kept = [index for index, id_ in enumerate(result.ids) if id_ not in errors]
         return Computed(
             StepResult(
@@ -376,12 +394,22 @@ class FaultyRunner(FakeRunner):
             )
         )
 
+    def _damage(self, plan: StepPlan) -> None:
+        """Nothing that a failed step has copied is as it should be."""
+        for _, slot in plan.offloads:
+            self.host[slot] = [("damaged", 0)] * self._size
+        for _, block in plan.loads:
+            for offset in range(self._size):
+                self.slots[block * self._size + offset] = ("damaged", 0)
+
 
 @dataclass
 class _Broken:
     error: Exception
+    damage: Callable[[], None]
 
     def result(self) -> StepResult:
+        self.damage()
         raise self.error
 
 

@@ -11,9 +11,10 @@ import pytest
 from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, InvalidParameter, OutOfMemory
 from engine.requests import fan_out
+from engine.scheduler import Scheduler
 from engine.types import EngineInfo, EngineOutput, Request, SamplingParams, StepPlan
 from tests.engine.fakes import FakeRunner, FaultyRunner, expected_output, make_config, make_info
-from tests.engine.scheduler.lives import Life
+from tests.engine.scheduler.lives import BrokenContract, Life
 
 MAX_LEN = 100
 Fault = Callable[[StepPlan], dict[str, Failure] | None]
@@ -168,6 +169,17 @@ def test_passing_faults_change_no_text(caplog: pytest.LogCaptureFixture) -> None
         life.run()
         num_faults += life.seen["faults"]
     assert num_faults > 500
+
+
+def test_what_a_failed_step_was_to_copy_to_the_host_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lives above would notice."""
+    caplog.set_level(logging.CRITICAL)
+    monkeypatch.setattr(Scheduler, "fail", lambda self: None)
+    lives = (_FaultyLife(seed) for seed in range(1000, 1080))
+    with pytest.raises(BrokenContract, match="reads foreign KV"):
+        list(map(_FaultyLife.run, lives))
 
 
 def test_the_check_is_loud(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from engine.config import CacheConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded
+from engine.kv_cache.host_tier import HostTier
 from engine.pooling import PoolingParams
 from engine.profiler import Spans
 from engine.runner.protocol import Launched
@@ -71,8 +72,16 @@ class Life:
         self.limit = min(self.max_len, num_blocks * size)
         self.window = random.Random(seed).randint(1, 24) if seed % 5 >= 3 else None
         max_idle = random.Random(seed).choice((None, None, 0, 3))
+        self.num_host_blocks = random.Random(-seed).choice((0, 0, 1, 3, 10, 200))
+        if not self.config.cache.enable_prefix_caching:
+            self.num_host_blocks = 0
         info = make_info(
-            num_blocks, size, self.max_len, window=self.window, max_idle_blocks=max_idle
+            num_blocks,
+            size,
+            self.max_len,
+            window=self.window,
+            max_idle_blocks=max_idle,
+            num_host_blocks=self.num_host_blocks,
         )
         self.runner = self._make_runner(info)
         self.now_s = 0.0  # a second a step
@@ -105,9 +114,17 @@ class Life:
                 break
         assert not self.live, f"never ended: {sorted(self.live)}"
         assert self.pool.stats().held == 0, "blocks did not come back"
+        if self.pool.tier is not None:
+            self._check_tier(self.pool.tier)
         self.core.step()
         self.core.step()
         assert not self.runner.rows, "the runner was not told to forget"
+
+    def _check_tier(self, tier: HostTier) -> None:
+        """No step is under way: everything that left the device can be found."""
+        stats = tier.stats(0, 0)
+        assert stats.used <= self.num_host_blocks
+        assert len(tier._kept) == stats.used, "slots did not come back"
 
     def _make_speculator(self) -> Speculator:
         config = SpeculationConfig(
@@ -291,6 +308,8 @@ class Life:
         self.seen["steps"] += 1
         self.seen["preemptions"] += plan.num_preempted
         self.seen["copies"] += len(plan.copies)
+        self.seen["offloads"] += len(plan.offloads)
+        self.seen["loads"] += len(plan.loads)
         self.seen["displaced"] += bool(newcomers and plan.num_preempted)
         self.seen["chunks"] += sum(not row.samples for row in plan.rows)
         followers = [id_ for id_ in self.live if self.told[id_].request.sampling.follows_output]

@@ -186,3 +186,18 @@ def test_tenants_that_wait_cost_nothing_a_step() -> None:
 
     few, many = crowd(20), crowd(5_000)
     assert count_lines(lambda: run(many)) <= count_lines(lambda: run(few)) * 1.2
+
+
+def test_a_newcomer_that_makes_room_within_its_first_step_is_in_no_part_of_the_plan() -> None:
+    """It is admitted before a long prompt that then lacks blocks, and has been given more since."""
+    scheduler = fair(num_blocks=11, max_num_batched_tokens=16)
+    (long,) = send(scheduler, "a", 1, num_prompt=39, max_tokens=1)
+    run(scheduler)
+    run(scheduler)
+    (late,) = send(scheduler, "b", 1, weight=0.1, num_prompt=8, max_tokens=1)
+    plan, output = run(scheduler)
+    assert plan.num_preempted == 1
+    assert [row.id for row in plan.rows] == list(output.timings) == [long]
+    assert plan.added == ()
+    plan, _ = run(scheduler)
+    assert [added.request.id for added in plan.added] == [late]

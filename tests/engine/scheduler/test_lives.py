@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine.kv_cache import prefix
+from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.pooling import PoolingParams
 from engine.scheduler import drafts, passes, planner, results
@@ -52,6 +53,8 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         "refused",
         "passed",
         "passes",
+        "offloads",
+        "loads",
     )
     assert all(seen[event] >= 100 for event in (*events, "abort", "error", "stop", "length")), seen
     assert seen["displaced"] >= 50, seen
@@ -378,6 +381,39 @@ def passes_go_beyond_the_last_token(patch: pytest.MonkeyPatch) -> None:
 @planted
 def somebody_waits_for_passes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(passes, "_can_go_on", lambda seq: seq.is_plain and seq.num_pending == 1)
+
+
+@planted
+def the_host_takes_one_block_for_another(patch: pytest.MonkeyPatch) -> None:
+    def forget(self: HostTier) -> int:
+        return self._kept.popitem(last=False)[0]
+
+    patch.setattr(HostTier, "_forget_oldest", forget)
+    patch.setattr(HostTier, "check", lambda self: [])
+
+
+@planted
+def a_slot_of_the_host_is_overwritten_before_it_is_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostTier, "hold", lambda self, slots: None)
+    patch.setattr(HostTier, "let_go", lambda self, slots, loaded=True: None)
+
+
+@planted
+def what_the_host_has_is_not_loaded(patch: pytest.MonkeyPatch) -> None:
+    adopt = BlockPool.adopt
+
+    def lose(self: BlockPool, table: BlockTable, prefix) -> list:
+        loads = adopt(self, table, prefix)
+        if self.tier is not None:
+            self.tier.let_go(load.source for load in loads)
+        return []
+
+    patch.setattr(BlockPool, "adopt", lose)
+
+
+@planted
+def slots_of_the_host_are_held_for_good(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HostTier, "let_go", lambda self, slots, loaded=True: None)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

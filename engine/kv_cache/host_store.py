@@ -1,0 +1,155 @@
+"""Blocks in the host's memory, and their way there and back.
+
+All that lies in a block (of every layer keys, values and their scales, of a draft model its own,
+and what a head reads of the model) lies in a slot in one run:
+
+    device   layer 0 [blocks]   layer 1 [blocks]   ...         a slot   | layer 0 | layer 1 | ... |
+                  └───── gathered ─────┴──────────► stage ──────► one copy a block
+
+On a GPU the stage is filled by the stream that computes, which may overwrite the blocks at once,
+and copied to page-locked memory by a stream beside it. What comes back is copied and spread by the
+stream that computes, as the step that asked for it reads it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+
+from engine.errors import ModelLoadError
+from engine.kv_cache.storage import STAGE_BYTES, zeros
+from engine.types import BlockCopy
+from kernels.sending import to_device
+
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+class HostStore:
+    """Slots for whole blocks. Which of them holds what is the ``HostTier``'s business.
+
+    Args:
+        tensors: where blocks lie, each [num_blocks, ...], contiguous, all on one device.
+        num_slots: there are.
+
+    Raises:
+        ModelLoadError: the host does not have so much memory, or cannot lock it.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], num_slots: int) -> None:
+        word = _word([tensor[0].nbytes for tensor in tensors])
+        self._parts = [tensor.view(tensor.shape[0], -1).view(word) for tensor in tensors]
+        bounds = accumulate((part.shape[1] for part in self._parts), initial=0)
+        self._places = list(pairwise(bounds))  # of the parts, in a slot
+        width = self._places[-1][1]
+        self._device = device = tensors[0].device
+        self._slots = _slots(num_slots, width, word, device)  # [num_slots, width]
+        self._stage_blocks = max(1, min(num_slots, STAGE_BYTES // (width * word.itemsize)))
+        shape = (self._stage_blocks, width)
+        self._leaving = _Stages(shape, word, device)
+        self._coming = torch.empty(shape, dtype=word, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the slots take."""
+        return self._slots.nbytes
+
+    def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
+        """Copy blocks to slots, and then slots to blocks."""
+        for pairs in _batches(offloads, self._stage_blocks):
+            self._offload(pairs)
+        if loads:
+            self._leaving.wait()
+        for pairs in _batches(loads, self._stage_blocks):
+            self._load(pairs)
+
+    def _offload(self, pairs: Sequence[BlockCopy]) -> None:
+        blocks = self._indices([block for block, _ in pairs])
+        stage = self._leaving.next()
+        for part, (begin, end) in zip(self._parts, self._places, strict=True):
+            stage[: len(pairs), begin:end] = part.index_select(0, blocks)
+        with self._leaving:
+            for place, (_, slot) in enumerate(pairs):
+                self._slots[slot].copy_(stage[place], non_blocking=True)
+
+    def _load(self, pairs: Sequence[BlockCopy]) -> None:
+        stage, blocks = self._coming, self._indices([block for _, block in pairs])
+        for place, (slot, _) in enumerate(pairs):
+            stage[place].copy_(self._slots[slot], non_blocking=True)
+        for part, (begin, end) in zip(self._parts, self._places, strict=True):
+            part.index_copy_(0, blocks, stage[: len(pairs), begin:end])
+
+    def _indices(self, blocks: list[int]) -> torch.Tensor:
+        return to_device(torch.tensor(blocks), self._device)
+
+
+class _Stages:
+    """Two stages in turn, and the stream that empties them; on a CPU there are no streams.
+
+    As a context, what is done goes to that stream, behind all that the current one has been given.
+    """
+
+    def __init__(self, shape: tuple[int, int], word: torch.dtype, device: torch.device) -> None:
+        self._stages = [torch.empty(shape, dtype=word, device=device) for _ in range(2)]
+        self._turn = 0
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+            self._emptied = [torch.cuda.Event() for _ in self._stages]
+            self._context = torch.cuda.stream(self._stream)
+
+    def next(self) -> torch.Tensor:
+        """The stage that is to be filled by the current stream."""
+        self._turn = 1 - self._turn
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_event(self._emptied[self._turn])
+        return self._stages[self._turn]
+
+    def wait(self) -> None:
+        """Let the current stream wait until all stages are empty."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            self._context.__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        if self._stream is not None:
+            self._emptied[self._turn].record()
+            self._context.__exit__(*raised)
+
+
+def _slots(num_slots: int, width: int, word: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The host's memory: beside a GPU locked, so that copies need not wait for each other."""
+    num_bytes = num_slots * width * word.itemsize
+    problem = f"{num_bytes / 2**20:,.0f} MiB of the host's memory for KV blocks: "
+    try:
+        slots = zeros((num_slots, width), word, torch.device("cpu"))
+    except MemoryError:
+        raise ModelLoadError(f"{problem}there is not so much") from None
+    if device.type == "cuda":
+        # Not pin_memory: it rounds up to a power of two.
+        cuda = torch.cuda.cudart()
+        assert cuda is not None
+        try:
+            torch.cuda.check_error(cuda.cudaHostRegister(slots.data_ptr(), num_bytes, 0))
+        except RuntimeError as error:
+            raise ModelLoadError(f"{problem}it cannot be locked: {error}") from None
+        freed = weakref.finalize(slots, cuda.cudaHostUnregister, slots.data_ptr())
+        freed.atexit = False
+    return slots
+
+
+def _word(sizes: Sequence[int]) -> torch.dtype:
+    """The widest integer of which blocks of these sizes in bytes consist: bytes one by one are
+    slow to gather."""
+    return next(word for word in _WORDS if not any(size % word.itemsize for size in sizes))
+
+
+def _batches(pairs: Sequence[BlockCopy], size: int) -> Iterator[Sequence[BlockCopy]]:
+    for first in range(0, len(pairs), size):
+        yield pairs[first : first + size]
