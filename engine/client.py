@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request, RequestOutput, Trace
+from engine.types import (
+    Activity,
+    EngineInfo,
+    EngineOutput,
+    EngineStats,
+    Request,
+    RequestOutput,
+    Trace,
+)
 
 
 class LoadProgress(Protocol):
@@ -73,6 +81,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def activity(self) -> Activity:
+        """What the engine does, as far as it has told: requests are served while it serves."""
+        ...
+
+    @property
     def dead(self) -> bool:
         """Whether the engine has been given up for good: it will not be ``alive`` again."""
         ...
@@ -108,6 +121,42 @@ class EngineClient(Protocol):
         Raises:
             ProfileRefused: nothing was recorded by this engine process.
             RequestFailed: the trace could not be written.
+            EngineDead: the engine is gone, or being restarted.
+        """
+        ...
+
+    async def sleep(self, level: int, timeout_s: float) -> None:
+        """Have the engine give memory back, once what it serves has ended; without effect while it
+        sleeps.
+
+        Level 1 gives back the KV cache and moves weights from a GPU to the host; level 2 gives them
+        back too. Requests are refused from now on, until ``wake``; those that are being served
+        raise EngineAsleep after ``timeout_s`` seconds.
+
+        Raises:
+            EngineDead: the engine is gone, or being restarted.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Have it take the memory again, and read its weights where they were given back; without
+        effect while it is awake.
+
+        Raises:
+            EngineAsleep: it cannot: there is no memory, or the weights cannot be read.
+            EngineDead: the engine is gone, or being restarted.
+        """
+        ...
+
+    async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
+        """Have it go on with the weights in the directory ``model`` (None: in that of those it
+        has), once what it serves has ended; requests that come meanwhile wait for them.
+
+        Those that are being served raise EngineAsleep after ``timeout_s`` seconds.
+
+        Raises:
+            InvalidParameter: they cannot be read, or are another model's; the old ones serve on.
+            RestRefused: the engine is asleep.
             EngineDead: the engine is gone, or being restarted.
         """
         ...

@@ -16,3 +16,12 @@ def settle() -> None:
     """Leave what is loaded alone: it stays, and no collection in mid-stream need look at it."""
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
+
+
+def reclaim() -> None:
+    """Free what was loaded and is no longer referred to, although it was settled."""
+    was_settled = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if was_settled:
+        gc.freeze()

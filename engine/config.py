@@ -132,6 +132,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1  # processes that the model is shared out to, a GPU for each
     num_threads: int | None = None  # CPU threads of each rank; None: all have one a core together
     seed: int = 0  # of dummy weights
+    generation: int = 0  # how many times the weights have been exchanged for others
     stub_step_ms: float = 0.0  # milliseconds that a step takes under load_format "stub"
     step_timeout_s: float = 0.0  # after which the engine process ends itself; 0: never
     scheduler: SchedulerConfig = SchedulerConfig()

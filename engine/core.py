@@ -25,9 +25,19 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.batching_window import BatchingWindow
 from engine.client import LoadProgress
+from engine.collector import reclaim
 from engine.config import EngineConfig, SchedulerConfig
-from engine.errors import EngineDead, Failure, InvalidParameter, RequestError
+from engine.errors import (
+    EngineDead,
+    Failure,
+    InvalidParameter,
+    ModelLoadError,
+    RequestError,
+    RestRefused,
+)
+from engine.fitness import check_kind, check_tokens
 from engine.grammar.backend import CompiledGrammar
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.gate import GrammarGate
@@ -37,7 +47,8 @@ from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool
 from engine.passes import PassPace
 from engine.profiler import Profiler, Spans
-from engine.runner.protocol import Launched, Runner
+from engine.runner.no_runner import NoRunner
+from engine.runner.protocol import Launched, Resting, Runner
 from engine.scheduler import Scheduler
 from engine.speculation.speculator import Speculator
 from engine.types import (
@@ -89,6 +100,7 @@ class EngineCore:
         self._runner = runner
         self._clock = clock
         self._info = info = runner.info
+        self._resting: Resting | None = None  # while the engine is asleep
         self._pool = BlockPool(
             info.memory.num_blocks,
             info.memory.block_size,
@@ -141,6 +153,11 @@ class EngineCore:
         return self._stats
 
     @property
+    def is_asleep(self) -> bool:
+        """Whether there is no memory to compute in, until ``wake``."""
+        return self._resting is not None
+
+    @property
     def profiler(self) -> Profiler:
         """Records steps into a trace; to be called between them."""
         return self._profiler
@@ -173,8 +190,8 @@ class EngineCore:
                 its id is in use, its grammar is known not to work, its adapter cannot be used, or
                 the model is of another kind.
         """
-        _check_kind(request, self._info)
-        self._check_tokens(request)
+        check_kind(request, self._info)
+        check_tokens(request, self._info.vocab_size)
         if request.adapter is not None:
             self._runner.load_adapter(request.adapter)
         if request.sampling.grammar is None:
@@ -196,6 +213,60 @@ class EngineCore:
             self._scheduler.turn_away(request_id, None)
         else:
             self._scheduler.abort(request_id, self._clock())
+
+    def end_all(self, failure: Failure) -> None:
+        """End every request with ``failure``; the next output says so."""
+        for request_id in self._gate.clear():
+            self._scheduler.turn_away(request_id, failure)
+        self._scheduler.end_all(failure, self._clock())
+
+    def sleep(self, level: int) -> None:
+        """Give back the memory of the KV cache and of what is captured, and forget all prefixes.
+
+        Weights stay on a CPU and move from a GPU to the host's memory; at level 2 they are given
+        back too. Requests cannot be added until ``wake``.
+
+        Raises:
+            RestRefused: there is work, or the engine is asleep.
+        """
+        self._resting = self._let_go(level)
+        logger.info("asleep at level %d", level)
+
+    def wake(self) -> None:
+        """Take the memory again, and read the weights where they were given back.
+
+        Raises:
+            RestRefused: the engine is not asleep.
+            ModelLoadError: that is not possible; it is asleep as before.
+        """
+        if self._resting is None:
+            raise RestRefused("The engine is not asleep.", code="not_asleep")
+        self._seat(self._resting.wake())
+        self._resting = None
+        logger.info("awake")
+
+    def reload(self, model: str) -> None:
+        """Go on with the weights in the directory ``model``, of the same model; prefixes are
+        forgotten. Old and new ones are in memory side by side for as long as it takes to read them,
+        without a KV cache beside them.
+
+        Raises:
+            RestRefused: there is work, or the engine is asleep.
+            ModelLoadError: they cannot be used; the old ones serve on.
+        """
+        resting = self._let_go(0)
+        self._resting = resting  # until there is a runner again
+        try:
+            fresh = resting.exchanged(model)
+        except ModelLoadError:
+            self.wake()
+            raise
+        self._resting = fresh
+        del resting
+        reclaim()  # the old weights, before there is a KV cache again
+        fresh.release()
+        self.wake()
+        logger.info("weights exchanged for generation %d", self._info.generation)
 
     def step(self) -> EngineOutput:
         """Take in one step's result, once the next is under way, and tell what came of it.
@@ -241,6 +312,25 @@ class EngineCore:
         for problem in problems:
             logger.critical("the KV block pool is corrupt: %s", problem)
         return problems
+
+    def _let_go(self, level: int) -> Resting:
+        """End the runner; what it leaves behind."""
+        if self.has_work:
+            raise RestRefused("Requests are being served.", code="busy")
+        if self._resting is not None:
+            raise RestRefused("The engine is asleep; wake it first.", code="asleep")
+        resting = self._runner.rest(level)
+        self._runner = NoRunner(self._info)
+        self._pool.forget()
+        reclaim()
+        resting.release()
+        return resting
+
+    def _seat(self, runner: Runner) -> None:
+        """Go on with a runner that knows no sequence."""
+        self._runner, self._info = runner, runner.info
+        runner.mark(self._spans)
+        self._is_prepared = False
 
     def _let_in(self) -> None:
         """Queue those whose grammar has been compiled."""
@@ -316,21 +406,6 @@ class EngineCore:
             self._num_until_prepare = _PREPARE_EVERY
             self.prepare()
 
-    def _check_tokens(self, request: Request) -> None:
-        size = self._info.vocab_size
-        prompt, sampling = request.prompt_token_ids, request.sampling
-        for param, ids in (
-            ("prompt", prompt),
-            ("stop_token_ids", sampling.stop_token_ids),
-            ("logit_bias", sampling.logit_bias),
-            ("allowed_token_ids", sampling.allowed_token_ids),
-            ("bad_words", [id_ for word in sampling.bad_token_ids for id_ in word]),
-        ):
-            if ids and not (min(ids) >= 0 and max(ids) < size):
-                raise InvalidParameter(
-                    f"'{param}' has token ids outside the vocabulary of {size} tokens", param=param
-                )
-
 
 def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
     """The scheduler's limits on this device, for this model."""
@@ -343,55 +418,8 @@ def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
     )
 
 
-def _check_kind(request: Request, info: EngineInfo) -> None:
-    """A model that does not generate gives vectors only; one that does may give both."""
-    pooling, can = request.pooling, info.pooling
-    if pooling is None:
-        if not info.generates:
-            raise InvalidParameter("this model does not generate text", param="model")
-    elif can is None:
-        raise InvalidParameter("this model makes no embeddings", param="model")
-    elif pooling.scores and not can.num_labels:
-        raise InvalidParameter("this model has no head that scores", param="model")
-    elif pooling.dimensions is not None and pooling.dimensions > can.size:
-        problem = f"'dimensions' must be at most {can.size}, the size of this model's embeddings"
-        raise InvalidParameter(problem, param="dimensions")
-
-
 def _overlaps(config: EngineConfig, info: EngineInfo) -> bool:
     """Whether steps are launched ahead. On a CPU they are computed at their launch: it gains
     nothing there, and tokens are told a step late."""
     overlap = config.scheduler.overlap
     return info.device.startswith("cuda") if overlap is None else overlap
-
-
-class BatchingWindow:
-    """Holds new prompts back for a moment, so that they start together in a larger step.
-
-    It opens when the queue is no longer empty and closes after ``batching_window_ms``, or as soon
-    as so many prompts or tokens wait. Whoever runs is not held back.
-    """
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        self._length_s = config.batching_window_ms / 1000.0
-        self._max_prompts = config.batching_window_prompts or config.max_num_seqs
-        self._max_tokens = config.batching_window_tokens or config.step_tokens
-        self._closes_s: float | None = None
-
-    def remaining_s(self, scheduler: Scheduler, now_s: float) -> float:
-        """Seconds until waiting prompts may be admitted; 0 when they may be now."""
-        if not self._length_s:
-            return 0.0
-        if not scheduler.num_waiting:
-            return 0.0
-        if self._closes_s is None:
-            self._closes_s = now_s + self._length_s
-        if scheduler.num_waiting >= self._max_prompts:
-            return 0.0
-        if scheduler.num_waiting_tokens >= self._max_tokens:
-            return 0.0
-        return max(0.0, self._closes_s - now_s)
-
-    def close(self) -> None:
-        """Nobody waits any more: the next to come opens the window again."""
-        self._closes_s = None

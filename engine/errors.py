@@ -5,9 +5,11 @@
     │   ├── InvalidParameter      a field has a value that cannot be served (names the field)
     │   ├── ContextLengthExceeded the prompt (and what it asks for) can never fit
     │   ├── TemplateError         the chat template refused, or did not finish in time
-    │   └── ProfileRefused        no profile can be started, or none can be stopped, now: a 409
+    │   ├── ProfileRefused        no profile can be started, or none can be stopped, now: a 409
+    │   └── RestRefused           the engine cannot be put to sleep, or reloaded, now: a 409
     ├── RequestFailed             this one request failed through our own fault: a 500
     │   └── OutOfMemory           it was the victim of a step that ran out of memory: a 503
+    ├── EngineAsleep              it sleeps, or falls asleep, until somebody wakes it: a 503
     ├── DeadlineExceeded          the request's own deadline passed before its end: a 504
     ├── EngineDead                the engine process is gone: a 503 for everybody
     └── ModelLoadError            the model cannot be loaded: the process exits with one line
@@ -63,12 +65,20 @@ class ProfileRefused(RequestError):
     """A profile was to be started or stopped, and this is not the moment."""
 
 
+class RestRefused(RequestError):
+    """The engine was to be put to sleep or given other weights, and this is not the moment."""
+
+
 class RequestFailed(EngineError):
     """One request failed through a fault of ours; its batch mates are unharmed."""
 
 
 class OutOfMemory(RequestFailed):
     """The step that held this request ran out of memory; trying again later may work."""
+
+
+class EngineAsleep(EngineError):
+    """The engine has given its memory back, or is about to; its message is for clients."""
 
 
 class DeadlineExceeded(EngineError):
@@ -100,8 +110,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(error, RequestError):
             kind = type(error).__name__ if type(error).__name__ in _KINDS else "RequestError"
             return cls(kind=kind, message=error.message, param=error.param, code=error.code)
-        if isinstance(error, DeadlineExceeded):
-            return cls(kind="DeadlineExceeded", message=str(error))
+        if isinstance(error, (DeadlineExceeded, EngineAsleep)):
+            return cls(kind=type(error).__name__, message=str(error))
         if isinstance(error, (OutOfMemory, MemoryError)):
             return cls(kind="OutOfMemory", message="the step ran out of memory")
         return cls(kind="RequestFailed", message=f"{type(error).__name__}: {error}")
@@ -124,8 +134,10 @@ _KINDS: dict[str, type[EngineError]] = {
         ContextLengthExceeded,
         TemplateError,
         ProfileRefused,
+        RestRefused,
         RequestFailed,
         OutOfMemory,
+        EngineAsleep,
         DeadlineExceeded,
         EngineDead,
     )

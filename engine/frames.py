@@ -7,7 +7,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.errors import Failure
 from engine.framing import MAX_FRAME_BYTES, FrameError, Framing, encode, receive
-from engine.types import EngineInfo, EngineOutput, Request, Trace
+from engine.types import Activity, EngineInfo, EngineOutput, Request, Trace
 
 __all__ = [
     "MAX_FRAME_BYTES",
@@ -25,11 +25,15 @@ __all__ = [
     "Pong",
     "Question",
     "Ready",
+    "Reload",
+    "RestQuestion",
     "Shutdown",
+    "Sleep",
     "StartProfile",
     "StopProfile",
     "Submit",
     "ToEngine",
+    "Wake",
     "encode",
     "receive",
 ]
@@ -63,6 +67,24 @@ class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile", array_like=Tr
     """To the engine: record no longer. It answers."""
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
+    """To the engine: give memory back once nothing runs. It answers when it has."""
+
+    level: int
+    timeout_s: float  # after which what runs is ended
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake", array_like=True):
+    """To the engine: take the memory again. It answers when it has."""
+
+
+class Reload(msgspec.Struct, frozen=True, tag="reload", array_like=True):
+    """To the engine: once nothing runs, go on with other weights. It answers when it does."""
+
+    model: str | None  # a directory; None: the one that was read last
+    timeout_s: float  # after which what runs is ended
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
     """To the engine: is the process there? Answered at once, whatever is being computed."""
 
@@ -79,9 +101,10 @@ class Loading(msgspec.Struct, frozen=True, tag="loading", array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
-    """From the engine: it has loaded and takes requests."""
+    """From the engine: it has loaded; later, that this or what it does has changed."""
 
     info: EngineInfo
+    activity: Activity = "serving"
 
 
 class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
@@ -109,7 +132,8 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
     kind: str
 
 
-Question = StartProfile | StopProfile
+RestQuestion = Sleep | Wake | Reload
+Question = StartProfile | StopProfile | RestQuestion
 ToEngine = Configure | Submit | Abort | Question | Ping | Shutdown
 FromEngine = Loading | Ready | Output | Answered | Pong | Fatal
 Message = ToEngine | FromEngine

@@ -38,7 +38,7 @@ from engine.frames import (
     encode,
     receive,
 )
-from engine.loop import Asked
+from engine.rest import Asked
 from engine.scheduler.output import OutputBuilder
 from engine.types import EngineInfo, EngineOutput, EngineStats
 
@@ -63,12 +63,21 @@ class ClientHub:
         self._put: Callable[[Submit | Abort | Asked], None] = lambda command: None
         self._owners: dict[str, _Client] = {}  # of live requests
         self._clients: list[_Client] = []
+        self._greeting = threading.Lock()  # a client that comes misses no change
         self._numbers = count(1)
 
     def start(self, put: Callable[[Submit | Abort | Asked], None]) -> None:
         """Take clients from now on; their commands are handed to ``put``."""
         self._put = put
         threading.Thread(target=self._accept, name="engine-clients", daemon=True).start()
+
+    def announce(self, ready: Ready) -> None:
+        """Tell every client, and those to come, what the engine has loaded and does."""
+        with self._greeting:
+            self._hello = encode(ready)
+            clients = list(self._clients)
+        for client in clients:
+            self._send(client, self._hello)
 
     def emit(self, output: EngineOutput) -> None:
         """Tell each client of its own rows. The step itself is told to one: counters are summed."""
@@ -135,8 +144,9 @@ class ClientHub:
     def _serve(self, client: _Client) -> None:
         reader = FrameReader()
         try:
-            client.connection.sendall(self._hello)
-            self._clients.append(client)
+            with self._greeting:
+                client.connection.sendall(self._hello)
+                self._clients.append(client)
             while messages := receive(client.connection, reader):
                 for message in messages:
                     self._take(client, message)

@@ -13,11 +13,24 @@ from engine.client import LoadProgress, RequestStream
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineDead, EngineError, Failure
-from engine.frames import Abort, Answered, Question, Shutdown, StartProfile, StopProfile, Submit
-from engine.loop import Asked, EngineLoop
+from engine.frames import (
+    Abort,
+    Answered,
+    Question,
+    Ready,
+    Reload,
+    Shutdown,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    Submit,
+    Wake,
+)
+from engine.loop import EngineLoop
 from engine.questions import Questions
+from engine.rest import Asked
 from engine.streams import StreamTable
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
+from engine.types import Activity, EngineInfo, EngineOutput, EngineStats, Request, Trace
 
 LoadCore = Callable[[EngineConfig, LoadProgress | None], EngineCore]
 
@@ -42,6 +55,7 @@ class InlineClient:
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._error: EngineError = EngineDead("the engine has not been started")
+        self._activity: Activity = "serving"
         self._closed = False
 
     @property
@@ -70,6 +84,11 @@ class InlineClient:
     def dead(self) -> bool:
         """Whether the engine has ended; there are no restarts."""
         return self._info is not None and self._engine is None
+
+    @property
+    def activity(self) -> Activity:
+        """What the engine does."""
+        return self._activity
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
         """Load the model. Raises ModelLoadError or EngineDead."""
@@ -108,6 +127,19 @@ class InlineClient:
         assert trace is not None
         return trace
 
+    async def sleep(self, level: int, timeout_s: float) -> None:
+        """Give memory back; see :class:`engine.client.EngineClient`."""
+        await self._ask(Sleep(level, timeout_s))
+
+    async def wake(self) -> None:
+        """Take it again; see :class:`engine.client.EngineClient`."""
+        await self._ask(Wake())
+
+    async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
+        """Exchange the weights; see :class:`engine.client.EngineClient`."""
+        await self._ask(Reload(model, timeout_s))
+        return self.info
+
     async def close(self) -> None:
         """End the engine after the step in flight, or once it has loaded. Idempotent."""
         self._closed = True
@@ -131,7 +163,11 @@ class InlineClient:
         except Exception as error:
             self._call(_settle, loaded, None, error)
             return
-        engine = EngineLoop(core, lambda output: self._call(self._take, output))
+        engine = EngineLoop(
+            core,
+            lambda output: self._call(self._take, output),
+            announce=lambda ready: self._call(self._change, ready),
+        )
         self._call(_settle, loaded, (engine, core.info), None)
         try:
             engine.run()
@@ -148,6 +184,9 @@ class InlineClient:
         self._streams.dispatch(output)
         for listener in self._listeners:
             listener(output)
+
+    def _change(self, ready: Ready) -> None:
+        self._info, self._activity = ready.info, ready.activity
 
     def _abort(self, request_id: str) -> None:
         if self._engine is not None:

@@ -45,10 +45,15 @@ class EngineLink(asyncio.Protocol):
     Args:
         take: called with each step's output.
         on_progress: told how far the loading has come.
+        on_change: told what the engine has loaded and does, when it is ready and whenever that
+            changes.
     """
 
     def __init__(
-        self, take: Callable[[Output], None], on_progress: LoadProgress | None = None
+        self,
+        take: Callable[[Output], None],
+        on_progress: LoadProgress | None = None,
+        on_change: Callable[[Ready], None] = lambda ready: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
@@ -56,6 +61,7 @@ class EngineLink(asyncio.Protocol):
         self.open = False  # between the two
         self._take = take
         self._on_progress = on_progress
+        self._on_change = on_change
         self._reader = FrameReader()
         self._transport: asyncio.WriteTransport | None = None
         self._outbox: list[ToEngine] = []
@@ -141,6 +147,7 @@ class EngineLink(asyncio.Protocol):
             if self._on_progress is not None:
                 self._on_progress(message.fraction, message.what)
         elif isinstance(message, Ready):
+            self._on_change(message)
             if not self.ready.done():
                 self.open = True
                 self.ready.set_result(message.info)

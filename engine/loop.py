@@ -9,24 +9,26 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from engine.core import EngineCore
 from engine.errors import Failure, RequestError
-from engine.frames import Abort, Answered, Question, Shutdown, StartProfile, Submit
+from engine.frames import (
+    Abort,
+    Answered,
+    Question,
+    Ready,
+    RestQuestion,
+    Shutdown,
+    StartProfile,
+    Submit,
+)
+from engine.rest import Asked, Rest
 from engine.types import EngineOutput, Request
 from engine.watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
 
 _IDLE_CHECK_S = 1.0  # of silence, before the books are looked over
-
-
-class Asked(NamedTuple):
-    """A question, and who is told the answer, in the loop's thread."""
-
-    question: Question
-    answer: Callable[[Answered], None]
 
 
 Command = Submit | Abort | Asked | Shutdown
@@ -41,6 +43,7 @@ class EngineLoop:
         core: the engine.
         emit: called with each output.
         watchdog: told when a step begins, and when none is under way.
+        announce: called when what the engine has loaded or does has changed.
     """
 
     def __init__(
@@ -48,11 +51,13 @@ class EngineLoop:
         core: EngineCore,
         emit: Callable[[EngineOutput], None],
         watchdog: StepWatchdog | None = None,
+        announce: Callable[[Ready], None] = lambda ready: None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._core = core
         self._emit = emit
         self._watchdog = watchdog or StepWatchdog(None)
+        self._rest = Rest(core, announce)
 
     def run(self) -> None:
         """Serve until Shutdown. Raises EngineDead when the device is lost."""
@@ -67,10 +72,16 @@ class EngineLoop:
             if core.has_work and not core.idle_s:
                 self._watchdog.watch()
                 self._emit(core.step())
+            if self._rest.is_pending:
+                self._watchdog.rest()
+                for held in self._rest.go_on():
+                    self._obey(held)
 
     def _next_command(self) -> Command | None:
         """A command if there is one; waits for it when there is nothing else to do."""
         core = self._core
+        if self._rest.is_pending:
+            return self._poll()
         if not core.has_work:
             return self._wait_idle()
         idle_s = core.idle_s
@@ -100,7 +111,12 @@ class EngineLoop:
             return None
 
     def _obey(self, command: Submit | Abort | Asked) -> None:
+        if self._rest.holds(command):
+            return
         if isinstance(command, Asked):
+            if isinstance(command.question, RestQuestion):
+                self._rest.begin(command)
+                return
             command.answer(self._answer(command.question))
         elif isinstance(command, Abort):
             for request_id in command.ids:
@@ -123,7 +139,11 @@ class EngineLoop:
 
     def _add(self, requests: Sequence[Request]) -> None:
         refused: dict[str, Failure] = {}
+        asleep = self._rest.refusal
         for request in requests:
+            if asleep is not None:
+                refused[request.id] = asleep
+                continue
             try:
                 self._core.add(request)
             except RequestError as error:

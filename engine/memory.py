@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 
 import msgspec
@@ -28,3 +30,9 @@ def device_memory(device: str) -> DeviceMemory:
     except OSError:
         resident = 0
     return DeviceMemory(used_bytes=resident, total_bytes=os.sysconf("SC_PHYS_PAGES") * page)
+
+
+def trim() -> None:
+    """Give memory that the process has freed back to the system, where its allocator can."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)

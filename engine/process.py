@@ -2,7 +2,7 @@
 
     API process                                   engine process (engine/worker.py)
     SubprocessClient ── Configure, Submit, Abort, Shutdown ──►  EngineLoop ─ EngineCore
-           ▲            StartProfile, StopProfile                    │
+           ▲        StartProfile, StopProfile, Sleep, Wake, Reload   │
            │                  one socket pair                        │
            └─────── Loading, Ready, Output, Answered, Fatal ◄────────┘
 
@@ -34,6 +34,7 @@ class SubprocessClient(RemoteClient):
             config,
             runner=runner,
             take=self._take,
+            on_change=self._change,
             on_restart=self._attach,
             on_death=self._give_up,
         )

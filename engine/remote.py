@@ -12,10 +12,21 @@ from collections.abc import Callable, Sequence
 
 from engine.client import RequestStream
 from engine.errors import EngineDead, EngineError
-from engine.frames import Abort, Output, Question, StartProfile, StopProfile, Submit
+from engine.frames import (
+    Abort,
+    Output,
+    Question,
+    Ready,
+    Reload,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    Submit,
+    Wake,
+)
 from engine.link import EngineLink
 from engine.streams import StreamTable
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
+from engine.types import Activity, EngineInfo, EngineOutput, EngineStats, Request, Trace
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +44,7 @@ class RemoteClient:
         self._stats = EngineStats()
         self._error: EngineError = EngineDead("the engine has not been started")
         self._dead = False
+        self._activity: Activity = "serving"
         self.stats_s = 0.0  # time.monotonic() at which the engine told ``stats``
         self.num_resumed = 0  # requests that went on in another engine
 
@@ -63,6 +75,11 @@ class RemoteClient:
         """Whether the engine has been given up for good."""
         return self._dead
 
+    @property
+    def activity(self) -> Activity:
+        """What the engine does."""
+        return self._activity
+
     def submit(self, requests: Sequence[Request]) -> list[RequestStream]:
         """Queue requests; they are sent when the event loop is next idle.
 
@@ -90,6 +107,19 @@ class RemoteClient:
         assert trace is not None
         return trace
 
+    async def sleep(self, level: int, timeout_s: float) -> None:
+        """Give memory back; see :class:`engine.client.EngineClient`."""
+        await self._ask(Sleep(level, timeout_s))
+
+    async def wake(self) -> None:
+        """Take it again; see :class:`engine.client.EngineClient`."""
+        await self._ask(Wake())
+
+    async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
+        """Exchange the weights; see :class:`engine.client.EngineClient`."""
+        await self._ask(Reload(model, timeout_s))
+        return self.info
+
     async def _ask(self, question: Question) -> Trace | None:
         if self._link is None or not self._link.open:
             raise self._error
@@ -106,6 +136,10 @@ class RemoteClient:
             logger.warning("%d requests go on in another engine", len(requests))
             self.num_resumed += len(requests)
             link.send(Submit(tuple(requests)))
+
+    def _change(self, ready: Ready) -> None:
+        """What an engine has loaded, or does, is this from now on."""
+        self._info, self._activity = ready.info, ready.activity
 
     def _give_up(self, error: EngineError) -> None:
         """There will be no other engine."""

@@ -64,7 +64,7 @@ class SharedClient(RemoteClient):
     async def _keep_connected(self, started: asyncio.Future[EngineInfo]) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            link = EngineLink(self._take)
+            link = EngineLink(self._take, on_change=self._change)
             try:
                 await loop.create_unix_connection(lambda link=link: link, self._path)
                 self._info = await link.ready

@@ -13,11 +13,13 @@ import socket
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from engine.child import Child
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
-from engine.frames import Configure, Output, Shutdown, encode
+from engine.frames import Configure, Output, Ready, Shutdown, encode
 from engine.link import EngineLink
 from engine.types import EngineInfo
 
@@ -52,6 +54,7 @@ class EngineSupervisor:
         listener: a listening Unix socket where the engine takes further clients; it stays ours,
             so that clients which come between two engines wait for the second.
         take: called with each step's output; without a ``listener`` only.
+        on_change: called when what an engine has loaded or does has changed.
         on_restart: called with the link to an engine that replaces a dead one.
         on_death: called with the reason when the engine is given up after it had been ready.
     """
@@ -63,6 +66,7 @@ class EngineSupervisor:
         runner: str | None = None,
         listener: socket.socket | None = None,
         take: Callable[[Output], None] = lambda output: None,
+        on_change: Callable[[Ready], None] = lambda ready: None,
         on_restart: Callable[[EngineLink], None] = lambda link: None,
         on_death: Callable[[EngineError], None] = lambda error: None,
     ) -> None:
@@ -70,6 +74,7 @@ class EngineSupervisor:
         self._runner = runner
         self._listener = listener
         self._take = take
+        self._on_change = on_change
         self._on_restart = on_restart
         self._on_death = on_death
         self._child: Child | None = None
@@ -132,10 +137,19 @@ class EngineSupervisor:
         """A link to the child once it has loaded. Raises ModelLoadError or EngineDead."""
         self.spawn()
         assert self._child is not None
-        self._dialled = link = EngineLink(self._take, on_progress)
+        self._dialled = link = EngineLink(self._take, on_progress, self._hear)
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: link, sock=self._child.socket)
         return link, await link.ready
+
+    def _hear(self, ready: Ready) -> None:
+        """An engine that replaces this one has the weights that it has now."""
+        info = ready.info
+        if info.generation != self._config.generation:
+            self._config = msgspec.structs.replace(
+                self._config, model=info.model, generation=info.generation
+            )
+        self._on_change(ready)
 
     async def _supervise(self, link: EngineLink) -> None:
         """Replace each engine that dies; or give up."""

@@ -25,6 +25,9 @@ from engine.pooling import PoolingInfo, PoolingParams
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar
 
+# What an engine that has loaded does: from when it falls asleep until it is awake requests are
+# refused, while its weights are exchanged they wait.
+Activity = Literal["serving", "falling_asleep", "asleep", "waking", "reloading"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20  # that a client may ask for
@@ -433,6 +436,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryPlan
     fingerprint: str  # short hash of build, weights and config, for system_fingerprint
     load_s: float
+    generation: int = 0  # how many times the weights have been exchanged for others
     generates: bool = True  # False: it has no head that scores tokens
     pooling: PoolingInfo | None = None  # None: it makes no vectors
     window: int | None = None  # positions that a token sees at most; None: some layer sees all

@@ -97,7 +97,8 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
     # Not at the top: the reader is already at its post when the tensor library is imported.
     from engine.core import EngineCore
     from engine.hub import ClientHub
-    from engine.loop import Asked, EngineLoop
+    from engine.loop import EngineLoop
+    from engine.rest import Asked
     from engine.runner.protocol import Losable
     from engine.watchdog import StepWatchdog
 
@@ -106,6 +107,7 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
         if isinstance(loaded, Losable):
             loaded.on_loss(_end_at_once)
         core = EngineCore(config, loaded)
+        del loaded  # the core's alone, which lets it go to sleep
     except ModelLoadError as error:
         send(Fatal(str(error), "ModelLoadError"))
         return 1
@@ -119,7 +121,13 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
     if listen_fd is not None:
         hub = ClientHub(socket.socket(fileno=listen_fd), core.info)
     emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
-    loop = EngineLoop(core, emit, StepWatchdog(config.step_timeout_s or None))
+
+    def announce(ready: Ready) -> None:
+        send(ready)  # our supervisor keeps it in mind for the engine after this one
+        if hub:
+            hub.announce(ready)
+
+    loop = EngineLoop(core, emit, StepWatchdog(config.step_timeout_s or None), announce)
     signal.signal(signal.SIGTERM, lambda *_: loop.inbox.put(Shutdown()))
 
     def obey(message: Instruction) -> None:

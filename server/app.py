@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.client import EngineClient
-from server import lora, profile, system
+from server import lora, profile, resting, system
 from server.access import usage_route
 from server.access.body import BodyGuard
 from server.access.keys import KeyGuard
@@ -93,7 +93,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
     rooms = (
         *(chat, stored_chats, completions, responses, conversations, messages),
         *(message_batches, embeddings, scoring, files, batches, models, tokens),
-        *(system, profile, lora, usage_route),
+        *(system, profile, resting, lora, usage_route),
     )
     for room in rooms:
         app.include_router(room.router, dependencies=[Depends(permit)])

@@ -14,16 +14,19 @@ import msgspec
 
 from engine.errors import (
     DeadlineExceeded,
+    EngineAsleep,
     EngineDead,
     EngineError,
     OutOfMemory,
     ProfileRefused,
     RequestError,
+    RestRefused,
 )
 
 MAX_ECHO = 200  # characters of a client's value that a message may repeat
 _MAX_MESSAGE = 1000
 _RETRY_AFTER_S = "1"
+_ASLEEP_RETRY_S = "30"  # nobody knows: it ends when somebody says so
 
 # HTTP statuses that the framework or the connection raises by themselves: (type, code, message).
 _BY_STATUS: dict[int, tuple[str, str | None, str]] = {
@@ -125,11 +128,17 @@ def unavailable(message: str = "The engine is not available; try again shortly."
     return ApiError(503, message, code="engine_unavailable")
 
 
+def asleep(message: str = "The server is asleep; it must be woken first.") -> ApiError:
+    """A 503 for everybody, until an operator wakes the server."""
+    headers = {"retry-after": _ASLEEP_RETRY_S}
+    return ApiError(503, message, code="engine_asleep", headers=headers)
+
+
 def to_api_error(error: BaseException, request_id: str) -> ApiError:
     """What a client is told of ``error``; foreign exceptions become a 500 that tells nothing."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ProfileRefused):
+    if isinstance(error, (ProfileRefused, RestRefused)):
         return ApiError(409, error.message, code=error.code)
     if isinstance(error, RequestError):
         return ApiError(400, error.message, param=error.param, code=error.code)
@@ -139,6 +148,8 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
             "The server ran out of memory while it served this request; try again shortly.",
             code="server_is_overloaded",
         )
+    if isinstance(error, EngineAsleep):
+        return asleep(str(error))
     if isinstance(error, DeadlineExceeded):
         return ApiError(504)
     if isinstance(error, EngineDead):

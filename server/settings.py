@@ -39,6 +39,7 @@ from engine.paths import default_model_dir
 from engine.pooling import PoolingKind
 from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from server.engine_settings import engine_config
+from server.operation_settings import OPERATION, OperationSettings
 from server.scheduling_settings import SCHEDULING, SchedulingSettings
 from server.setting import Setting, setting, table_of
 from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
@@ -54,10 +55,10 @@ ReasoningFields = Literal["both", "reasoning", "reasoning_content"]
 
 _MODEL, _SERVER = "Model", "Server"
 _CACHE, _LIMITS, _LOGS = "KV cache", "Access and limits", "Logs and metrics"
-_GROUPS = (_MODEL, SPECULATION, _SERVER, SCHEDULING, _CACHE, _LIMITS, _LOGS)
+_GROUPS = (_MODEL, SPECULATION, _SERVER, SCHEDULING, _CACHE, _LIMITS, OPERATION, _LOGS)
 
 
-class Settings(SchedulingSettings, SpeculationSettings):
+class Settings(SchedulingSettings, SpeculationSettings, OperationSettings):
     """The settings of one server, valid once made, and frozen.
 
     Use :meth:`load` where problems are to be told to a person; the constructor takes the same

@@ -17,7 +17,7 @@ from engine.client import EngineClient
 from engine.errors import EngineDead, EngineError, ModelLoadError
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from engine.types import Adapter, EngineInfo
+from engine.types import Activity, Adapter, EngineInfo
 from server.access.access import Access
 from server.access.admission import Admission
 from server.access.caller import Caller
@@ -25,7 +25,7 @@ from server.access.ledger import Ledger
 from server.adapter_table import AdapterTable
 from server.adapters import Adapters
 from server.chat_template import read_chat_template
-from server.errors import ApiError, overloaded, unavailable
+from server.errors import ApiError, asleep, overloaded, unavailable
 from server.grammars import Grammars
 from server.metrics import Metrics, Numbers
 from server.openai.defaults import read_sampling_defaults
@@ -36,6 +36,13 @@ from server.store.files import FileStore
 from server.text.answers import AnswerFormat
 
 _log = logging.getLogger(__name__)
+
+_RESTS: dict[Activity, str] = {
+    "falling_asleep": "is being put to sleep",
+    "asleep": "is asleep",
+    "waking": "is being woken",
+    "reloading": "is reading other weights",
+}
 
 
 @dataclass(frozen=True)
@@ -172,7 +179,15 @@ class ServerState:
         """Whether a request that comes now would be served at once: not by an engine whose process
         is stopped, either."""
         loaded = self._model is not None and self.failure is None
-        return loaded and not self.draining and self.engine.alive and self.engine.responds
+        engine = self.engine
+        serves = engine.alive and engine.responds and engine.activity == "serving"
+        return loaded and not self.draining and serves
+
+    @property
+    def resting(self) -> str | None:
+        """What the engine does instead of serving, as a sentence says it; None: it serves, or is
+        not there."""
+        return _RESTS.get(self.engine.activity)
 
     async def loaded(self) -> None:
         """Wait until the model is loaded, or never will be."""
@@ -190,6 +205,8 @@ class ServerState:
             await self._loaded.wait()
         if self.failure is not None or self._model is None:
             raise unavailable()
+        if self._model.info is not self.engine.info:  # its weights have been exchanged
+            self._model = replace(self._model, info=self.engine.info)
         return self._model
 
     async def model_named(self, name: str) -> Model:
@@ -218,17 +235,25 @@ class ServerState:
         """Take sequences on. Raises ApiError (503) when the queue is full, or nothing is served."""
         if self.failure is not None:
             raise unavailable()
+        self._check_awake()
         if not self.admission.take(num_sequences, caller):
             self._refuse("queue_full", caller.tenant)
 
     def check_room(self, caller: Caller) -> None:
         """Raise what ``admit`` would raise for one sequence, before any work is done for it."""
+        self._check_awake()
         if not self.admission.has_room(1, caller):
             self._refuse("queue_full", caller.tenant)
 
     def release(self, num_sequences: int, caller: Caller) -> None:
         """Undo ``admit`` as sequences end."""
         self.admission.give_back(num_sequences, caller)
+
+    def _check_awake(self) -> None:
+        """Raise ApiError (503) while the engine sleeps, or falls asleep. It would refuse too."""
+        if self.engine.activity in ("falling_asleep", "asleep", "waking"):
+            self.metrics.rejected("asleep")
+            raise asleep()
 
     def _refuse(self, reason: str, tenant: str = "") -> NoReturn:
         self.metrics.rejected(reason, tenant)

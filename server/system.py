@@ -9,7 +9,7 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from server.errors import unavailable
+from server.errors import asleep, unavailable
 from server.openai.endpoint import json_response, state_of
 from server.openai.schema import describe
 
@@ -45,8 +45,12 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", summary="Whether to send requests here", openapi_extra=describe(None, Status))
 async def ready(request: Request) -> Response:
-    """200 when a request would be served at once; 503 while loading, draining or restarting."""
-    if not state_of(request).ready:
+    """200 when a request would be served at once; 503 while loading, draining, restarting, asleep
+    or given other weights."""
+    state = state_of(request)
+    if not state.ready:
+        if state.resting is not None:
+            raise asleep(f"The server {state.resting}.")
         raise unavailable("The server is not ready.")
     return json_response(Status("ready"))
 

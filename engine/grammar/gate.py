@@ -66,3 +66,9 @@ class GrammarGate:
     def discard(self, request_id: str) -> bool:
         """Let a request go that is not wanted any more; whether it was held."""
         return self._held.pop(request_id, None) is not None
+
+    def clear(self) -> list[str]:
+        """Let all go; their ids."""
+        ids = list(self._held)
+        self._held.clear()
+        return ids

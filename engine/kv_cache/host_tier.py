@@ -113,6 +113,14 @@ class HostTier:
                 self._kept[slot] = None
             self._num_loaded += loaded
 
+    def forget(self) -> None:
+        """No slot holds anything any more; called while no step is under way."""
+        for slot in self._kept:
+            self._digest_of[slot] = None
+        self._free += self._kept
+        self._kept.clear()
+        self._slot_of.clear()
+
     # ------------------------------------------------------------ what can be said of it
 
     def stats(self, num_queries: int, num_hits: int) -> TierStats:

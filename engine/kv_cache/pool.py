@@ -263,6 +263,17 @@ class BlockPool:
                 self._digest_of[block] = digest
                 self._block_of[digest] = block
 
+    def forget(self) -> None:
+        """No block holds anything any more; called while none is held."""
+        self._free.update(self._idle)
+        self._idle.clear()
+        self._free = OrderedDict.fromkeys(sorted(self._free))
+        self._num_used = 0
+        self._digest_of = [None] * self.num_blocks
+        self._block_of.clear()
+        if self.tier is not None:
+            self.tier.forget()
+
     # ------------------------------------------------------------ what can be said of it
 
     def stats(self, num_wasted_slots: int = 0) -> BlockStats:

@@ -1,9 +1,11 @@
-"""From a config to a runner of an encoder."""
+"""From a config to an encoder in memory."""
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
+from functools import partial
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
@@ -17,23 +19,42 @@ from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.runner.device import choose_device, choose_dtype, dtype_name, set_threads
 from engine.runner.encoder_runner import EncoderRunner
+from engine.runner.resting import Recipe, RestingModel, source_name
 from engine.types import EngineInfo, MemoryPlan
 
 logger = logging.getLogger(__name__)
 
 
-def load_encoder_runner(
-    config: EngineConfig,
-    model: ModelConfig,
-    spec: EncoderSpec,
-    on_progress: LoadProgress | None,
-    started_s: float,
-) -> EncoderRunner:
-    """See ``engine.runner.load_runner``; the config has been read.
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """An encoder in memory; see ``engine.runner.resting.LoadedModel``."""
+
+    config: EngineConfig
+    encoder: Encoder
+    spec: EncoderSpec
+    info: EngineInfo
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it is read again."""
+        return Recipe(self.config, self.spec, self.info, load_encoder)
+
+    def runner(self) -> EncoderRunner:
+        """See ``LoadedModel.runner``: nothing is kept between steps, so there is no cache."""
+        return EncoderRunner(self.info, self.encoder, partial(RestingModel, self))
+
+
+def load_encoder(
+    config: EngineConfig, model: ModelConfig, on_progress: LoadProgress | None = None
+) -> LoadedEncoder:
+    """Read an encoder; its config has been read.
 
     Raises:
         ModelLoadError: the model cannot be served as asked; one line that says why.
     """
+    started_s = time.monotonic()
+    spec = model.spec
+    assert isinstance(spec, EncoderSpec)
     if config.attention_backend != "auto":
         raise ModelLoadError("attention backends are for models that generate; this is an encoder")
     if config.batch_invariant:
@@ -64,7 +85,7 @@ def load_encoder_runner(
         block_size=max_len,
         max_model_len=max_len,
     )
-    source = f"dummy {config.seed}" if is_dummy else "checkpoint"
+    source = source_name(config, config.seed if is_dummy else None)
     told = (dtype_name(dtype), config.quantization or "unquantised", source, kind)
     info = EngineInfo(
         model=config.model,
@@ -79,6 +100,7 @@ def load_encoder_runner(
         memory=memory,
         fingerprint=fingerprint(model, headers, *told),
         load_s=time.monotonic() - started_s,
+        generation=config.generation,
         generates=False,
         pooling=PoolingInfo(
             kind=kind,
@@ -90,7 +112,7 @@ def load_encoder_runner(
         whole_prompts=True,
     )
     logger.info(memory.describe())
-    return EncoderRunner(info, encoder)
+    return LoadedEncoder(config, encoder, spec, info)
 
 
 def _longest(config: EngineConfig, model: ModelConfig, spec: EncoderSpec) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine.errors import Failure, InvalidParameter
@@ -11,7 +13,7 @@ from engine.profiler import Spans
 from engine.runner.model_runner import translated_errors
 from engine.runner.outcome import tell_pooled
 from engine.runner.pooling import pool_rows
-from engine.runner.protocol import Computed, Launched
+from engine.runner.protocol import Computed, Launched, Resting
 from engine.types import Adapter, EngineInfo, Request, StepPlan, StepResult
 
 
@@ -23,11 +25,13 @@ class EncoderRunner:
     Args:
         info: what was loaded.
         model: the encoder.
+        rest: what the runner leaves behind when it ends, by the level of rest.
     """
 
-    def __init__(self, info: EngineInfo, model: Encoder) -> None:
+    def __init__(self, info: EngineInfo, model: Encoder, rest: Callable[[int], Resting]) -> None:
         self._info = info
         self._model = model
+        self._rest = rest
         self._requests: dict[str, Request] = {}
         self._spans = Spans()
 
@@ -47,6 +51,10 @@ class EncoderRunner:
     def prepare(self) -> bool:
         """There is nothing to prepare."""
         return False
+
+    def rest(self, level: int) -> Resting:
+        """See ``Runner.rest``."""
+        return self._rest(level)
 
     def launch(self, plan: StepPlan) -> Launched:
         """Compute one step. Raises as ``Launched.result`` says."""

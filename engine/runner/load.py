@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -36,13 +37,14 @@ from engine.runner.device import (
     set_threads,
     usable_threads,
 )
-from engine.runner.encoder_load import load_encoder_runner
+from engine.runner.encoder_load import load_encoder
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
 from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Runner
+from engine.runner.resting import Recipe, RestingModel, source_name
 from engine.runner.rows import RowTable
 from engine.runner.weight_files import WeightFiles, find_weights
 from engine.speculation.draft_model import DraftModel
@@ -65,15 +67,14 @@ _BLOCK_SIZES = {"cpu": 16, "cuda": 64}
 
 def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
     """See ``engine.runner.load_runner``. What can be refused is refused before weights load."""
-    started_s = time.monotonic()
     model = read_config(config.model)
     if isinstance(model.spec, EncoderSpec):
         if config.tensor_parallel_size > 1:
             raise ModelLoadError(
                 f"tensor_parallel_size {config.tensor_parallel_size}: encoders are not shared out"
             )
-        return load_encoder_runner(config, model, model.spec, on_progress, started_s)
-    return _load_decoder_runner(config, model, model.spec, on_progress, started_s)
+        return load_encoder(config, model, on_progress).runner()
+    return _load_decoder(config, model, on_progress).runner()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,88 +120,126 @@ class Loaded(NamedTuple):
         return sum(part.num_bytes for part in self if part is not None)
 
 
-def _load_decoder_runner(
+@dataclass(frozen=True, slots=True)
+class LoadedDecoder:
+    """A decoder in memory, apart from its KV cache; see ``engine.runner.resting.LoadedModel``."""
+
+    plan: LoadPlan
+    parts: Loaded
+    info: EngineInfo
+    team: Team | None  # the ranks that have the rest of it
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it is read again: in the same memory, by as many threads."""
+        plan, info = self.plan, self.info
+        again = partial(_load_decoder, threads=plan.threads, memory=info.memory)
+        return Recipe(plan.config, plan.whole, info, again)
+
+    def runner(self) -> ModelRunner:
+        """See ``LoadedModel.runner``."""
+        plan, loaded, memory, team = self.plan, self.parts, self.info.memory, self.team
+        config, spec = plan.config, plan.spec
+        kernels, attention = plan.kernels, plan.attention
+        dtype, device = attention.dtype, attention.device
+        cache = KVCache(
+            spec, memory.num_blocks, memory.block_size, dtype, device, attention.cache_dtype
+        )
+        peers = None if team is None else team.group
+        decoder = Decoder(spec, loaded.modules, kernels, memory.max_model_len, peers)
+        rows = RowTable(
+            max_num_rows=config.scheduler.max_num_seqs,
+            max_num_blocks=min(memory.num_blocks, -(-memory.max_model_len // memory.block_size)),
+            vocab_size=spec.vocab_size,
+            eos_token_ids=spec.eos_token_ids,
+            device=device,
+        )
+        adapters = AdapterStore(
+            spec,
+            dtype,
+            device,
+            max_loaded=0 if config.batch_invariant or team else config.lora.max_loaded,
+            max_on_host=config.lora.max_on_host,
+        )
+        features = None if loaded.head is None else loaded.head.features(memory)
+        graphs = _graphs(plan, decoder, cache, rows, adapters, features)
+        draft = _draft_model(plan, loaded, memory, rows, features)
+        slots = memory.num_host_blocks
+        speculation = config.speculation
+        return ModelRunner(
+            self.info,
+            decoder,
+            cache,
+            kernels,
+            attention,
+            rows,
+            adapters,
+            graphs,
+            draft,
+            threads=plan.threads,
+            features=features,
+            rejects=speculation is not None and speculation.draft_sampling == "rejection",
+            team=team,
+            host=HostBlocks(cache, slots, draft, team) if slots else None,
+            rest=partial(RestingModel, self),
+        )
+
+
+def _load_decoder(
     config: EngineConfig,
     model: ModelConfig,
-    spec: DecoderSpec,
-    on_progress: LoadProgress | None,
-    started_s: float,
-) -> ModelRunner:
+    on_progress: LoadProgress | None = None,
+    *,
+    threads: StepThreads | None = None,
+    memory: MemoryPlan | None = None,
+) -> LoadedDecoder:
+    """Read a decoder; with ``threads`` and ``memory`` as they were planned for it before."""
+    assert isinstance(model.spec, DecoderSpec)
     if config.tensor_parallel_size == 1:
-        return _assemble(make_plan(config, model, spec), on_progress, started_s, None)
+        plan = make_plan(config, model, model.spec, threads=threads)
+        return _read_decoder(plan, on_progress, memory)
     from engine.parallel.leader import Team  # torch.distributed is for those who need it
 
     config = _shared_out(config)
-    team = Team(config, spec)
+    team = Team(config, model.spec)
     try:
-        plan = make_plan(config, model, spec, team.shard)
-        return _assemble(plan, on_progress, started_s, team)
+        plan = make_plan(config, model, model.spec, team.shard)
+        return _read_decoder(plan, on_progress, team=team)
     except BaseException:
         team.close()
         raise
 
 
-def _assemble(
-    plan: LoadPlan, on_progress: LoadProgress | None, started_s: float, team: Team | None
-) -> ModelRunner:
-    """Load what was planned, and put it together; as rank 0 of a ``team`` where there is one."""
+def _read_decoder(
+    plan: LoadPlan,
+    on_progress: LoadProgress | None,
+    memory: MemoryPlan | None = None,
+    team: Team | None = None,
+) -> LoadedDecoder:
+    """Read what was planned; as rank 0 of a ``team`` where there is one."""
+    started_s = time.monotonic()
     loaded = read_weights(plan, on_progress)
-    memory = plan_cache(plan, loaded)
-    config, spec, modules = plan.config, plan.spec, loaded.modules
-    kernels, attention = plan.kernels, plan.attention
+    if memory is None:
+        memory = plan_cache(plan, loaded)
+    else:
+        memory = msgspec.structs.replace(memory, weights_bytes=loaded.num_bytes)
     if team is not None:
-        memory = team.meet(memory, attention.device)
-        modules = team.share(modules)
-    dtype, device = attention.dtype, attention.device
-    cache = KVCache(
-        spec, memory.num_blocks, memory.block_size, dtype, device, attention.cache_dtype
-    )
-    info = _info(plan, memory, started_s)
-    peers = None if team is None else team.group
-    decoder = Decoder(spec, modules, kernels, memory.max_model_len, peers)
-    rows = RowTable(
-        max_num_rows=config.scheduler.max_num_seqs,
-        max_num_blocks=min(memory.num_blocks, -(-memory.max_model_len // memory.block_size)),
-        vocab_size=spec.vocab_size,
-        eos_token_ids=spec.eos_token_ids,
-        device=device,
-    )
-    adapters = AdapterStore(
-        spec,
-        dtype,
-        device,
-        max_loaded=0 if config.batch_invariant or team else config.lora.max_loaded,
-        max_on_host=config.lora.max_on_host,
-    )
-    features = None if loaded.head is None else loaded.head.features(memory)
-    graphs = _graphs(plan, decoder, cache, rows, adapters, features)
-    draft = _draft_model(plan, loaded, memory, rows, features)
-    slots = memory.num_host_blocks
-    host = HostBlocks(cache, slots, draft, team) if slots else None
-    speculation = config.speculation
+        memory = team.meet(memory, plan.attention.device)
+        loaded = loaded._replace(modules=team.share(loaded.modules))
     logger.info(memory.describe())
-    return ModelRunner(
-        info,
-        decoder,
-        cache,
-        kernels,
-        attention,
-        rows,
-        adapters,
-        graphs,
-        draft,
-        threads=plan.threads,
-        features=features,
-        rejects=speculation is not None and speculation.draft_sampling == "rejection",
-        team=team,
-        host=host,
-    )
+    return LoadedDecoder(plan, loaded, _info(plan, memory, started_s), team)
 
 
 def make_plan(
-    config: EngineConfig, model: ModelConfig, whole: DecoderSpec, shard: Shard | None = None
+    config: EngineConfig,
+    model: ModelConfig,
+    whole: DecoderSpec,
+    shard: Shard | None = None,
+    *,
+    threads: StepThreads | None = None,
 ) -> LoadPlan:
-    """Decide how the model is held and computed, or the share of it that one rank has.
+    """Decide how the model is held and computed, or the share of it that one rank has; with
+    ``threads`` by as many as were decided upon before.
 
     Raises:
         ModelLoadError: it cannot be served as asked.
@@ -220,11 +259,8 @@ def make_plan(
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     draft = plan_draft(config, spec, attention)
     head = plan_head(config, model, spec, files.headers, files.stored_as, attention)
-    shares = kernels.name == "cpu"
-    size = weights_bytes(spec, dtype)
-    most = set_threads(config.num_threads, size, shares_cores=shares)
-    varies = shares and config.num_threads is None and not config.batch_invariant
-    threads = StepThreads(most, default_threads(most, size) if varies else most)
+    if threads is None:
+        threads = _step_threads(config, weights_bytes(spec, dtype), shares=kernels.name == "cpu")
     method = choose_method(
         config.quantization, dtype, device, invariant=config.batch_invariant, stored=files.codes
     )
@@ -234,6 +270,13 @@ def make_plan(
     if config.batch_invariant and spec.moe is not None and not plan.has_panels:
         raise ModelLoadError("a mixture of experts is not batch-invariant here")
     return plan
+
+
+def _step_threads(config: EngineConfig, size: int, *, shares: bool) -> StepThreads:
+    """The threads of steps of a model of ``size`` bytes; whether they share cores with others."""
+    most = set_threads(config.num_threads, size, shares_cores=shares)
+    varies = shares and config.num_threads is None and not config.batch_invariant
+    return StepThreads(most, default_threads(most, size) if varies else most)
 
 
 def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> Loaded:
@@ -360,7 +403,7 @@ def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:
 def _info(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
     config, model, spec = plan.config, plan.model, plan.spec
     dtype, backend = dtype_name(plan.attention.dtype), plan.kernels.name
-    source = "checkpoint" if plan.files.seed is None else f"dummy {plan.files.seed}"
+    source = source_name(config, plan.files.seed)
     rounding = config.quantization or "unquantised"
     kind = config.pooling_type or model.sentence.kind or "last"
     headers = plan.files.headers
@@ -380,6 +423,7 @@ def _info(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
             model, headers, dtype, rounding, source, backend, kind, memory.cache_dtype, *ranks
         ),
         load_s=time.monotonic() - started_s,
+        generation=config.generation,
         generates=spec.generates,
         window=_remembered(config, spec),
         pooling=PoolingInfo(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from engine.errors import EngineDead, OutOfMemory
+from engine.errors import EngineDead, OutOfMemory, RestRefused
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import adapter_slots, step_adapters
 from engine.lora.store import AdapterStore
@@ -40,7 +40,7 @@ from engine.runner.outcome import JudgedRow, Outcome, SampledRows
 from engine.runner.passes import PassesOutcome, later_passes
 from engine.runner.pooling import PooledRow, pool_rows
 from engine.runner.programs import DecodePrograms
-from engine.runner.protocol import Computed, Launched
+from engine.runner.protocol import Computed, Launched, Resting
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
 from engine.runner.transfer import Downloads, Uploads
@@ -102,6 +102,7 @@ class ModelRunner:
         rejects: judge drafts of sampled texts by rejection.
         team: the ranks that have the rest of the model; None: it is all here.
         host: blocks in the host's memory; None: none are there.
+        rest: what the runner leaves behind when it ends, by the level of rest.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class ModelRunner:
         rejects: bool = False,
         team: Team | None = None,
         host: HostBlocks | None = None,
+        rest: Callable[[int], Resting],
     ) -> None:
         self._info = info
         self._model = model
@@ -135,6 +137,7 @@ class ModelRunner:
         self._features = features
         self._team = team
         self._host = host
+        self._rest = rest
         uploads = Uploads(attention_spec.device)
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
         self._uploads = Uploads(attention_spec.device)
@@ -172,6 +175,12 @@ class ModelRunner:
             return False
         with translated_errors(), torch.inference_mode():
             return self._graphs.capture_next()
+
+    def rest(self, level: int) -> Resting:
+        """See ``Runner.rest``."""
+        if self._team is not None:
+            raise RestRefused("Ranks of a model do not sleep.", code="tensor_parallel")
+        return self._rest(level)
 
     def _launch(self, plan: StepPlan) -> Outcome | PassesOutcome | None:
         with self._spans("inputs"):

@@ -108,6 +108,42 @@ class Runner(Protocol):
         """
         ...
 
+    def rest(self, level: int) -> Resting:
+        """End this runner between two steps; it must not be used again.
+
+        What it leaves behind can become a runner once more. At level 0 weights stay where they are,
+        at level 1 those of a GPU move to the host's memory, at level 2 none are kept.
+
+        Raises:
+            RestRefused: this runner cannot rest; it goes on.
+        """
+        ...
+
+
+class Resting(Protocol):
+    """What a runner has left behind."""
+
+    def release(self) -> None:
+        """Give the memory back that is not kept; called once nobody holds the runner itself."""
+        ...
+
+    def wake(self) -> Runner:
+        """A runner with an empty KV cache; this is not used again.
+
+        Raises:
+            ModelLoadError: there is no memory, or weights cannot be read; it may be tried again.
+        """
+        ...
+
+    def exchanged(self, model: str) -> Resting:
+        """The same model with the weights in the directory ``model``, read beside those that rest
+        here; both lie in memory until this is dropped.
+
+        Raises:
+            ModelLoadError: they cannot be read, or are those of another model. This is as it was.
+        """
+        ...
+
 
 @runtime_checkable
 class Losable(Runner, Protocol):

@@ -23,7 +23,7 @@ from engine.models.spec import DecoderSpec
 from engine.plan_rows import ScheduledRow
 from engine.pooling import PoolingInfo
 from engine.profiler import Spans
-from engine.runner.protocol import Computed, Launched
+from engine.runner.protocol import Computed, Launched, Resting
 from engine.types import (
     Adapter,
     EngineInfo,
@@ -70,6 +70,10 @@ class StubRunner:
         """There is nothing to prepare."""
         return False
 
+    def rest(self, level: int) -> Resting:
+        """See ``Runner.rest``: it holds nothing to be given back."""
+        return _RestingStub(self)
+
     def launch(self, plan: StepPlan) -> Launched:
         """One step. Never raises."""
         for row_id in plan.removed:
@@ -98,6 +102,24 @@ class StubRunner:
                 tokens.append(chosen)
         pooled = self._vectors.of(plan.rows)
         return Computed(StepResult(tuple(ids), tuple(tokens), (None,) * len(ids), pooled=pooled))
+
+
+class _RestingStub:
+    """Wakes as the same stub."""
+
+    def __init__(self, runner: StubRunner) -> None:
+        self._runner = runner
+
+    def release(self) -> None:
+        """See ``Resting``."""
+
+    def wake(self) -> StubRunner:
+        """See ``Resting``."""
+        return self._runner
+
+    def exchanged(self, model: str) -> Resting:
+        """A stub has no weights. Raises ModelLoadError."""
+        raise ModelLoadError("a stub has no weights to be exchanged")
 
 
 class _Vectors:

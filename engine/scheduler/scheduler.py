@@ -131,6 +131,12 @@ class Scheduler:
             self._state.finish(seq, now_s)
             self._state.news.append(request_id, (), "abort")
 
+    def end_all(self, failure: Failure, now_s: float = 0.0) -> None:
+        """End every request with ``failure``; their blocks are free at once."""
+        for seq in list(self._state.sequences.values()):
+            self._state.finish(seq, now_s)
+            self.turn_away(seq.id, failure)
+
     def turn_away(self, request_id: str, failure: Failure | None) -> None:
         """Tell the end of a request that was never queued: its failure, or that it was aborted."""
         news = self._state.news

@@ -40,6 +40,12 @@ class Arena:
         self._used += -(-size // _LINE_BYTES) * _LINE_BYTES
         return taken.view(dtype).view(shape)
 
+    def leave(self) -> None:
+        """Begin a new chunk with the next tensor, so that what is left of this one does not outlive
+        its tensors."""
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
 
 def own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor in pages of its own, zeros; they go back to the system as soon as it is dropped.

@@ -19,6 +19,7 @@ Answer = Callable[[dict[str, Any]], Awaitable[Any]]  # a body -> the answer, to 
 _log = logging.getLogger(__name__)
 
 _MAX_TRIES = 5  # of a line that fails through no fault of its own
+_WAITED_FOR = ("engine_unavailable", "engine_asleep")  # however often that is the reason
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 15.0
 
 
@@ -50,8 +51,8 @@ class _Answered(msgspec.Struct):
 async def run_line(line: Line, answer: Answer) -> LineResult:
     """The result of a line, which is an error's where it failed; cancelled, it has none.
 
-    A line that finds the engine restarting, or no room, is tried again: for as long as the
-    engine is not there, and a few times where it is.
+    A line that finds the engine restarting or asleep, or no room, is tried again: for as long as
+    the engine is not there, and a few times where it is.
     """
     pause_s, num_tries = _FIRST_PAUSE_S, 0
     while True:
@@ -62,7 +63,7 @@ async def run_line(line: Line, answer: Answer) -> LineResult:
             told = to_api_error(error, request_id)
             if told.status == 500:
                 _log.error("request %s of a batch failed", request_id, exc_info=error)
-            num_tries += told.code != "engine_unavailable"
+            num_tries += told.code not in _WAITED_FOR
             if told.status < 500 or num_tries >= _MAX_TRIES:
                 return _failed(line, request_id, told)
         else:

@@ -99,6 +99,8 @@ class Exposition(Collector):
             sizes = (str(memory.block_size), str(memory.num_blocks), dtype)
             family.add_metric([*self._labels.values(), *sizes], 1)
             yield family
+            told = "Times the weights were exchanged for others."
+            yield self._gauge("weights_generation", told, info.generation)
         if self._max_loras:
             family = GaugeMetricFamily(
                 self._name("lora_requests_info"),

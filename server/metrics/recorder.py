@@ -155,7 +155,7 @@ class Metrics:
         """``numbers`` as Prometheus wants them: this process's, or those of all workers."""
         return Exposition(
             numbers,
-            self._info,
+            None if self._info is None else self._engine.info,  # its weights may be others by now
             prefix=self._prefix,
             model_name=self._model_name,
             max_loras=self._max_loras,

@@ -16,7 +16,14 @@ from typing import Self
 from engine.beam_search import BeamParams
 from engine.beam_streams import submit_beams
 from engine.client import RequestStream
-from engine.errors import DeadlineExceeded, EngineDead, EngineError, OutOfMemory, RequestError
+from engine.errors import (
+    DeadlineExceeded,
+    EngineAsleep,
+    EngineDead,
+    EngineError,
+    OutOfMemory,
+    RequestError,
+)
 from engine.requests import fan_out
 from engine.text.output import OutputDecoder, TextDelta
 from engine.types import Request, RequestOutput, SamplingParams, TokenLogprobs
@@ -360,6 +367,8 @@ def _failure_reason(error: Exception) -> str:
         return "deadline"
     if isinstance(error, OutOfMemory):
         return "out_of_memory"
+    if isinstance(error, EngineAsleep):
+        return "asleep"
     if isinstance(error, EngineDead):
         return "engine_dead"
     return "failed" if isinstance(error, EngineError) else "internal"

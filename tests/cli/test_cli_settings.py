@@ -52,6 +52,7 @@ def test_every_setting_has_a_flag_a_variable_and_a_yaml_key(tmp_path, monkeypatc
         "draft_model": "d",
         "lora": "tone=adapters/tone",
         "lora_dir": "adapters",
+        "weights_dir": "checkpoints",
         "api_key_file": "keys.yaml",
         "cors_origin": "https://app.example",
         "ssl_certfile": "cert.pem",

@@ -18,13 +18,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.client import LoadProgress
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import Failure, ModelLoadError
 from engine.plan_rows import ScheduledRow
 from engine.pooling import PoolingInfo, PoolingParams
 from engine.profiler import Spans
-from engine.runner.protocol import Computed, Launched
+from engine.runner.protocol import Computed, Launched, Resting
 from engine.types import (
     DRAFT_TOKEN,
     PENDING_TOKEN,
@@ -187,6 +189,9 @@ class FakeRunner:
 
     def prepare(self) -> bool:
         return False
+
+    def rest(self, level: int) -> Resting:
+        return FakeResting(self._info, FakeRunner)
 
     def launch(self, plan: StepPlan) -> Launched:
         return Computed(self._run(plan))
@@ -356,6 +361,28 @@ class FakeRunner:
         return row.table[position // self._size] * self._size + position % self._size
 
 
+class FakeResting:
+    """Wakes as a runner whose slots hold nothing. Weights are a JSON text, as engines are loaded
+    with; ``refuse`` in it says why they cannot be."""
+
+    def __init__(self, info: EngineInfo, make: Callable[[EngineInfo], FakeRunner]) -> None:
+        self.info = info
+        self._make = make
+
+    def release(self) -> None:
+        pass
+
+    def wake(self) -> FakeRunner:
+        return self._make(self.info)
+
+    def exchanged(self, model: str) -> FakeResting:
+        if refusal := json.loads(model).get("refuse"):
+            raise ModelLoadError(refusal)
+        generation = self.info.generation + 1
+        info = msgspec.structs.replace(self.info, model=model, generation=generation)
+        return FakeResting(info, self._make)
+
+
 class FaultyRunner(FakeRunner):
     """Fails as told: ``fault(plan)`` may raise, or name rows whose numbers are not finite.
 
@@ -371,6 +398,9 @@ class FaultyRunner(FakeRunner):
         super().__init__(info)
         self._fault = fault
         self._late = late
+
+    def rest(self, level: int) -> Resting:
+        return FakeResting(self._info, lambda info: FaultyRunner(info, self._fault, self._late))
 
     def launch(self, plan: StepPlan) -> Launched:
         result = self._run(plan)  # raises late: blocks are written, rows are extended
@@ -426,6 +456,7 @@ def load(config: EngineConfig, on_progress: LoadProgress | None) -> FakeRunner:
             os._exit(7)
         open(flag, "w").close()
     info = make_info(options.get("num_blocks", 64), config.cache.block_size, 200)
+    info = msgspec.structs.replace(info, model=config.model, generation=config.generation)
 
     def fault(plan: StepPlan) -> None:
         time.sleep(options.get("step_s", 0.0))

@@ -67,6 +67,7 @@ class FakeEngine:
         self.submitted = asyncio.Event()
         self.loaded = asyncio.Event()
         self.alive = self.responds = True
+        self.activity = "serving"
         self.dead = False
         self.closed = False
         self.stats = EngineStats(blocks=BlockStats(total=8, free=8, block_size=16))

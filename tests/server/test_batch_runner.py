@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.errors import EngineDead, OutOfMemory
+from engine.errors import EngineAsleep, EngineDead, OutOfMemory
 from server.batches import answering
 from server.batches.bench import Bench, SharedSlots
 from server.batches.runner import BatchRunner
@@ -139,6 +139,8 @@ async def test_faults_that_pass_are_waited_for(tmp_path: Path) -> None:
             raise EngineDead("restarting")
         if n == 2 and tries[n] < 3:
             raise OutOfMemory("full")
+        if n == 5 and tries[n] < 20:
+            raise EngineAsleep("asleep")
         if n == 3:
             raise RuntimeError("a secret of ours")
         if n == 4:

@@ -10,6 +10,7 @@ import pytest
 
 from engine.errors import (
     ContextLengthExceeded,
+    EngineAsleep,
     EngineDead,
     EngineError,
     InvalidParameter,
@@ -29,6 +30,7 @@ FAILURES = [
     (InvalidParameter("bad", param="top_k"), 400, "invalid_request_error", None),
     (RequestFailed(SECRET), 500, "server_error", None),
     (OutOfMemory(SECRET), 503, "service_unavailable_error", "server_is_overloaded"),
+    (EngineAsleep("asleep"), 503, "service_unavailable_error", "engine_asleep"),
     (EngineDead(SECRET), 503, "service_unavailable_error", "engine_unavailable"),
 ]
 

@@ -1,0 +1,38 @@
+"""What a request must be to be served by a model."""
+
+from __future__ import annotations
+
+from engine.errors import InvalidParameter
+from engine.types import EngineInfo, Request
+
+
+def check_kind(request: Request, info: EngineInfo) -> None:
+    """Raise InvalidParameter where the model is of another kind: one that does not generate gives
+    vectors only; one that does may give both."""
+    pooling, can = request.pooling, info.pooling
+    if pooling is None:
+        if not info.generates:
+            raise InvalidParameter("this model does not generate text", param="model")
+    elif can is None:
+        raise InvalidParameter("this model makes no embeddings", param="model")
+    elif pooling.scores and not can.num_labels:
+        raise InvalidParameter("this model has no head that scores", param="model")
+    elif pooling.dimensions is not None and pooling.dimensions > can.size:
+        problem = f"'dimensions' must be at most {can.size}, the size of this model's embeddings"
+        raise InvalidParameter(problem, param="dimensions")
+
+
+def check_tokens(request: Request, size: int) -> None:
+    """Raise InvalidParameter where ids lie outside a vocabulary of ``size`` tokens."""
+    prompt, sampling = request.prompt_token_ids, request.sampling
+    for param, ids in (
+        ("prompt", prompt),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", sampling.logit_bias),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("bad_words", [id_ for word in sampling.bad_token_ids for id_ in word]),
+    ):
+        if ids and not (min(ids) >= 0 and max(ids) < size):
+            raise InvalidParameter(
+                f"'{param}' has token ids outside the vocabulary of {size} tokens", param=param
+            )

@@ -1,0 +1,166 @@
+"""POST /sleep, /wake_up and /reload_weights, GET /is_sleeping, under ``--enable-sleep-mode``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from msgspec import Struct
+from pydantic import Field
+from starlette.responses import Response
+
+from engine.errors import InvalidParameter
+from server.errors import ApiError, bad_field
+from server.openai.endpoint import json_response, read_request, state_of
+from server.openai.inputs import Shape
+from server.openai.schema import describe
+from server.state import ServerState
+
+router = APIRouter()
+
+_MAX_WAIT_S = 3600.0
+_WAIT_S = 60.0
+
+Mode = Literal["wait", "abort"]
+_Level = Annotated[
+    int, Query(ge=1, le=2, description="1: give the KV cache back; 2: the weights too.")
+]
+_Mode = Annotated[
+    Mode, Query(description="Let requests that are being served end, or end them at once.")
+]
+_Wait = Annotated[
+    float, Query(ge=0, le=_MAX_WAIT_S, description="Seconds that they are given; then they end.")
+]
+_Tags = Annotated[
+    list[Literal["weights", "kv_cache"]] | None,
+    Query(description="What to take the memory of; all of it, so both or none are named."),
+]
+
+
+class SleepState(Struct):
+    """The answer of /sleep, /wake_up and /is_sleeping."""
+
+    is_sleeping: bool
+    activity: str  # serving, falling_asleep, asleep, waking, reloading
+
+
+class ReloadRequest(Shape):
+    """POST /reload_weights; the body may be left out."""
+
+    # Within --weights-dir; the directory that was read last when left out.
+    model_path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    mode: Mode = "wait"
+    timeout_s: Annotated[float, Field(ge=0, le=_MAX_WAIT_S)] = _WAIT_S
+
+
+class WeightsReloaded(Struct):
+    """The answer of /reload_weights."""
+
+    success: bool
+    message: str
+    generation: int  # how many times the weights have been exchanged
+    load_s: float  # seconds that reading them took
+    weights_bytes: int  # in memory; old and new ones lay there side by side
+    system_fingerprint: str
+
+
+@router.post(
+    "/sleep",
+    summary="Give the engine's memory back until it is woken",
+    openapi_extra=describe(None, SleepState, errors=(404, 409)),
+)
+async def sleep(
+    request: Request, level: _Level = 1, mode: _Mode = "wait", timeout_s: _Wait = _WAIT_S
+) -> Response:
+    """Answered once the memory is given back; without effect on a server that sleeps."""
+    state = await _state_with_sleep(request)
+    await state.engine.sleep(level, 0.0 if mode == "abort" else timeout_s)
+    return _told(state)
+
+
+@router.post(
+    "/wake_up",
+    summary="Have a sleeping engine serve again",
+    openapi_extra=describe(None, SleepState, errors=(404, 409)),
+)
+async def wake_up(request: Request, tags: _Tags = None) -> Response:
+    """Answered once requests are served; without effect on a server that does not sleep."""
+    state = await _state_with_sleep(request)
+    if tags and len(set(tags)) == 1:
+        raise bad_field("tags", "must name both or be left out: all of the memory is taken at once")
+    await state.engine.wake()
+    return _told(state)
+
+
+@router.get(
+    "/is_sleeping",
+    summary="Whether the engine sleeps",
+    openapi_extra=describe(None, SleepState, errors=(404,)),
+)
+async def is_sleeping(request: Request) -> Response:
+    """Told by what the engine has last said of itself."""
+    return _told(await _state_with_sleep(request))
+
+
+_RELOAD = describe(ReloadRequest, WeightsReloaded, body_required=False, errors=(404, 409))
+
+
+@router.post("/reload_weights", summary="Go on with other weights", openapi_extra=_RELOAD)
+@router.post(
+    "/update_weights_from_disk", summary="The same, by SGLang's name", openapi_extra=_RELOAD
+)
+async def reload_weights(request: Request) -> Response:
+    """Read weights of the same architecture and serve them from then on.
+
+    Requests that come meanwhile wait. Weights that cannot be used change nothing.
+    """
+    state = await _state_with_sleep(request)
+    body, headers = await read_request(request, ReloadRequest, optional=True)
+    path = None if body.model_path is None else _find(state, body.model_path)
+    timeout_s = 0.0 if body.mode == "abort" else body.timeout_s
+    try:
+        info = await state.engine.reload(None if path is None else str(path), timeout_s)
+    except InvalidParameter as error:
+        told = error.message
+        if path is not None:  # what lies around the directory is not told
+            told = told.replace(str(path), str(body.model_path))
+        raise ApiError(400, told, param="model_path", code="weights_not_usable") from None
+    answer = WeightsReloaded(
+        success=True,
+        message="The weights have been exchanged.",
+        generation=info.generation,
+        load_s=round(info.load_s, 3),
+        weights_bytes=info.memory.weights_bytes,
+        system_fingerprint=info.fingerprint,
+    )
+    return json_response(answer, headers)
+
+
+async def _state_with_sleep(request: Request) -> ServerState:
+    """The state, once a model is loaded. Raises ApiError (404) where sleep mode is off."""
+    state = state_of(request)
+    if not state.settings.enable_sleep_mode:
+        message = "Sleep mode is off; the server would have to be started with --enable-sleep-mode."
+        raise ApiError(404, message)
+    await state.model()
+    return state
+
+
+def _told(state: ServerState) -> Response:
+    activity = state.engine.activity
+    return json_response(SleepState(activity in ("asleep", "waking"), activity))
+
+
+def _find(state: ServerState, path: str) -> Path:
+    """A directory or GGUF file within that of the weights. Raises ApiError (400)."""
+    if state.settings.weights_dir is None:
+        raise bad_field("model_path", "is taken only by a server with --weights-dir")
+    root = state.settings.weights_dir.resolve()
+    try:
+        found = (root / path).resolve()
+        if found.is_relative_to(root) and found.exists():
+            return found
+    except (OSError, ValueError):  # too long, or with a NUL
+        pass
+    raise bad_field("model_path", "is not in the directory of --weights-dir")

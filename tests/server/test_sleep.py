@@ -1,0 +1,207 @@
+"""Sleep, wake and reload on a real server: what operators see, and what clients do meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.paths import default_model_dir
+from tests.server.asgi import running_app
+from tests.servers import Server, running_server
+
+TEXT = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with noise in its head, one cut short, and one of another kind."""
+    home = tmp_path_factory.mktemp("weights")
+    for name in ("noisy", "short", "other"):
+        shutil.copytree(default_model_dir(), home / name)
+    path = home / "noisy" / "model.safetensors"
+    tensors = load_file(path)
+    generator = torch.Generator().manual_seed(1)
+    name = "model.embed_tokens.weight"
+    noise = torch.randn(tensors[name].shape, generator=generator)
+    save_file({**tensors, name: noise.to(tensors[name].dtype)}, path, {"format": "pt"})
+    with (home / "short" / "model.safetensors").open("r+b") as file:
+        file.truncate(1_000_000)
+    config = json.loads((home / "other" / "config.json").read_text())
+    (home / "other" / "config.json").write_text(json.dumps({**config, "rope_theta": 5000.0}))
+    return home
+
+
+@pytest.fixture(scope="module")
+def server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("sleepy") / "log"
+    flags = ("--enable-sleep-mode", "--weights-dir", str(weights))
+    with running_server(log, *flags, key="a-key") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("workers") / "log"
+    with running_server(log, "--enable-sleep-mode", "--api-workers", "2") as server:
+        yield server
+
+
+def answer(server: Server) -> str:
+    told = server.chat(TEXT, max_tokens=12)
+    assert told.status_code == 200, told.text
+    return told.json()["choices"][0]["message"]["content"]
+
+
+def code(response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+def activity(server: Server) -> str:
+    return server.get("/is_sleeping").json()["activity"]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_it_sleeps_and_wakes(server: Server, level: int) -> None:
+    before = answer(server)
+    slept = server.post(f"/sleep?level={level}", None)
+    assert slept.json() == {"is_sleeping": True, "activity": "asleep"}, slept.text
+    assert server.get("/is_sleeping").json()["is_sleeping"]
+    refused = server.chat(TEXT)
+    assert code(refused) == (503, "engine_asleep")
+    assert refused.headers["retry-after"] == "30"
+    assert code(server.complete("a", stream=True)) == (503, "engine_asleep")
+    ready = server.get("/ready")
+    assert (*code(ready), ready.json()["error"]["message"]) == (
+        *(503, "engine_asleep"),
+        "The server is asleep.",
+    )
+    for path in ("/health", "/v1/models", "/metrics"):
+        assert server.get(path).status_code == 200
+    assert code(server.post("/reload_weights", {})) == (409, "asleep")
+    woken = server.post("/wake_up", None)
+    assert woken.json() == {"is_sleeping": False, "activity": "serving"}, woken.text
+    assert server.get("/ready").status_code == 200
+    assert answer(server) == before
+    assert server.post("/wake_up", None).status_code == 200
+
+
+def test_the_engines_process_gives_its_memory_back(server: Server) -> None:
+    def resident_mib() -> float:
+        pages = Path(f"/proc/{engine}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    engine = next(
+        pid
+        for pid in children.read_text().split()
+        if b"engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    prompts = [[100 + index] * 3900 for index in range(4)]
+    filled = server.complete(prompts, max_tokens=1)
+    assert filled.status_code == 200, filled.text
+    tokens = filled.json()["usage"]["prompt_tokens"]
+    cache_mib = tokens * 2048 / 2**20  # bytes a token, of this model in bfloat16
+    full = resident_mib()
+    assert server.post("/sleep", None).status_code == 200
+    assert full - resident_mib() > 0.8 * cache_mib
+    assert server.post("/wake_up", None).status_code == 200
+
+
+def test_who_is_being_served_goes_on_or_is_told(server: Server) -> None:
+    body = {"model": "quire-demo", "prompt": "Once", "max_tokens": 3000, "ignore_eos": True}
+    for query, ending in (("mode=wait", "[DONE]"), ("mode=abort", "engine_asleep")):
+        tokens = 200 if "wait" in query else 3000
+        told: list[bytes] = []
+
+        def stream(told: list[bytes] = told, tokens: int = tokens) -> None:
+            told.append(server.stream("/v1/completions", {**body, "max_tokens": tokens}))
+
+        running = threading.Thread(target=stream)
+        running.start()
+        server.wait_for(lambda m: m["num_requests_running"] == 1, "a running request")
+        assert server.post(f"/sleep?{query}", None).status_code == 200
+        running.join()
+        assert ending in told[0].decode()
+        assert ("engine_asleep" in told[0].decode()) == (ending == "engine_asleep")
+        assert server.post("/wake_up", None).status_code == 200
+    server.wait_idle()
+
+
+def test_other_weights_and_back(server: Server) -> None:
+    before = answer(server)
+    prints = {server.chat(TEXT, max_tokens=1).json()["system_fingerprint"]}
+    first = server.metrics()["weights_generation"]
+    reloaded = server.post("/reload_weights", {"model_path": "noisy"})
+    assert reloaded.status_code == 200, reloaded.text
+    assert reloaded.json()["generation"] == first + 1
+    assert answer(server) != before
+    prints.add(server.chat(TEXT, max_tokens=1).json()["system_fingerprint"])
+    assert prints >= {reloaded.json()["system_fingerprint"]}
+    assert len(prints) == 2
+    for path, told in (
+        ("short", "short/model.safetensors"),
+        ("other", "rope"),
+        ("none", "--weights-dir"),
+        ("../..", "--weights-dir"),
+    ):
+        noisy = answer(server)
+        refused = server.post("/update_weights_from_disk", {"model_path": path})
+        assert refused.status_code == 400, refused.text
+        error = refused.json()["error"]
+        assert error["param"] == "model_path"
+        assert told in error["message"]
+        assert str(default_model_dir().parent) not in error["message"]
+        assert answer(server) == noisy
+    server.post("/reload_weights", {"model_path": "short/../noisy"})
+    assert server.metrics()["weights_generation"] == first + 2
+    shutil.copytree(default_model_dir(), _directory(server) / "first")
+    assert server.post("/reload_weights", {"model_path": "first"}).status_code == 200
+    assert answer(server) == before
+
+
+def _directory(server: Server) -> Path:
+    arguments = Path(f"/proc/{server.process.pid}/cmdline").read_bytes().split(b"\0")
+    return Path(os.fsdecode(arguments[arguments.index(b"--weights-dir") + 1]))
+
+
+def test_bad_requests_are_refused(server: Server) -> None:
+    for path in ("/sleep?level=3", "/sleep?mode=keep", "/sleep?timeout_s=-1", "/wake_up?tags=kv"):
+        assert server.post(path, None).status_code == 400, path
+    partly = server.post("/wake_up?tags=weights", None)
+    assert (partly.status_code, partly.json()["error"]["param"]) == (400, "tags")
+    assert activity(server) == "serving"
+
+
+def test_every_worker_knows(workers: Server) -> None:
+    assert workers.post("/sleep?level=2", None).status_code == 200
+    for _ in range(6):  # each over a connection of its own, and so at whichever worker
+        workers._client.close()
+        workers.__post_init__()
+        assert workers.chat(TEXT).status_code == 503
+    assert workers.post("/wake_up", None).status_code == 200
+    deadline = time.monotonic() + 30
+    for _ in range(6):
+        workers._client.close()
+        workers.__post_init__()
+        while workers.chat(TEXT, max_tokens=2).status_code != 200:
+            assert time.monotonic() < deadline
+    without = workers.post("/reload_weights", {"model_path": "x"})
+    assert (without.status_code, without.json()["error"]["param"]) == (400, "model_path")
+    assert workers.post("/reload_weights", {}).json()["generation"] == 1
+
+
+async def test_it_is_off_unless_asked_for() -> None:
+    async with running_app() as app:
+        for path in ("/sleep", "/wake_up", "/reload_weights", "/update_weights_from_disk"):
+            refused = await app.request("POST", path).done()
+            assert (refused.status, refused.error["code"]) == (404, "not_found")
+        assert (await app.get("/is_sleeping")).status == 404
