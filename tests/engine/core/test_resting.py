@@ -83,7 +83,7 @@ def test_it_wakes_as_it_was_but_for_the_cache(models, level: int, options: dict)
 
 def test_what_went_to_the_host_is_forgotten_too(models) -> None:
     core = make(models["first"], num_blocks=16, offload=MIB)
-    first, _ = text(core)
+    text(core)
     other = tuple(token + 50 for token in PROMPT)
     for prompt in (other, PROMPT, other):  # each has no room but the other's
         _, num_cached = text(core, prompt=prompt)
