@@ -21,10 +21,12 @@ from engine.gguf.config import architecture_of
 from engine.gguf.file import GgufFile, GgufTensor
 from engine.gguf.rules import CONFIG_TENSORS, STACKED, rules_of
 from engine.models.linear import Weight
-from engine.models.loader import Weights
+from engine.models.loader import Cuts, Weights
 from engine.models.readers import Readers
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target, parameters, targets
+from engine.parallel.cutting import cut_dense, cut_packed
+from engine.parallel.shard import own_parameters
 from kernels.cpu.memory import own_pages
 from kernels.packed import PackedParts, PackedWeight
 
@@ -57,6 +59,7 @@ class GgufWeights(Weights):
         device: of all.
         on_progress: told after each parameter.
         packed: tensor types whose matrices are handed on as codes.
+        cuts: what a rank has of each parameter; tensors are read whole all the same.
 
     Raises:
         ModelLoadError: a tensor has no place, a place has no tensor, or a shape differs; nothing
@@ -72,9 +75,12 @@ class GgufWeights(Weights):
         on_progress: LoadProgress | None = None,
         *,
         packed: Collection[str] = (),
+        cuts: Cuts | None = None,
     ) -> None:
         wanted = parameters(spec)
-        super().__init__(wanted, dtype, device, on_progress)
+        own = wanted if cuts is None else own_parameters(cuts)
+        super().__init__(own, dtype, device, on_progress)
+        self._cuts = cuts or {}
         self._readers = Readers()
         self._packed = frozenset(packed) & FORMATS.keys()
         self._places: dict[str, list[_Place]] = {}
@@ -94,21 +100,33 @@ class GgufWeights(Weights):
         parts: list[PackedWeight | torch.Tensor] = []
         for place in sorted(places, key=lambda place: place.target.part or 0):
             if place.tensor.type.name in self._packed:
-                parts.append(self._read_packed(place))
+                parts.append(self._read_packed(name, place))
             else:
-                part = self._empty(
-                    replace(parameter, parts=(parameter.part_shape(place.target.part)[0],))
-                )
-                self._read_dense(place, part)
+                own = parameter.part_shape(place.target.part)[0]
+                part = self._empty(replace(parameter, parts=(own,)))
+                self._read_own(name, place, part)
                 parts.append(part)
         self._tell(math.prod(parameter.shape), _told(places))
         return PackedParts(tuple(parts))
 
     def _fill(self, name: str, parameter: Parameter, tensor: torch.Tensor) -> str:
         places = self._places[name]
+        if name in self._cuts and self._cuts[name].is_zero:
+            tensor.zero_()
+            return _told(places)
         for place in places:
-            self._read_dense(place, tensor[parameter.rows(place.target.part)])
+            self._read_own(name, place, tensor[parameter.rows(place.target.part)])
         return _told(places)
+
+    def _read_own(self, name: str, place: _Place, into: torch.Tensor) -> None:
+        """Widen the tensor, or what the rank has of it, into rows of their own."""
+        cut, part = self._cuts.get(name), place.target.part
+        if cut is None:
+            self._read_dense(place, into)
+            return
+        whole = own_pages(cut.whole.part_shape(part), into.dtype)
+        self._read_dense(place, whole)
+        cut_dense(whole, cut.of(part), None, into)
 
     def _read_dense(self, place: _Place, into: torch.Tensor) -> None:
         """Widen the tensor's rows into those of ``into``."""
@@ -127,9 +145,22 @@ class GgufWeights(Weights):
             else:
                 into[place.order[own].to(into.device)] = values.to(into.device, into.dtype)
 
-    def _read_packed(self, place: _Place) -> PackedWeight:
-        """The tensor's rows as codes. What becomes of a piece is the size that it had in the file,
-        or little more."""
+    def _read_packed(self, name: str, place: _Place) -> PackedWeight:
+        """The tensor as codes, or what the rank has of it, on the device."""
+        weight, cut = self._read_codes(place), self._cuts.get(name)
+        if cut is not None:
+            try:
+                weight = cut_packed(weight, cut, place.target.part)
+            except ValueError as error:
+                tensor = place.tensor
+                raise ModelLoadError(
+                    f"{tensor.path}: '{tensor.name}' cannot be shared out to ranks: {error}"
+                ) from None
+        return weight if self._device.type == "cpu" else weight.to(self._device)
+
+    def _read_codes(self, place: _Place) -> PackedWeight:
+        """The tensor's rows as codes, on the CPU. What becomes of a piece is the size that it had
+        in the file, or little more."""
         tensor = place.tensor
         kind, rows = FORMATS[tensor.type.name], tensor.shape[0]
         whole: PackedWeight | None = None
@@ -143,11 +174,7 @@ class GgufWeights(Weights):
             if whole.zeros is not None and piece.zeros is not None:
                 whole.zeros[own] = piece.zeros
         assert whole is not None  # no matrix is without rows
-        if self._device.type == "cpu":
-            return whole
-        zeros = None if whole.zeros is None else whole.zeros.to(self._device)
-        codes, scales = whole.codes.to(self._device), whole.scales.to(self._device)
-        return replace(whole, codes=codes, scales=scales, zeros=zeros)
+        return whole
 
 
 def _told(places: list[_Place]) -> str:

@@ -19,7 +19,7 @@ from engine.models.spec import DecoderSpec
 from engine.models.stored import Format, PackedPlace, PackedPlaces, find_packed
 from engine.models.tables import Spec, Tables, tables_of
 from engine.models.weights import Parameter, Target
-from engine.parallel.packed import cut_packed
+from engine.parallel.cutting import cut_dense, cut_packed
 from engine.parallel.shard import Cut, own_parameters
 from kernels.cpu.memory import own_pages
 from kernels.packed import PackedParts, PackedWeight
@@ -166,9 +166,7 @@ class _CheckpointWeights(Weights):
         columns = cut.columns
         if target.layout is not None:
             whole = self._arranged(header, entry, target.layout, tensor.dtype)
-            for rows, own in cut.pieces(target.part):
-                kept = whole[rows]
-                tensor[own].copy_(kept if columns is None else kept[:, columns])
+            cut_dense(whole, cut, target.part, tensor)
             return
         row_bytes = entry.num_bytes // entry.shape[0]
         for rows, own in cut.pieces(target.part):

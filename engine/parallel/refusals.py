@@ -29,12 +29,12 @@ def _problems(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[st
             f"speculation {speculation.method!r} reads hidden states of one process; draft, ngram "
             "and suffix work"
         )
-    for what, count in _divided(spec):
-        if count % size:
-            yield f"{what} ({count}) cannot be divided by it"
     heads = spec.num_kv_heads
     if spec.latent is None and heads % size and size % heads:
         yield f"num_key_value_heads ({heads}) neither divides it nor is divided by it"
+    for what, count in _divided(spec):
+        if count % size:
+            yield f"{what} ({count}) cannot be divided by it"
     if spec.vocab_size < size:
         yield f"there are {spec.vocab_size} tokens"
     if spec.wide_qk_norm and spec.norm.kind != "rms":

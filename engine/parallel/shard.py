@@ -65,6 +65,14 @@ class Cut:
     columns: slice | None
     is_zero: bool = False
 
+    def of(self, part: int | None) -> Cut:
+        """What the rank has of a part by itself, as if that were the parameter."""
+        if part is None:
+            return self
+        whole = replace(self.whole, parts=self.whole.parts[part : part + 1])
+        own = replace(self.own, parts=self.own.parts[part : part + 1])
+        return replace(self, whole=whole, own=own, begins=self.begins[part : part + 1])
+
     def pieces(self, part: int | None) -> Iterator[Piece]:
         """The runs of rows of a part, or of all parts: their places within what fills it, and
         within the whole of what the rank has."""

@@ -9,7 +9,6 @@ import torch
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
-from engine.errors import ModelLoadError
 from engine.gguf.blocks import FORMATS
 from engine.gguf.spec import stored_format
 from engine.gguf.weights import GgufWeights
@@ -65,13 +64,9 @@ class WeightFiles:
         if self.seed is not None:
             return dummy_weights(spec, dtype, device, self.seed, on_progress, cuts)
         if self.model.gguf is not None:
-            if cuts is not None:
-                raise ModelLoadError(
-                    f"{self.model.gguf.path}: GGUF files are not shared out to ranks: "
-                    "--tensor-parallel-size needs safetensors"
-                )
             types = FORMATS.keys() if self.gguf_codes else ()
-            return GgufWeights(self.model.gguf, spec, dtype, device, on_progress, packed=types)
+            given = self.model.gguf, spec, dtype, device, on_progress
+            return GgufWeights(*given, packed=types, cuts=cuts)
         headers, stored_as = self.headers, self.stored_as
         return load_weights(spec, headers, dtype, device, on_progress, stored_as, cuts)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.parallel import leader
 from engine.types import SamplingParams
 from tests import tiny_models
 from tests.engine.handmade import Hand, load, request
-from tests.engine.parallel.thread_ranks import ThreadRank
 
 NUM_TOKENS = 50
 CHUNKS = (13, 1, 20, 16)  # blocks are of 4: chunks begin and end within them
@@ -17,11 +15,6 @@ CHANGES = {
     "smollm": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "falcon_one_norm": {"num_kv_heads": 2},
 }
-
-
-@pytest.fixture(autouse=True)
-def _ranks_are_threads(monkeypatch):
-    monkeypatch.setattr(leader, "Child", ThreadRank)
 
 
 def prompt() -> list[int]:
@@ -33,17 +26,22 @@ def shared_logits(directory, size, **changes) -> torch.Tensor:
     """[tokens, vocab] of a model on ``size`` ranks, in chunks."""
     runner = load(directory, tensor_parallel_size=size, **changes)
     try:
-        model, hidden = runner._model, []
-        forward = model.forward
-        model.forward = lambda *arguments: hidden.append(forward(*arguments)) or hidden[-1]
-        hand = Hand(runner)
-        hand.add(request("a", prompt(), SamplingParams(prompt_logprobs=0)))
-        for count in CHUNKS:
-            hand.step({"a": count})
-        with torch.inference_mode():
-            return model.logits(torch.cat(hidden))
+        return logits_of(runner)
     finally:
         runner._team.close()
+
+
+def logits_of(runner) -> torch.Tensor:
+    """[tokens, vocab], in chunks."""
+    model, hidden = runner._model, []
+    forward = model.forward
+    model.forward = lambda *arguments: hidden.append(forward(*arguments)) or hidden[-1]
+    hand = Hand(runner)
+    hand.add(request("a", prompt(), SamplingParams(prompt_logprobs=0)))
+    for count in CHUNKS:
+        hand.step({"a": count})
+    with torch.inference_mode():
+        return model.logits(torch.cat(hidden))
 
 
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
@@ -53,3 +51,48 @@ def test_two_ranks_say_what_hugging_face_says(tmp_path, kind):
         expected = model(torch.tensor([prompt()])).logits[0]
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(shared_logits(tmp_path, 2), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "changes"),
+    [
+        # Four ranks have two KV heads: neighbours have the same one.
+        ("qwen2", 4, {"num_attention_heads": 8, "num_key_value_heads": 2}),
+        ("olmo2", 4, {"num_attention_heads": 8, "num_key_value_heads": 2}),
+        # 160 tokens on three ranks: one has fewer.
+        ("gemma2", 3, {"num_key_value_heads": 3, "intermediate_size": 96}),
+        ("deepseek_v3", 3, {"intermediate_size": 96}),
+        ("gpt_oss", 4, {"num_attention_heads": 8, "num_key_value_heads": 4}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_more_ranks_than_kv_heads_and_an_uneven_vocabulary(tmp_path, kind, size, changes):
+    directory = tiny_models.save(kind, tmp_path, **changes)
+    expected = logits_of(load(directory))
+    torch.testing.assert_close(shared_logits(directory, size), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mixtral", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "quantization": "int8"},
+        {"dtype": "bfloat16", "quantization": "int4"},
+        {"quantization": "nf4"},
+        {"cache_dtype": "int8"},
+    ],
+    ids=lambda changes: "-".join(changes.values()),
+)
+def test_rounded_models_are_shared_out(tmp_path, kind, changes):
+    """Not to the last bit: scales are of a rank's own part, and sums are rounded once more."""
+    if "cache_dtype" in changes and kind == "deepseek_v3":
+        pytest.skip("a cache of latents is not rounded")
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
+    if kind == "deepseek_v3":
+        shape |= {"num_key_value_heads": 8, "moe_intermediate_size": 64}
+    directory = tiny_models.save(kind, tmp_path, **shape)
+    exact, alone = logits_of(load(directory)), logits_of(load(directory, **changes))
+    shared = shared_logits(directory, 2, **changes)
+    lost = (alone - exact).pow(2).mean().sqrt()
+    assert (shared - exact).pow(2).mean().sqrt() < 1.5 * lost

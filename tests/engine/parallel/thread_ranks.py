@@ -23,8 +23,13 @@ class ThreadRank:
         self.socket, theirs = socket.socketpair()
         self.pid = next(self._pids)
         self.failure: BaseException | None = None
+        self._theirs = theirs
         self._thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
         self._thread.start()
+
+    def hang_up(self) -> None:
+        """End as a process that is killed does, once it has done what it is doing."""
+        self._theirs.shutdown(socket.SHUT_RDWR)
 
     def end(self, grace_s: float) -> int:
         self._thread.join(60)
