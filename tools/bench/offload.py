@@ -1,0 +1,161 @@
+"""What a tier in the host's memory saves where the KV cache holds a quarter of what is asked of it.
+
+    python -m loadtest.models 100m DIR
+    python -m tools.bench.offload DIR
+
+*preempted*: so many texts at once that most are preempted, some several times. *prefixes*: long
+prompts that drive each other out of the cache, each asked again after all others. Both are run
+without a tier and with one that has room for all, in turn, and tell what was computed more than
+once, the seconds of a round, and the median over the rounds of what the tier makes of the speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.requests import fan_out
+from engine.types import EngineStats, SamplingParams
+
+_PART = 4  # of the demand that the cache has no room for, but for one in so many
+
+
+class Load:
+    """Prompts of random tokens, no two of which begin alike, and how much follows each.
+
+    Args:
+        name: of the case.
+        prompts: by length.
+        num_output: tokens of each answer.
+        num_waves: how often all of them are asked; a wave begins when the one before it is done.
+        num_at_once: sequences that run.
+    """
+
+    def __init__(
+        self, name: str, lengths: Sequence[int], num_output: int, num_waves: int, num_at_once: int
+    ) -> None:
+        self.name = name
+        self.lengths = lengths
+        self.num_output = num_output
+        self.num_waves = num_waves
+        self.num_at_once = num_at_once
+
+    @property
+    def num_tokens(self) -> int:
+        """Slots that all of a wave would take."""
+        return sum(self.lengths) + len(self.lengths) * self.num_output
+
+    def run(self, core: EngineCore, seed: int) -> tuple[float, dict[str, int]]:
+        """Seconds, and what the engine tells of them."""
+        rng = random.Random(seed)
+        top = core.info.vocab_size - 1
+        prompts = [[rng.randint(3, top) for _ in range(length)] for length in self.lengths]
+        before, begun_s = core.stats, time.perf_counter()
+        num_computed = 0
+        for wave in range(self.num_waves):
+            for index, prompt in enumerate(prompts):
+                sampling = SamplingParams(
+                    temperature=0.0, ignore_eos=True, max_tokens=self.num_output
+                )
+                (request,) = fan_out(f"{seed}-{wave}-{index}", prompt, sampling)
+                core.add(request)
+            while core.has_work:
+                num_computed += core.step().stats.step_tokens
+        taken_s = time.perf_counter() - begun_s
+        return taken_s, {"computed": num_computed, **_gained(before, core.stats)}
+
+
+def cases(*, is_tiny: bool) -> list[Load]:
+    """The loads; tiny ones for a test run."""
+    if is_tiny:
+        return [
+            Load("preempted", [12] * 6, 40, 1, 6),
+            Load("prefixes", [40, 48, 56, 64], 1, 2, 1),
+        ]
+    return [
+        Load("preempted", [448] * 8, 256, 1, 8),
+        Load("prefixes", [1024] * 8, 4, 3, 2),
+    ]
+
+
+def measure(model: str, load: Load, rounds: int, device: Device) -> dict[str, Any]:
+    """Rounds without a tier and with one, in turn; who is first changes from round to round."""
+    engines = {has_tier: _engine(model, load, device, has_tier=has_tier) for has_tier in (0, 1)}
+    taken: dict[int, list[float]] = {0: [], 1: []}
+    told: dict[int, dict[str, int]] = {}
+    for number in range(rounds + 1):
+        for has_tier in (0, 1) if number % 2 else (1, 0):
+            seconds, told[has_tier] = load.run(engines[has_tier], number)
+            if number:  # the first one writes to memory that nobody has touched
+                taken[has_tier].append(seconds)
+    ratios = [without / with_ for without, with_ in zip(taken[0], taken[1], strict=True)]
+    memory = engines[1].info.memory
+    return {
+        "case": load.name,
+        "tokens_of_demand": load.num_tokens,
+        "tokens_of_cache": memory.num_blocks * memory.block_size,
+        "recompute": {"seconds": statistics.median(taken[0]), **told[0]},
+        "tier": {"seconds": statistics.median(taken[1]), **told[1]},
+        "speed": statistics.median(ratios),
+        "rounds": ratios,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line of JSON for each case."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a directory in Hugging Face format")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", help="the case of this name")
+    parser.add_argument("--tiny", action="store_true", help="loads that take a moment")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    options = parser.parse_args(argv)
+    for load in cases(is_tiny=options.tiny):
+        if options.only in (None, load.name):
+            told = measure(options.model, load, options.rounds, options.device)
+            print(json.dumps(told), flush=True)
+    return 0
+
+
+def _engine(model: str, load: Load, device: Device, *, has_tier: int) -> EngineCore:
+    block_size = 16 if device == "cpu" else 64
+    longest = max(load.lengths) + load.num_output
+    num_blocks = max(load.num_tokens // _PART, longest) // block_size + 1
+    return EngineCore.load(
+        EngineConfig(
+            model=model,
+            device=device,
+            max_model_len=longest + 1,
+            scheduler=SchedulerConfig(max_num_seqs=load.num_at_once, max_step_passes=1),
+            cache=CacheConfig(
+                block_size=block_size,
+                num_blocks=num_blocks,
+                # Of a model of a few hundred million parameters; taken as it is written to.
+                offload_bytes=has_tier * 2**31,
+            ),
+        )
+    )
+
+
+def _gained(before: EngineStats, after: EngineStats) -> dict[str, int]:
+    return {
+        "preemptions": after.num_preemptions - before.num_preemptions,
+        "recomputed": after.num_recomputed - before.num_recomputed,
+        "prompt_tokens_found": after.prefix_cache_hits - before.prefix_cache_hits,
+        "blocks_offloaded": after.tier.num_offloaded - before.tier.num_offloaded,
+        "blocks_loaded": after.tier.num_loaded - before.tier.num_loaded,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
