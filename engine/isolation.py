@@ -32,7 +32,7 @@ def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepRe
     Raises:
         EngineDead: the runner says that no later step can work either.
     """
-    scheduler.fail()
+    _load_again(runner, scheduler.fail())
     middle = len(plan.rows) // 2
     stack: list[Sequence[ScheduledRow]] = [plan.rows[middle:], plan.rows[:middle]]
     results: list[StepResult] = []
@@ -53,6 +53,19 @@ def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepRe
             logger.error("request %s failed: %s: %s", rows[0].id, type(error).__name__, error)
             errors[rows[0].id] = Failure.of(error)
     return _merge(results, errors)
+
+
+def _load_again(runner: Runner, plan: StepPlan) -> None:
+    """Blocks that come from the host may be held by others than the rows that are to blame."""
+    if plan.is_empty:
+        return
+    try:
+        runner.launch(plan).result()
+    except EngineDead:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise EngineDead(f"blocks cannot be copied from the host: {reason}") from error
 
 
 def _merge(results: Sequence[StepResult], errors: dict[str, Failure]) -> StepResult:

@@ -219,7 +219,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing for the runner to do."""
-        return not (self.rows or self.removed or self.offloads)
+        return not (self.rows or self.removed or self.offloads or self.loads)
 
     @property
     def num_tokens(self) -> int:

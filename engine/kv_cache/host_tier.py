@@ -12,9 +12,9 @@ digest of the whole text up to the block's end (``engine/kv_cache/prefix.py``), 
 prefixes apart on the device keeps them apart here.
 
 A slot is found once the step that fills it has landed: had that step failed, nothing would be known
-of what it copied. One that a step under way reads is held until that step has landed, as the step
-may have to be run again. What is loaded stays here too, so that a block that is evicted for the
-second time is not copied for the second time.
+of what it copied. One that a step under way reads is held until that step has landed, as it may
+have to be read again. What is loaded stays here too, so that a block that is evicted for the second
+time is not copied for the second time.
 
 No torch: slots are numbers here, and ``engine/kv_cache/host_store.py`` owns the memory they name.
 """
@@ -49,6 +49,12 @@ class HostTier:
         """The slot that holds a block of this digest; None: none does."""
         return self._slot_of.get(digest)
 
+    def digest_of(self, slot: int) -> bytes:
+        """Of the block that a slot holds."""
+        digest = self._digest_of[slot]
+        assert digest is not None
+        return digest
+
     # ------------------------------------------------------------ from the device
 
     def leave(self, digest: bytes, block: int) -> None:
@@ -81,8 +87,7 @@ class HostTier:
     def landed(self, offloads: Iterable[BlockCopy]) -> None:
         """The step with these offloads has landed: they can be found."""
         for _, slot in offloads:
-            digest = self._digest_of[slot]
-            assert digest is not None
+            digest = self.digest_of(slot)
             self._slot_of[digest] = self._coming.pop(digest)
             self._kept[slot] = None
             self._num_offloaded += 1
@@ -90,9 +95,7 @@ class HostTier:
     def void(self, offloads: Iterable[BlockCopy]) -> None:
         """The step with these offloads has failed: nothing is known of what lies there."""
         for _, slot in offloads:
-            digest = self._digest_of[slot]
-            assert digest is not None
-            del self._coming[digest]
+            del self._coming[self.digest_of(slot)]
             self._digest_of[slot] = None
             self._free.append(slot)
 
@@ -153,7 +156,5 @@ class HostTier:
 
     def _forget_oldest(self) -> int:
         slot, _ = self._kept.popitem(last=False)
-        digest = self._digest_of[slot]
-        assert digest is not None
-        del self._slot_of[digest]
+        del self._slot_of[self.digest_of(slot)]
         return slot

@@ -66,14 +66,6 @@ class Prefix(NamedTuple):
     block_ids: Sequence[int]  # ~s, a negative number: slot s of the host has it, and no block
 
     @property
-    def num_here(self) -> int:
-        """Blocks before the first that is to be loaded, those passed included."""
-        for index, block in enumerate(self.block_ids, self.num_passed):
-            if block < 0:
-                return index
-        return self.num_passed + len(self.block_ids)
-
-    @property
     def num_on_host(self) -> int:
         """Blocks that are to be loaded."""
         return sum(block < 0 for block in self.block_ids)
@@ -141,8 +133,9 @@ class BlockPool:
     def adopt(self, table: BlockTable, prefix: Prefix) -> list[BlockCopy]:
         """Begin an empty table with a prefix; returns what must be loaded into blocks of it.
 
-        The caller has seen that there are as many free blocks as ``num_unheld`` tells. The slots
-        are held until the caller tells the tier to let them go.
+        The caller has seen that there are as many free blocks as ``num_unheld`` tells. Others find
+        the loaded blocks at once: no step that reads them is computed before they are loaded. The
+        slots are held until the caller tells the tier to let them go.
         """
         table.block_ids = [0] * prefix.num_passed
         table.num_passed = prefix.num_passed
@@ -155,11 +148,13 @@ class BlockPool:
         self._hold(block for block in prefix.block_ids if block >= 0)
         block_ids = [self._take_free() if block < 0 else block for block in prefix.block_ids]
         self._append(table, block_ids)
-        return [
-            BlockCopy(~found, block)
-            for found, block in zip(prefix.block_ids, block_ids, strict=True)
-            if found < 0
-        ]
+        loads: list[BlockCopy] = []
+        for found, block in zip(prefix.block_ids, block_ids, strict=True):
+            if found < 0:
+                digest = self.tier.digest_of(~found)
+                self._digest_of[block], self._block_of[digest] = digest, block
+                loads.append(BlockCopy(~found, block))
+        return loads
 
     def share(self, table: BlockTable, block_ids: Sequence[int]) -> None:
         """Append blocks that are cached or held by others, and hold them once more."""

@@ -45,9 +45,9 @@ ends its sequence came later: it is computed like any other, and its token passe
 ``StepResult.errors`` and harms nobody else. When a step raises, at its launch or at its result,
 the caller cannot know how far it came; it runs parts of the same step again to find the rows to
 blame, and each such plan *reintroduces* its rows: they are in ``removed`` and in ``added``, with
-their whole block table. What they load is loaded again, and nothing is offloaded: what the failed
-step was to offload is never asked for. A runner therefore needs no undo: it must only accept such
-a plan after it has raised, and give the result that the first run would have given.
+their whole block table. Before these comes a plan with the step's loads alone; what the step was
+to offload is never asked for. A runner therefore needs no undo: it must only accept such plans
+after it has raised, and give the result that the first run would have given.
 """
 
 from __future__ import annotations

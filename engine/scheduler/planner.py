@@ -14,7 +14,7 @@ from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Fill, StepBuilder, added_row
 from engine.speculation.speculator import Speculator
-from engine.types import PENDING_TOKEN
+from engine.types import PENDING_TOKEN, BlockCopy
 
 _PENDING = (PENDING_TOKEN,)
 
@@ -146,10 +146,7 @@ class Planner:
 
     def _preempt(self, step: StepBuilder, victim: Sequence) -> None:
         step.num_preempted += 1
-        withdrawn = step.withdraw(victim)
-        if withdrawn.slots and self._state.pool.tier is not None:
-            self._state.pool.tier.let_go(withdrawn.slots, loaded=False)
-        self._state.preempt(victim, withdrawn.num_tokens)
+        self._state.preempt(victim, step.withdraw(victim))
 
     # ------------------------------------------------------------ who joins
 
@@ -220,9 +217,8 @@ class Planner:
             return short
 
         if leader is None:
-            step.loads += pool.adopt(seq.table, prefix)
-            seq.num_computed = seq.table.capacity
-            seq.num_landed = prefix.num_here * pool.block_size
+            self._load(step, pool.adopt(seq.table, prefix))
+            seq.num_computed = seq.num_landed = seq.table.capacity
         else:  # the copy is yet to be made: nothing has landed
             seq.num_computed = seq.num_prompt - 1
             seq.table, copy = pool.fork(leader.table, seq.num_computed)
@@ -268,6 +264,15 @@ class Planner:
             return step.budget
         return min(step.budget, step.spare)
 
+    def _load(self, step: StepBuilder, loads: Iterable[BlockCopy]) -> None:
+        """Plan loads. A block that was to be loaded for one who has made room since may be among
+        their targets: what comes last is loaded."""
+        for slot, block in loads:
+            former = step.loads.pop(block, None)
+            if former is not None and self._state.pool.tier is not None:
+                self._state.pool.tier.let_go([former], loaded=False)
+            step.loads[block] = slot
+
     def _extend(self, seq: Sequence, end: int) -> list[int]:
         """Give ``seq`` the blocks it lacks for its first ``end`` tokens; returns the new ones."""
         pool = self._state.pool
@@ -291,8 +296,7 @@ class Planner:
         tokens += _PENDING * (end - start - len(tokens))
         step.rows.append(ScheduledRow(seq.id, start, tokens, tuple(new_blocks), samples))
         step.seqs.append(seq)
-        # What is loaded, too, can be found once the step has landed.
-        step.fills.append(Fill(seq, seq.table, seq.num_landed, end))
+        step.fills.append(Fill(seq, seq.table, start, end))
         step.budget -= end - start
         if end - start > 1:
             # A prompt that does not yield has the step to itself.

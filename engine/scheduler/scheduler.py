@@ -173,13 +173,18 @@ class Scheduler:
                 tier.landed(plan.offloads)
         return self._results.take(plan, planned, result, now_s)
 
-    def fail(self) -> None:
-        """The oldest plan could not be run as it was made; parts of it are run again (``replay``),
-        and then it is taken in."""
+    def fail(self) -> StepPlan:
+        """The oldest plan could not be run as it was made: parts of it are run again (``replay``),
+        and then it is taken in.
+
+        Returns what must come before any part, whosever rows are at fault: its loads, whose blocks
+        others may hold by now. It is empty where there are none.
+        """
         planned = self._planned[0]
         if self._pool.tier is not None:
             self._pool.tier.void(planned.plan.offloads)
         self._planned[0] = planned._replace(has_failed=True)
+        return StepPlan(loads=planned.plan.loads)
 
     def tell(self) -> EngineOutput:
         """What has happened since the last output, without a step."""

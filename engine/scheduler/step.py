@@ -41,13 +41,6 @@ class Planned(NamedTuple):
     has_failed: bool = False  # it could not be run as it was planned
 
 
-class Withdrawn(NamedTuple):
-    """What a step does not do after all."""
-
-    num_tokens: int
-    slots: list[int]  # of the host, that are not loaded
-
-
 class StepBuilder:
     """The plan under construction. Written by the Scheduler alone."""
 
@@ -71,16 +64,17 @@ class StepBuilder:
         self.seqs: list[Sequence] = []  # of the rows
         self.added: list[AddedRow] = []
         self.copies: list[BlockCopy] = []
-        self.loads: list[BlockCopy] = []
+        self.loads: dict[int, int] = {}  # slots of the host, by the blocks that they go to
         self.fills: list[Fill] = []
         self.num_preempted = 0
         self.victims: list[Sequence] | None = None  # who runs, the next to be preempted last
 
-    def withdraw(self, seq: Sequence) -> Withdrawn:
+    def withdraw(self, seq: Sequence) -> int:
         """Take a row back that was planned before its sequence was chosen for preemption, and what
-        was to be done for it if it has joined with this very step."""
+        was to be done for it alone if it has joined with this very step; returns how many tokens
+        it had. What was to be loaded is: others may read it."""
         if seq not in self.seqs:
-            return Withdrawn(0, [])
+            return 0
         index = self.seqs.index(seq)
         row = self.rows.remove(index)
         del self.seqs[index]
@@ -89,9 +83,7 @@ class StepBuilder:
         self.added = [added for added in self.added if added.request.id != seq.id]
         held = set(seq.table.block_ids[seq.table.num_passed :])
         self.copies = [copy for copy in self.copies if copy.target not in held]
-        loads = [load for load in self.loads if load.target in held]
-        self.loads = [load for load in self.loads if load.target not in held]
-        return Withdrawn(len(row.token_ids), [load.source for load in loads])
+        return len(row.token_ids)
 
     def build(self, removed: list[str], tier: HostTier | None) -> StepPlan:
         """The finished plan; the builder is not used again."""
@@ -101,7 +93,7 @@ class StepBuilder:
             removed=tuple(removed),
             copies=tuple(self.copies),
             offloads=() if tier is None else tier.take_offloads(),
-            loads=tuple(self.loads),
+            loads=tuple(BlockCopy(slot, block) for block, slot in self.loads.items()),
             num_preempted=self.num_preempted,
         )
 
@@ -117,9 +109,8 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
     Each row is removed and added again, with its whole block table and the tokens that were still
     pending when it was planned; see the runner's row contract. Rows of sequences that have lost
     their blocks since are left out. What was to be copied into a block is computed instead: the
-    source's holder may have ended, and a step that is void by now may have written there. What was
-    to be loaded is loaded again: the host's slots are held. Nothing is offloaded: who is given a
-    block may have written there.
+    source's holder may have ended, and a step that is void by now may have written there. Nothing
+    is offloaded: whoever was given a block may have written there.
 
     Args:
         plan: the oldest whose result has not been taken in.
@@ -129,7 +120,6 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
     planned = set(plan.rows.ids)
     removed = [request_id for request_id in plan.removed if request_id not in planned]
     added: list[AddedRow] = []
-    loads: list[BlockCopy] = []
     whole = PlanRows()
     targets = {copy.target for copy in plan.copies}
     for row in rows:
@@ -139,9 +129,6 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
             continue
         added.append(added_row(seq))
         table = tuple(seq.table.block_ids)
-        if plan.loads:
-            held = set(table[seq.table.num_passed :])
-            loads += (load for load in plan.loads if load.target in held)
         block_size = seq.table.capacity // len(table)
         start = row.start
         if table[start // block_size] in targets:
@@ -155,5 +142,4 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
         rows=whole,
         added=tuple(added),
         removed=tuple(removed),
-        loads=tuple(loads),
     )

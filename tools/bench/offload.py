@@ -81,7 +81,7 @@ def cases(*, is_tiny: bool) -> list[Load]:
             Load("prefixes", [40, 48, 56, 64], 1, 2, 1),
         ]
     return [
-        Load("preempted", [448] * 8, 256, 1, 8),
+        Load("preempted", [448] * 6, 160, 1, 6),
         Load("prefixes", [1024] * 8, 4, 3, 2),
     ]
 

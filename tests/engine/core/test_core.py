@@ -171,12 +171,23 @@ def test_passing_faults_change_no_text(caplog: pytest.LogCaptureFixture) -> None
     assert num_faults > 500
 
 
-def test_what_a_failed_step_was_to_copy_to_the_host_is_not_believed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def _believe_its_offloads(scheduler: Scheduler) -> StepPlan:
+    return StepPlan(loads=scheduler._planned[0].plan.loads)
+
+
+def _forget_its_loads(scheduler: Scheduler, fail=Scheduler.fail) -> StepPlan:
+    fail(scheduler)
+    return StepPlan()
+
+
+@pytest.mark.parametrize("wrong", [_believe_its_offloads, _forget_its_loads])
+def test_the_lives_notice_what_a_failed_step_has_not_copied(
+    wrong: Callable[[Scheduler], StepPlan],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The lives above would notice."""
     caplog.set_level(logging.CRITICAL)
-    monkeypatch.setattr(Scheduler, "fail", lambda self: None)
+    monkeypatch.setattr(Scheduler, "fail", wrong)
     lives = (_FaultyLife(seed) for seed in range(1000, 1080))
     with pytest.raises(BrokenContract, match="reads foreign KV"):
         list(map(_FaultyLife.run, lives))

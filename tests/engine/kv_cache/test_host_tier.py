@@ -126,7 +126,8 @@ def test_a_prefix_goes_on_in_the_hosts_memory_where_it_ends_on_the_device() -> N
     filled.pool.extend(table, 1)  # the end of the third text goes, too
     filled.land()
     found = filled.find(TEXTS[2])
-    assert (found.num_here, found.num_on_host) == (1, 1)
+    assert [block >= 0 for block in found.block_ids] == [True, False]
+    assert found.num_on_host == 1
     assert filled.pool.num_unheld(found.block_ids) == 2
     mine = BlockTable()
     (load,) = filled.pool.adopt(mine, found)
@@ -134,6 +135,10 @@ def test_a_prefix_goes_on_in_the_hosts_memory_where_it_ends_on_the_device() -> N
     assert filled.where["slot", load.source] == tuple(TEXTS[2])
     assert filled.where["block", mine.block_ids[0]] == tuple(TEXTS[2][:SIZE])
     assert filled.pool.check([table, mine]) == []
+    # Who comes with the same prefix shares what the first one loads.
+    shared = filled.find(TEXTS[2])
+    assert shared.block_ids == mine.block_ids
+    assert filled.pool.adopt(BlockTable(), shared) == []
 
 
 def test_blocks_that_a_prefix_has_are_held_before_others_make_room_for_it() -> None:
@@ -145,13 +150,13 @@ def test_blocks_that_a_prefix_has_are_held_before_others_make_room_for_it() -> N
     filled.pool.adopt(mine, filled.find(TEXTS[2]))
     # All that was left to take was the fourth text, not the beginning of this one.
     assert filled.pool.num_free == 1
-    assert filled.find(TEXTS[2]).num_here == 1
+    assert filled.find(TEXTS[2]) == (0, mine.block_ids)
 
 
 def test_with_a_window_too_blocks_of_the_host_are_blocks() -> None:
     filled = Filled(window=2)
     found = filled.find(TEXTS[0])
-    assert (found.num_passed, found.num_on_host, found.num_here) == (1, 1, 1)
+    assert (found.num_passed, found.num_on_host, len(found.block_ids)) == (1, 1, 1)
     table = BlockTable()
     (load,) = filled.pool.adopt(table, found)
     assert filled.where["slot", load.source] == tuple(TEXTS[0])

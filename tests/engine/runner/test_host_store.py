@@ -173,6 +173,15 @@ def test_a_prefix_that_others_have_driven_out_is_found_again(directories):
     assert stats.tier.num_queries == stats.prefix_cache_queries == 81 + 3 * 90 + 81
     _, num_cached = ask("another tenant's", [*stem, 7], salt="tenant")
     assert num_cached == 0
+    # Those who come at once with it share the blocks that the first of them loads.
+    for index in range(3):
+        ask(f"another {index}", [rng.randrange(3, 160) for _ in range(90)])
+    for index in range(4):
+        core.add(fan_out(f"many {index}", [*stem, 8 + index], sampling)[0])
+    output = core.step()
+    assert output.stats.num_running == 4
+    assert output.stats.blocks.shared == 20
+    assert output.stats.tier.num_loaded == stats.tier.num_loaded + 20
 
 
 @pytest.mark.parametrize("how", ["whole", "chunks", "overlapped"])
