@@ -152,11 +152,17 @@ class TiledSplit {
         continue;
       }
       rows[block - first] = copies;
+      if (is_in_place_ && dim == batch_.head_dim) {  // they lie as the copies will
+        const bfloat16* from = stored + (places_[block] + low - position + apart) * dim;
+        bfloat16* to = copies + (low - position) * dim;
+        std::fill(copies, to, bfloat16{0});
+        std::fill(std::copy_n(from, (high - low) * dim, to), copies + SIDE * dim, bfloat16{0});
+        continue;
+      }
       std::fill(copies, copies + steps_ * SIDE * STEP, bfloat16{0});
       for (int64_t at = low; at < high; ++at) {
-        const int64_t from = is_in_place_ ? places_[block] + at - position : place_of(at);
         std::memcpy(copies + (at - position) * steps_ * STEP,
-                    stored + (from + apart) * batch_.head_dim, dim * sizeof(bfloat16));
+                    stored + (place_of(at) + apart) * batch_.head_dim, dim * sizeof(bfloat16));
       }
     }
   }

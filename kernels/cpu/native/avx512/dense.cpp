@@ -28,11 +28,10 @@ void quire_dense_likeliest(const bf16* x, int64_t rows, int64_t inputs, const bf
                            const float* bias, int64_t outputs, bool amx, int64_t* token_ids,
                            bool* is_finite) {
   const GivenRows given(x, rows, inputs, amx);
-  find_likeliest(rows, outputs, given.rows().max_part(), token_ids, is_finite, [&] {
+  find_likeliest(rows, outputs, given.rows().max_part(), bias, token_ids, is_finite, [&] {
     return [&, products = DenseProducts()](int64_t begin, int64_t end, int64_t panel,
-                                           const Results<float>& scores) mutable {
-      const bf16* weight = packed + panel * PANEL * inputs;
-      products.multiply(given.rows(), begin, end, weight, bias, scores, panel);
+                                           auto tell) mutable {
+      products.sum(given.rows(), begin, end, packed + panel * PANEL * inputs, tell);
     };
   });
 }

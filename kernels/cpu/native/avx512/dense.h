@@ -8,8 +8,9 @@ namespace quire {
 
 // sums[rows][32] = x[rows][inputs] * panel, by vectors; 1 to 12 rows.
 template <int ROWS>
-inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, __m512 (&sums)[ROWS][2]) {
-  for (auto& row : sums) row[0] = row[1] = _mm512_setzero_ps();
+inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, float* sums) {
+  __m512 totals[ROWS][2];
+  for (auto& row : totals) row[0] = row[1] = _mm512_setzero_ps();
   for (int64_t k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
     const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel));
     const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + PANEL));
@@ -17,10 +18,13 @@ inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, __m512 
       int32_t pair;
       __builtin_memcpy(&pair, x + r * inputs + k, sizeof pair);
       const auto both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], both, left);
-      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], both, right);
+      totals[r][0] = _mm512_dpbf16_ps(totals[r][0], both, left);
+      totals[r][1] = _mm512_dpbf16_ps(totals[r][1], both, right);
     }
   }
+  for (int r = 0; r < ROWS; ++r)
+    for (int half = 0; half < 2; ++half)
+      _mm512_store_ps(sums + r * PANEL + 16 * half, totals[r][half]);
 }
 
 // Rows of activations for products with bfloat16 weights, where AMX or vectors read them.
@@ -77,24 +81,28 @@ class DenseProducts {
   template <class T>
   void multiply(const DenseRows& rows, int64_t begin, int64_t end, const bf16* weight,
                 const float* bias, const Results<T>& to, int64_t panel) {
-    const int64_t first = panel * PANEL, inputs = rows.inputs;
-    if (rows.amx) {
-      const auto keep = [&](int64_t row, int64_t count, const void* sums) {
-        const float* sum = static_cast<const float*>(sums);
-        for (int64_t r = row; r < row + count; ++r)
-          for (int64_t half = 0; half < PANEL; half += 16, sum += 16)
-            store(_mm512_load_ps(sum), bias, to.row(r), to.outputs, first + half);
-      };
-      return blocks_.multiply(rows.layout, rows.data, begin, end, weight, keep);
-    }
+    const int64_t first = panel * PANEL;
+    sum(rows, begin, end, weight, [&](int64_t row, int64_t count, const float* sums) {
+      for (int64_t r = row; r < row + count; ++r)
+        for (int64_t half = 0; half < PANEL; half += 16, sums += 16)
+          store(_mm512_load_ps(sums), bias, to.row(r), to.outputs, first + half);
+    });
+  }
+
+  // Calls body(row, count, sums) for blocks of the rows, with sums[count][PANEL].
+  template <class Body>
+  void sum(const DenseRows& rows, int64_t begin, int64_t end, const bf16* weight, Body body) {
+    if (rows.amx)
+      return blocks_.multiply(rows.layout, rows.data, begin, end, weight,
+                              [&](int64_t row, int64_t count, const void* sums) {
+                                body(row, count, static_cast<const float*>(sums));
+                              });
     for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
+      alignas(64) float sums[VECTOR_ROWS * PANEL];
       with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
-        __m512 sums[ROWS][2];
-        dense_tile<ROWS>(rows.data + row * inputs, inputs, weight, sums);
-        for (int r = 0; r < ROWS; ++r)
-          for (int half = 0; half < 2; ++half)
-            store(sums[r][half], bias, to.row(row + r), to.outputs, first + 16 * half);
+        dense_tile<ROWS>(rows.data + row * rows.inputs, rows.inputs, weight, sums);
       });
+      body(row, count, sums);
     });
   }
 

@@ -30,10 +30,13 @@ void quire_int8_likeliest(const bf16* x, int64_t rows, int64_t inputs, const int
                           int64_t outputs, bool amx, int64_t* token_ids, bool* is_finite) {
   const GivenCodes given(x, rows, inputs, amx);
   const Int8Weight weight{packed, scales, totals};
-  find_likeliest(rows, outputs, given.rows().max_part(), token_ids, is_finite, [&] {
-    return [&, products = Int8Products()](int64_t begin, int64_t end, int64_t panel,
-                                          const Results<float>& scores) mutable {
-      products.multiply(given.rows(), begin, end, weight.panel(panel, inputs), bias, scores, panel);
+  const int64_t max_part = given.rows().max_part();
+  find_likeliest(rows, outputs, max_part, nullptr, token_ids, is_finite, [&] {
+    return [&, products = Int8Products(), scores = Scratch<float>(std::min(rows, max_part) * PANEL)](
+               int64_t begin, int64_t end, int64_t panel, auto tell) mutable {
+      const Results<float> to{scores.get() - begin * PANEL - panel * PANEL, PANEL, outputs};
+      products.multiply(given.rows(), begin, end, weight.panel(panel, inputs), bias, to, panel);
+      tell(begin, end - begin, scores.get());
     };
   });
 }

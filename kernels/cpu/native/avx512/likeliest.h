@@ -48,11 +48,12 @@ class Likeliest {
     Share(const Share&) = delete;
     Share& operator=(const Share&) = delete;
 
-    // Scores of `count` tokens from `first` on, at most a panel of them.
-    void look(int64_t row, const float* scores, int64_t count, int64_t first) {
+    // A panel's scores but for the bias, of all tokens or null; the panel's are `count` from `first`.
+    void look(int64_t row, const float* scores, const float* bias, int64_t count, int64_t first) {
       BestLanes& best = best_[row];
       for (int64_t i = 0; i < count; i += LANES) {
         Floats some = load(scores + i, count - i);
+        if (bias) some += load(bias + first + i, count - i);
         if (count - i < LANES) some = LANE < static_cast<int32_t>(count - i) ? some : fill(-INFINITE);
         if (best.yields_to(some)) best.look(some, LANE + static_cast<int32_t>(first + i));
       }
@@ -84,19 +85,20 @@ class Likeliest {
   std::mutex mutex_;
 };
 
-// make() gives each thread what it multiplies with, as for for_results.
+// make() gives each thread what it multiplies with: products(begin, end, panel, tell) calls
+// tell(row, count, scores) for blocks of rows, with scores[count][PANEL], to which `bias` is added.
 template <class Make>
-void find_likeliest(int64_t rows, int64_t outputs, int64_t max_part, int64_t* token_ids,
-                    bool* is_finite, Make make) {
+void find_likeliest(int64_t rows, int64_t outputs, int64_t max_part, const float* bias,
+                    int64_t* token_ids, bool* is_finite, Make make) {
   Likeliest all(rows);
   for_panels(rows, outputs, max_part, [&] {
-    return [&, products = make(), share = Likeliest::Share(all),
-            scores = Scratch<float>(std::min(rows, max_part) * PANEL)](
-               int64_t begin, int64_t end, int64_t panel) mutable {
-      const int64_t first = panel * PANEL, count = std::min(PANEL, outputs - first);
-      const Results<float> to{scores.get() - begin * PANEL - first, PANEL, outputs};
-      products(begin, end, panel, to);
-      for (int64_t r = begin; r < end; ++r) share.look(r, to.row(r) + first, count, first);
+    return [&, products = make(), share = Likeliest::Share(all)](int64_t begin, int64_t end,
+                                                                 int64_t panel) mutable {
+      const int64_t first = panel * PANEL, tokens = std::min(PANEL, outputs - first);
+      products(begin, end, panel, [&](int64_t row, int64_t count, const float* scores) {
+        for (int64_t r = row; r < row + count; ++r, scores += PANEL)
+          share.look(r, scores, bias, tokens, first);
+      });
     };
   });
   all.tell(token_ids, is_finite);

@@ -225,11 +225,11 @@ void quire_screened_likeliest(const bf16* x, int64_t rows, int64_t inputs, const
     return [&, products = DenseProducts(), share = Likeliest::Share(all)](int64_t i) mutable {
       const auto [row, panel] = picks[i];
       const int64_t first = panel * PANEL;
-      alignas(64) float scores[PANEL];
       const DenseRows alone{x + row * inputs, inputs, amx, DenseRows::layout_of(1, inputs, amx)};
-      products.multiply(alone, 0, 1, packed + first * inputs, nullptr,
-                        Results<float>{scores - first, PANEL, outputs}, panel);
-      share.look(row, scores, std::min(PANEL, outputs - first), first);
+      products.sum(alone, 0, 1, packed + first * inputs,
+                   [&, row = row](int64_t, int64_t, const float* scores) {
+                     share.look(row, scores, nullptr, std::min(PANEL, outputs - first), first);
+                   });
     };
   });
   all.tell(token_ids, is_finite);
