@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from engine.snapshot import Snapshot
 from engine.types import (
     Activity,
     EngineInfo,
@@ -121,6 +122,17 @@ class EngineClient(Protocol):
         Raises:
             ProfileRefused: nothing was recorded by this engine process.
             RequestFailed: the trace could not be written.
+            EngineDead: the engine is gone, or being restarted.
+        """
+        ...
+
+    async def look(self) -> Snapshot:
+        """The last steps, the requests and the KV blocks, as they stand between two steps.
+
+        The engine records steps while somebody looks now and then, and a little longer; a look
+        costs it O(blocks).
+
+        Raises:
             EngineDead: the engine is gone, or being restarted.
         """
         ...

@@ -50,6 +50,7 @@ from engine.profiler import Profiler, Spans
 from engine.runner.no_runner import NoRunner
 from engine.runner.protocol import Launched, Resting, Runner
 from engine.scheduler import Scheduler
+from engine.snapshot import Snapshot
 from engine.speculation.speculator import Speculator
 from engine.types import (
     EngineInfo,
@@ -60,6 +61,7 @@ from engine.types import (
     StepPlan,
     StepResult,
 )
+from engine.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +128,7 @@ class EngineCore:
             grammars = GrammarCompiler(partial(load_backend, config, info))
         self._grammars = grammars
         self._gate = GrammarGate(grammars)
+        self._watch = Watch(self._scheduler, self._pool, self._gate)
         self._flights: deque[_Flight] = deque()  # oldest first
         self._depth = 2 if _overlaps(config, info) else 1
         self._is_prepared = False
@@ -161,6 +164,10 @@ class EngineCore:
     def profiler(self) -> Profiler:
         """Records steps into a trace; to be called between them."""
         return self._profiler
+
+    def look(self) -> Snapshot:
+        """The last steps, the requests and the blocks; steps are recorded while somebody looks."""
+        return self._watch.look(self._clock())
 
     @property
     def has_work(self) -> bool:
@@ -283,10 +290,14 @@ class EngineCore:
             while len(self._flights) < self._depth and self._launch():
                 pass
             with self._spans("output"):
-                plan = self._flights[0].plan if self._flights else None
+                flight = self._flights[0] if self._flights else None
+                plan = None if flight is None else flight.plan
                 output = self._land() if self._flights else self._scheduler.tell()
         if self._speculator is not None and plan is not None:
             self._speculator.observe(plan, self._clock() - began_s)
+        if self._watch.is_on:
+            launched_s = began_s if flight is None else flight.began_s
+            self._watch.take(plan, launched_s, output, self._clock())
         self._stats = output.stats
         self._profiler.count_step()
         self._prepare_now_and_then()
@@ -335,6 +346,8 @@ class EngineCore:
     def _let_in(self) -> None:
         """Queue those whose grammar has been compiled."""
         for request, compiled, failure in self._gate.passed():
+            if self._watch.is_on:
+                self._watch.let_in(request, self._clock())
             try:
                 if failure is None:
                     self._scheduler.add(request, compiled)

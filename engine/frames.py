@@ -7,6 +7,7 @@ import msgspec
 from engine.config import EngineConfig
 from engine.errors import Failure
 from engine.framing import MAX_FRAME_BYTES, FrameError, Framing, encode, receive
+from engine.snapshot import Snapshot
 from engine.types import Activity, EngineInfo, EngineOutput, Request, Trace
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "FrameReader",
     "FromEngine",
     "Loading",
+    "Look",
     "Message",
     "Output",
     "Ping",
@@ -65,6 +67,10 @@ class StartProfile(msgspec.Struct, frozen=True, tag="start_profile", array_like=
 
 class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile", array_like=True):
     """To the engine: record no longer. It answers."""
+
+
+class Look(msgspec.Struct, frozen=True, tag="look", array_like=True):
+    """To the engine: how do you stand? It answers, and records its steps for a while."""
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep", array_like=True):
@@ -119,6 +125,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", array_like=True):
 
     trace: Trace | None  # that a StopProfile has ended
     failure: Failure | None
+    snapshot: Snapshot | None = None  # that a Look has asked for
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong", array_like=True):
@@ -133,7 +140,7 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal", array_like=True):
 
 
 RestQuestion = Sleep | Wake | Reload
-Question = StartProfile | StopProfile | RestQuestion
+Question = StartProfile | StopProfile | Look | RestQuestion
 ToEngine = Configure | Submit | Abort | Question | Ping | Shutdown
 FromEngine = Loading | Ready | Output | Answered | Pong | Fatal
 Message = ToEngine | FromEngine

@@ -16,6 +16,7 @@ from engine.errors import EngineDead, EngineError, Failure
 from engine.frames import (
     Abort,
     Answered,
+    Look,
     Question,
     Ready,
     Reload,
@@ -29,6 +30,7 @@ from engine.frames import (
 from engine.loop import EngineLoop
 from engine.questions import Questions
 from engine.rest import Asked
+from engine.snapshot import Snapshot
 from engine.streams import StreamTable
 from engine.types import Activity, EngineInfo, EngineOutput, EngineStats, Request, Trace
 
@@ -123,9 +125,15 @@ class InlineClient:
 
     async def stop_profile(self) -> Trace:
         """Record no longer; see :class:`engine.client.EngineClient`."""
-        trace = await self._ask(StopProfile())
+        trace = (await self._ask(StopProfile())).trace
         assert trace is not None
         return trace
+
+    async def look(self) -> Snapshot:
+        """How the engine stands; see :class:`engine.client.EngineClient`."""
+        snapshot = (await self._ask(Look())).snapshot
+        assert snapshot is not None
+        return snapshot
 
     async def sleep(self, level: int, timeout_s: float) -> None:
         """Give memory back; see :class:`engine.client.EngineClient`."""
@@ -192,7 +200,7 @@ class InlineClient:
         if self._engine is not None:
             self._engine.inbox.put(Abort((request_id,)))
 
-    async def _ask(self, question: Question) -> Trace | None:
+    async def _ask(self, question: Question) -> Answered:
         engine = self._engine
         if engine is None:
             raise self._error

@@ -27,7 +27,7 @@ from engine.frames import (
     encode,
 )
 from engine.questions import Questions
-from engine.types import EngineInfo, Trace
+from engine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class EngineLink(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self.flush)
         self._outbox.append(message)
 
-    async def ask(self, question: Question) -> Trace | None:
+    async def ask(self, question: Question) -> Answered:
         """Put ``question`` and wait for the answer. Raises EngineDead, or the answer's error."""
         return await self._questions.ask(question, self.send)
 

@@ -15,6 +15,7 @@ from engine.errors import Failure, RequestError
 from engine.frames import (
     Abort,
     Answered,
+    Look,
     Question,
     Ready,
     RestQuestion,
@@ -127,6 +128,8 @@ class EngineLoop:
     def _answer(self, question: Question) -> Answered:
         profiler = self._core.profiler
         try:
+            if isinstance(question, Look):
+                return Answered(None, None, self._core.look())
             if isinstance(question, StartProfile):
                 profiler.start(question.num_steps)
                 return Answered(None, None)
@@ -134,7 +137,7 @@ class EngineLoop:
         except RequestError as error:
             return Answered(None, Failure.of(error))
         except Exception as error:
-            logger.exception("a profile failed")
+            logger.exception("a question could not be answered")
             return Answered(None, Failure.of(error))
 
     def _add(self, requests: Sequence[Request]) -> None:

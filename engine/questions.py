@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from engine.errors import EngineError
 from engine.frames import Answered, Question
-from engine.types import Trace
 
 
 class Questions:
@@ -20,7 +19,7 @@ class Questions:
     def __init__(self) -> None:
         self._open: deque[asyncio.Future[Answered]] = deque()
 
-    async def ask(self, question: Question, send: Callable[[Question], None]) -> Trace | None:
+    async def ask(self, question: Question, send: Callable[[Question], None]) -> Answered:
         """Send ``question`` and wait for the answer. Raises the failure it may be."""
         answer = asyncio.get_running_loop().create_future()
         self._open.append(answer)
@@ -28,7 +27,7 @@ class Questions:
         answered = await answer
         if answered.failure is not None:
             raise answered.failure.to_error()
-        return answered.trace
+        return answered
 
     def settle(self, answered: Answered) -> None:
         """The oldest one has been answered."""

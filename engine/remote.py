@@ -14,6 +14,8 @@ from engine.client import RequestStream
 from engine.errors import EngineDead, EngineError
 from engine.frames import (
     Abort,
+    Answered,
+    Look,
     Output,
     Question,
     Ready,
@@ -25,6 +27,7 @@ from engine.frames import (
     Wake,
 )
 from engine.link import EngineLink
+from engine.snapshot import Snapshot
 from engine.streams import StreamTable
 from engine.types import Activity, EngineInfo, EngineOutput, EngineStats, Request, Trace
 
@@ -103,9 +106,15 @@ class RemoteClient:
 
     async def stop_profile(self) -> Trace:
         """Record no longer; see :class:`engine.client.EngineClient`."""
-        trace = await self._ask(StopProfile())
+        trace = (await self._ask(StopProfile())).trace
         assert trace is not None
         return trace
+
+    async def look(self) -> Snapshot:
+        """How the engine stands; see :class:`engine.client.EngineClient`."""
+        snapshot = (await self._ask(Look())).snapshot
+        assert snapshot is not None
+        return snapshot
 
     async def sleep(self, level: int, timeout_s: float) -> None:
         """Give memory back; see :class:`engine.client.EngineClient`."""
@@ -120,7 +129,7 @@ class RemoteClient:
         await self._ask(Reload(model, timeout_s))
         return self.info
 
-    async def _ask(self, question: Question) -> Trace | None:
+    async def _ask(self, question: Question) -> Answered:
         if self._link is None or not self._link.open:
             raise self._error
         return await self._link.ask(question)

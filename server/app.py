@@ -25,6 +25,7 @@ from server.access.scopes import permit
 from server.anthropic import batch_routes as message_batches
 from server.anthropic import routes as messages
 from server.batches.service import make_runner
+from server.dashboard import routes as dashboard
 from server.errors import ApiError, bad_field, cut
 from server.http.context import RequestContext
 from server.http.cors import Cors
@@ -76,6 +77,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
         finally:
+            app.state.dashboard.looker.close()
             await state.close()
 
     app = FastAPI(
@@ -89,11 +91,12 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
         },
     )
     app.state.server = state
+    app.state.dashboard = dashboard.Dashboard(state)
     app.state.responses = BackgroundResponses(state)
     rooms = (
         *(chat, stored_chats, completions, responses, conversations, messages),
         *(message_batches, embeddings, scoring, files, batches, models, tokens),
-        *(system, profile, resting, lora, usage_route),
+        *(system, dashboard, profile, resting, lora, usage_route),
     )
     for room in rooms:
         app.include_router(room.router, dependencies=[Depends(permit)])

@@ -10,6 +10,7 @@ that other servers of this kind also have mean the same here.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -323,6 +324,12 @@ class Settings(SchedulingSettings, SpeculationSettings, OperationSettings):
     )
     max_messages: int = setting(10_000, _LIMITS, "Messages in one chat request.", ge=1)
     max_prompts: int = setting(1024, _LIMITS, "Prompts in one completion request.", ge=1)
+    dashboard: bool | None = setting(
+        None,
+        _LIMITS,
+        "Show the live page at /dashboard; see docs/dashboard.md. When left out: where keys are "
+        "asked for, or no other machine can connect.",
+    )
     header_timeout_s: float = setting(
         10.0, _LIMITS, "Seconds a client may take to send a request's headers.", gt=0
     )
@@ -413,9 +420,23 @@ class Settings(SchedulingSettings, SpeculationSettings, OperationSettings):
         rows = (row.partition("=") for row in self.loras)
         return {name: path for name, _, path in rows}
 
+    @property
+    def shows_dashboard(self) -> bool:
+        """Whether the live page is there."""
+        if self.dashboard is not None:
+            return self.dashboard
+        return bool(self.api_keys or self.api_key_file) or _is_loopback(self.host)
+
     def engine_config(self) -> EngineConfig:
         """What the engine process is told of all this."""
         return engine_config(self)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def settings_table() -> list[Setting]:

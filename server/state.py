@@ -175,6 +175,11 @@ class ServerState:
         return self._failure
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether the model has been loaded, whatever became of the engine since."""
+        return self._model is not None
+
+    @property
     def ready(self) -> bool:
         """Whether a request that comes now would be served at once: not by an engine whose process
         is stopped, either."""

@@ -47,6 +47,10 @@ class GrammarGate:
         self._held[request.id] = request, compiled
         return None
 
+    def requests(self) -> Iterator[Request]:
+        """Those that are held, the longest first."""
+        return (request for request, _ in self._held.values())
+
     @property
     def is_open(self) -> bool:
         """Whether somebody may pass."""

@@ -284,6 +284,10 @@ class BlockPool:
             block_size=self.block_size,
         )
 
+    def survey(self) -> tuple[list[int], list[int]]:
+        """References by block, and the free blocks that hold a prefix. Copies, in O(num_blocks)."""
+        return list(self._references), list(self._idle)
+
     def check(self, tables: Iterable[BlockTable]) -> list[str]:
         """What is wrong with the pool, given all tables there are; nothing if it is whole.
 

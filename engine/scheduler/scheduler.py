@@ -17,7 +17,7 @@ Times are told by the caller, so that the same calls always give the same plans.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from engine.config import SchedulerConfig
@@ -27,7 +27,7 @@ from engine.plan_rows import ScheduledRow
 from engine.scheduler.planner import Planner
 from engine.scheduler.policy import make_policy
 from engine.scheduler.results import ResultTaker
-from engine.scheduler.sequence import leader_of, sequence_of
+from engine.scheduler.sequence import Sequence, leader_of, sequence_of
 from engine.scheduler.state import SchedulerState
 from engine.scheduler.step import Planned, replay
 from engine.speculation.speculator import Speculator
@@ -106,6 +106,16 @@ class Scheduler:
     def tables(self) -> list[BlockTable]:
         """Every block table in use, for the pool's integrity check."""
         return [seq.table for seq in self._state.running.values()]
+
+    @property
+    def sequences(self) -> Mapping[str, Sequence]:
+        """All that have not ended, in the order of their arrival; to be read only."""
+        return self._state.sequences
+
+    @property
+    def running(self) -> Iterable[Sequence]:
+        """Those that hold blocks, in the order of their admission; to be read only."""
+        return self._state.running.values()
 
     def add(self, request: Request, grammar: CompiledGrammar | None = None) -> None:
         """Queue a request, with its grammar where it has one.

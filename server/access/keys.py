@@ -1,4 +1,4 @@
-"""API keys: one guard in front of every route but liveness.
+"""API keys: one guard in front of every route but liveness and the page that asks for one.
 
 The guard stands before routing, so that an unknown path, the documentation and the metrics
 tell nobody anything without a key. What the owner of a key may do is judged by the route, once
@@ -10,9 +10,8 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.access.keyring import KeyRing
+from server.access.scopes import OPEN_PATHS
 from server.errors import ApiError
-
-_OPEN_PATHS = frozenset({"/health"})
 
 
 class KeyGuard:
@@ -24,7 +23,7 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, if it has a key."""
-        if scope["type"] != "http" or not self._keys.asks_for_keys or scope["path"] in _OPEN_PATHS:
+        if scope["type"] != "http" or not self._keys.asks_for_keys or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         caller = self._keys.find(_key_of(scope))

@@ -11,6 +11,8 @@ from fastapi import Request
 from server.access.caller import Scope, caller_of
 from server.errors import ApiError
 
+# These need no key: they tell nothing of the server but that it is there.
+OPEN_PATHS = frozenset({"/health", "/dashboard"})
 _ANY_KEY: tuple[str, ...] = ("/health", "/ready", "/version", "/v1/models", "/v1/usage")
 _BY_PREFIX: dict[str, Scope] = {  # the first that fits counts
     "/v1/files": "files",

@@ -18,7 +18,8 @@ from server.http.disconnect import ClientGone
 from server.state import ServerState
 
 API_VERSION = "2020-10-01"  # the version string OpenAI's API has sent since its beginning
-_PROBES = frozenset({"/health", "/ready", "/metrics"})  # answered while draining, and not logged
+# Answered while draining, and not logged.
+_PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/state"})
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _log = logging.getLogger("server.requests")
 

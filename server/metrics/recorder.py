@@ -94,6 +94,10 @@ class Metrics:
         if self._forget(id) is not None:
             self._numbers.count("request_aborted", phase)
 
+    def is_live(self, id: str) -> bool:
+        """Whether a sequence has come and its end has not been taken."""
+        return id in self._arrival_s
+
     def rejected(self, reason: str, tenant: str = "") -> None:
         """A request was refused before the engine took it."""
         self._numbers.count("admission_rejections", reason)

@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from server.access.scopes import OPEN_PATHS
 from server.errors import ERROR_SCHEMA, meaning_of
 from server.openai.deadline import HEADER as DEADLINE_HEADER
 from server.openai.deadline import MAX_DEADLINE_MS
@@ -26,7 +27,6 @@ _REF = "#/components/schemas/"
 # What any route may answer: the connection, the guards and the end of the server come before it.
 _ALWAYS = (400, 408, 413, 415, 431, 500, 503)
 _WITH_KEYS = (401, 403, 429)
-_OPEN_PATHS = ("/health",)
 _ERROR = {"$ref": _REF + "Error"}
 _REQUEST_ID = {"x-request-id": {"schema": {"type": "string"}, "description": "Quote it to ask."}}
 _RETRY_AFTER = {"retry-after": {"schema": {"type": "string"}, "description": "Seconds to wait."}}
@@ -164,7 +164,7 @@ def _complete(path: str, operation: dict[str, Any], *, with_keys: bool) -> None:
     statuses: set[int] = set(_ALWAYS)
     if "{" in path:
         statuses.add(404)
-    if path in _OPEN_PATHS:
+    if path in OPEN_PATHS:
         operation["security"] = []
     elif with_keys:
         statuses |= set(_WITH_KEYS)

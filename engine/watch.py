@@ -1,0 +1,321 @@
+"""Remembers what steps did and what became of requests, while somebody looks.
+
+Nobody looks: a step costs one comparison. Somebody does: a step costs O(its rows), and a look
+O(blocks + sequences told). The scheduler's books are read, never written; what they do not say,
+which is when a sequence changed from one phase to the next, is noted step by step:
+
+    grammar ──► queued ──► prefill ──► decode ──► ended
+                              ▲          │
+                              └─preempted┘
+
+Recording ends by itself when nobody has looked for a while.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice, zip_longest
+
+from engine.grammar.gate import GrammarGate
+from engine.kv_cache.pool import BlockPool
+from engine.scheduler import Scheduler
+from engine.scheduler.sequence import Sequence, Status
+from engine.snapshot import (
+    CACHED,
+    FREE,
+    HELD,
+    BlockMap,
+    Life,
+    Phase,
+    PhaseKind,
+    SecondRecord,
+    Snapshot,
+    StepRecord,
+)
+from engine.types import EngineOutput, FinishReason, Request, StepPlan
+
+MAX_STEPS = 120  # kept
+MAX_SECONDS = 120
+MAX_ENDED = 48
+MAX_WAITING_TOLD = 48  # of those who wait; how many there are the stats tell
+MAX_CELLS = 4096  # of the map of blocks
+EXPIRES_S = 10.0  # without a look
+
+
+class Watch:
+    """The recorder of one engine. All calls come from the engine's thread, between steps."""
+
+    def __init__(self, scheduler: Scheduler, pool: BlockPool, gate: GrammarGate) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._gate = gate
+        self.is_on = False  # ``take`` and ``let_in`` are to be called
+        self._looked_s = 0.0
+        self._forget(0.0)
+
+    # ------------------------------------------------------------ told by the engine
+
+    def let_in(self, request: Request, now_s: float) -> None:
+        """A request's grammar is compiled: it is queued from now on, if it can be used."""
+        self._life_of(request, "grammar").enter("queued", now_s)
+
+    def take(
+        self, plan: StepPlan | None, launched_s: float, output: EngineOutput, now_s: float
+    ) -> None:
+        """A step has ended, or there was news without one (``plan`` is None).
+
+        Args:
+            plan: the step's.
+            launched_s: when it was to be launched.
+            output: what came of it.
+            now_s: its end.
+        """
+        if now_s - self._looked_s > EXPIRES_S:
+            self.is_on = False
+            self._forget(now_s)
+            return
+        if plan is not None and plan.rows:
+            began_s = min(max(launched_s, self._last_end_s), now_s)
+            self._take_step(plan, began_s, output, now_s)
+        for request_id, tokens, reason in zip(
+            output.ids, output.token_ids, output.finish_reasons, strict=True
+        ):
+            record = self._live.get(request_id)
+            if record is None:
+                continue  # it came and went between two looks, without a step
+            record.num_output += len(tokens)
+            if reason is not None:
+                failure = output.errors.get(request_id)
+                record.end(reason, "" if failure is None else failure.kind, now_s)
+                self._ended.append(self._live.pop(request_id))
+
+    def look(self, now_s: float) -> Snapshot:
+        """All that is known; steps are recorded from now on."""
+        if not self.is_on:
+            self.is_on = True
+            self._forget(now_s)
+        self._looked_s = now_s
+        running, waiting = self._find_live(now_s)
+        lives = [record.tell() for record in (*running, *waiting, *reversed(self._ended))]
+        tables = [record.seq for record in running if record.seq is not None]
+        return Snapshot(
+            now_s=now_s,
+            since_s=self._since_s,
+            stats=self._scheduler.stats(),
+            steps=tuple(self._steps),
+            seconds=tuple(self._seconds),
+            lives=tuple(lives),
+            blocks=map_blocks(self._pool, tables),
+        )
+
+    # ------------------------------------------------------------ helpers
+
+    def _forget(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._last_end_s = 0.0
+        self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
+        self._seconds: deque[SecondRecord] = deque(maxlen=MAX_SECONDS)
+        self._live: dict[str, _Record] = {}
+        self._ended: deque[_Record] = deque(maxlen=MAX_ENDED)
+        self._drafts: tuple[int, int] | None = None  # verified and kept so far
+
+    def _life_of(self, request: Request, kind: PhaseKind) -> _Record:
+        record = self._live.get(request.id)
+        if record is None:
+            record = self._live[request.id] = _Record(request, kind)
+        return record
+
+    def _find_live(self, now_s: float) -> tuple[list[_Record], list[_Record]]:
+        """Who runs, and the first of those who wait. Records of all that are told are there."""
+        held = islice(self._gate.requests(), MAX_WAITING_TOLD)
+        waiting = [self._life_of(request, "grammar") for request in held]
+        sequences = self._scheduler.sequences.values()
+        in_queue = (seq for seq in sequences if seq.status is Status.WAITING)
+        told = islice(in_queue, MAX_WAITING_TOLD - len(waiting))
+        waiting += [self._follow(seq, now_s) for seq in told]
+        running = [self._follow(seq, now_s) for seq in self._scheduler.running]
+        return running, waiting
+
+    def _follow(self, seq: Sequence, now_s: float) -> _Record:
+        """The record of a live sequence; one that nobody watched so far begins with its books."""
+        record = self._live.get(seq.id)
+        if record is None:
+            record = self._live[seq.id] = _Record(seq.request, "queued")
+            record.catch_up(seq, now_s)
+        record.seq = seq
+        return record
+
+    def _take_step(
+        self, plan: StepPlan, began_s: float, output: EngineOutput, now_s: float
+    ) -> None:
+        rows, sequences = plan.rows, self._scheduler.sequences
+        for request_id in plan.removed if plan.num_preempted else ():
+            record, seq = self._live.get(request_id), sequences.get(request_id)
+            if record is not None and seq is not None and seq.num_preemptions:
+                record.enter("preempted", began_s)
+        for added in plan.added:
+            self._life_of(added.request, "queued").enter("prefill", began_s)
+
+        num_prompts = num_prompt_tokens = 0
+        prompts: set[int] = set()
+        for place, tokens in enumerate(rows.token_ids):
+            count = len(tokens) - rows.num_drafts.get(place, 0)
+            if count > 1 or place in rows.silent:
+                prompts.add(place)
+                num_prompts += 1
+                num_prompt_tokens += count
+        for place, request_id in enumerate(rows.ids):
+            record = self._live.get(request_id)
+            if record is None:
+                continue  # it came and went without being added: another's id
+            if record.seq is None:
+                record.seq = sequences.get(request_id)
+            others = num_prompts - (place in prompts)
+            record.count(len(rows.ids), is_prompt=place in prompts, is_crossed=others > 0)
+            if place not in rows.silent:
+                record.enter("decode", now_s)
+        self._last_end_s = now_s
+        num_told = sum(map(len, output.token_ids))
+        num_drafts, num_accepted = self._count_drafts(output)
+        self._steps.append(
+            StepRecord(
+                ended_s=now_s,
+                duration_s=now_s - began_s,
+                num_decodes=len(rows.ids) - num_prompts,
+                num_prompts=num_prompts,
+                num_prompt_tokens=num_prompt_tokens,
+                num_drafts=num_drafts,
+                num_accepted=num_accepted,
+                num_passes=plan.num_passes,
+                num_preempted=plan.num_preempted,
+                num_told=num_told,
+            )
+        )
+        second = int(now_s)
+        if not self._seconds or self._seconds[-1].second != second:
+            self._seconds.append(SecondRecord(second))
+        last = self._seconds[-1]
+        last.num_steps += 1
+        last.num_prompt_tokens += num_prompt_tokens
+        last.num_told += num_told
+        last.num_running = output.stats.num_running
+        last.num_waiting = output.stats.num_waiting
+
+    def _count_drafts(self, output: EngineOutput) -> tuple[int, int]:
+        """Guesses verified and kept since the last step, of the counters that only rise."""
+        drafts = output.stats.drafts
+        told = drafts.num_draft_tokens, drafts.num_accepted_tokens
+        before, self._drafts = self._drafts or told, told
+        return told[0] - before[0], told[1] - before[1]
+
+
+class _Record:
+    """One request in the making of its :class:`Life`. Written by the watch alone."""
+
+    __slots__ = (
+        "_final",
+        "_num_crossed",
+        "_num_prompt_steps",
+        "_num_rows",
+        "_num_steps",
+        "_phases",
+        "_request",
+        "num_output",
+        "seq",
+    )
+
+    def __init__(self, request: Request, kind: PhaseKind) -> None:
+        self._request = request
+        self._phases: list[Phase] = [Phase(kind, request.arrival_s)]
+        self._num_steps = self._num_prompt_steps = self._num_rows = self._num_crossed = 0
+        self._final: Life | None = None
+        self.num_output = len(request.resumed_token_ids)
+        self.seq: Sequence | None = None  # while it lives
+
+    def enter(self, kind: PhaseKind, now_s: float) -> None:
+        """A phase begins, unless it has."""
+        if self._phases[-1].kind != kind:
+            self._phases.append(Phase(kind, now_s))
+
+    def catch_up(self, seq: Sequence, now_s: float) -> None:
+        """The phases before anybody watched, as far as the books tell them."""
+        self.num_output = len(seq.token_ids) - seq.num_prompt
+        if seq.scheduled_s is not None:
+            self.enter("prefill", seq.scheduled_s)
+        if seq.first_token_s is not None:
+            self.enter("decode", seq.first_token_s)
+        if seq.status is Status.WAITING and seq.num_preemptions:
+            self.enter("preempted", now_s)
+
+    def count(self, num_rows: int, *, is_prompt: bool, is_crossed: bool) -> None:
+        """A step had a row of it."""
+        self._num_steps += 1
+        self._num_rows += num_rows
+        if is_prompt:
+            self._num_prompt_steps += 1
+        elif is_crossed:
+            self._num_crossed += 1
+
+    def end(self, reason: FinishReason, error: str, now_s: float) -> None:
+        """It has ended: what it held is let go of."""
+        self._final = self._tell(reason, error, now_s)
+        self.seq = None
+
+    def tell(self) -> Life:
+        """As it stands, or stood at its end."""
+        return self._final or self._tell(None, "", None)
+
+    def _tell(self, reason: FinishReason | None, error: str, ended_s: float | None) -> Life:
+        request, seq = self._request, self.seq
+        num_prompt = len(request.prompt_token_ids)
+        return Life(
+            id=request.id,
+            tenant=request.tenant,
+            background=request.background,
+            num_prompt=num_prompt,
+            num_cached=0 if seq is None else seq.num_cached or 0,
+            num_output=self.num_output,
+            max_output=self.num_output if seq is None else seq.max_num_tokens - num_prompt,
+            num_blocks=0 if seq is None or ended_s is not None else seq.table.num_held,
+            phases=tuple(self._phases),
+            ended_s=ended_s,
+            finish_reason=reason,
+            error=error,
+            num_preemptions=0 if seq is None else seq.num_preemptions,
+            num_steps=self._num_steps,
+            num_prompt_steps=self._num_prompt_steps,
+            mean_rows=self._num_rows / self._num_steps if self._num_steps else 0.0,
+            num_crossed=self._num_crossed,
+        )
+
+
+def map_blocks(pool: BlockPool, running: Iterable[Sequence]) -> BlockMap:
+    """Whose block is which, in O(blocks).
+
+    Args:
+        pool: of the blocks.
+        running: all sequences that hold any, in the order of the snapshot's lives.
+    """
+    references, idle = pool.survey()
+    owners = [FREE] * len(references)
+    for block in idle:
+        owners[block] = CACHED
+    for owner, seq in enumerate(running, HELD):
+        for block in seq.table.block_ids[seq.table.num_passed :]:
+            owners[block] = owner
+    size = -(-len(owners) // MAX_CELLS)
+    held = [int(count > 0) for count in references]
+    if size == 1:
+        return BlockMap(1, tuple(owners), tuple(held), tuple(references))
+    return BlockMap(
+        size,
+        tuple(map(max, _cells(owners, size))),
+        tuple(map(sum, _cells(held, size))),
+        tuple(map(max, _cells(references, size))),
+    )
+
+
+def _cells(values: list[int], size: int) -> Iterable[tuple[int, ...]]:
+    """``values`` in runs of ``size``; the last one is filled up with zeros."""
+    return zip_longest(*(values[start::size] for start in range(size)), fillvalue=0)

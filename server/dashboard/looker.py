@@ -1,0 +1,64 @@
+"""Looks at the engine for whoever has the page open: together, and not too often."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from engine.snapshot import Snapshot
+from server.state import ServerState
+
+_MIN_INTERVAL_S = 0.2  # between two looks of this process, however many pages are open
+_PATIENCE_S = 2.0  # for a step to end
+
+
+class Looker:
+    """The looks of one API process. Belongs to its event loop.
+
+    A look is answered between two steps. One that takes long is not asked again: those who come
+    meanwhile wait for the same answer, or are told without it.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._task: asyncio.Task[Snapshot] | None = None
+        self._asked_s = 0.0
+        # By id: for how long an answer was there before its client had read it.
+        self.unread_s: dict[str, float] = {}
+
+    async def look(self) -> Snapshot | None:
+        """A snapshot, a fraction of a second old at most; None when the engine is busy.
+
+        Raises:
+            EngineDead: the engine is gone, or being restarted.
+        """
+        now_s = time.monotonic()
+        task = self._task
+        if task is None or (task.done() and now_s - self._asked_s >= _MIN_INTERVAL_S):
+            self._asked_s = now_s
+            task = self._task = asyncio.create_task(self._ask())
+        done, _ = await asyncio.wait([task], timeout=_PATIENCE_S)
+        return task.result() if done else None
+
+    def close(self) -> None:
+        """Nobody looks any more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _ask(self) -> Snapshot:
+        snapshot = await self._state.engine.look()
+        self._note_readers(snapshot)
+        return snapshot
+
+    def _note_readers(self, snapshot: Snapshot) -> None:
+        """Who has not read an answer that is complete. Of this process's clients alone."""
+        is_live = self._state.metrics.is_live
+        known = self.unread_s
+        self.unread_s = {}
+        for life in snapshot.lives:
+            if life.ended_s is None:
+                continue
+            if is_live(life.id):
+                self.unread_s[life.id] = max(0.0, snapshot.now_s - life.ended_s)
+            elif life.id in known:
+                self.unread_s[life.id] = known[life.id]

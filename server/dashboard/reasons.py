@@ -1,0 +1,99 @@
+"""Why a request took the time it took, in one line.
+
+Each cause has the seconds that it can account for; the line names the one with the most.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.snapshot import Life, PhaseKind
+
+_QUICK_S = 0.3  # nobody asks why
+_CROWD = 4.0  # rows of a step, above which sharing it is worth a word
+_CROSSED = 0.25  # share of the steps with others' prompts in them, above which that is
+_LATE_READER_S = 1.0
+
+
+class Cause(NamedTuple):
+    """Something that took time."""
+
+    seconds: float
+    line: str
+
+
+def why_slow(life: Life, now_s: float, unread_s: float = 0.0) -> str:
+    """What took most of a request's time so far; empty for one that was quick.
+
+    Args:
+        life: the request's.
+        now_s: the time of the snapshot that it is from.
+        unread_s: how long its answer has been there, or was, without its client having read it.
+    """
+    causes = [cause for cause in _causes(life, now_s, unread_s) if cause.seconds > 0]
+    total_s = (life.ended_s or now_s) - life.phases[0].began_s + unread_s
+    if not causes or total_s < _QUICK_S:
+        return ""
+    return max(causes).line
+
+
+def spans(life: Life, now_s: float) -> list[tuple[PhaseKind, float]]:
+    """The phases of a life and the seconds that each took, or has taken so far."""
+    ends = [phase.began_s for phase in life.phases[1:]]
+    ends.append(now_s if life.ended_s is None else life.ended_s)
+    return [
+        (phase.kind, max(0.0, end - phase.began_s))
+        for phase, end in zip(life.phases, ends, strict=True)
+    ]
+
+
+def _causes(life: Life, now_s: float, unread_s: float) -> list[Cause]:
+    grammar = queued = prompt = again = decode = 0.0
+    preempted = False
+    for kind, seconds in spans(life, now_s):
+        preempted = preempted or kind == "preempted"
+        if kind == "grammar":
+            grammar += seconds
+        elif kind == "queued":
+            queued += seconds
+        elif kind == "decode":
+            decode += seconds
+        elif preempted:
+            again += seconds
+        else:
+            prompt += seconds
+    times = "once" if life.num_preemptions == 1 else f"{life.num_preemptions} times"
+    causes = [
+        Cause(grammar, f"its grammar took {_told(grammar)} to compile"),
+        Cause(queued, f"waited {_told(queued)} for a place"),
+        Cause(prompt, _prompt(life, prompt)),
+        Cause(again, f"preempted {times}: {_told(again)} waiting and computing again"),
+        Cause(decode, _decode(life, decode)),
+    ]
+    if unread_s >= _LATE_READER_S:
+        line = f"its client reads slowly: done {_told(unread_s)} before it was read"
+        causes.append(Cause(unread_s, line))
+    return causes
+
+
+def _prompt(life: Life, seconds: float) -> str:
+    cached = f" ({life.num_cached:,} cached)" if life.num_cached else ""
+    steps = f", in {life.num_prompt_steps} steps" if life.num_prompt_steps > 1 else ""
+    return f"a prompt of {life.num_prompt:,} tokens{cached} took {_told(seconds)}{steps}"
+
+
+def _decode(life: Life, seconds: float) -> str:
+    pace = f"{seconds / max(1, life.num_output) * 1e3:.3g} ms a token"
+    num_steps = max(1, life.num_steps - life.num_prompt_steps)
+    crossed = life.num_crossed / num_steps
+    if crossed >= _CROSSED:
+        return f"others' prompts took part in {crossed:.0%} of its steps: {pace}"
+    if life.mean_rows >= _CROWD:
+        return f"shared its steps with {life.mean_rows - 1:.0f} others: {pace}"
+    return f"a long answer: {life.num_output:,} tokens, {pace}"
+
+
+def _told(seconds: float) -> str:
+    if seconds < 1.0:
+        return f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 100.0 else f"{seconds:.0f} s"

@@ -1,0 +1,95 @@
+"""GET /dashboard, the page, and GET /dashboard/state, which it asks twice a second.
+
+The page is the same for everybody and tells nothing, so it needs no key; it asks its reader for
+one where the state does. The state is for administrators: no row of ``access/scopes.py`` names it.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from engine.errors import EngineDead
+from server.dashboard.looker import Looker
+from server.dashboard.page import Page
+from server.dashboard.state import DashboardState, Status, fill, model_of
+from server.errors import ApiError
+from server.openai.endpoint import json_response, state_of
+from server.openai.schema import describe
+from server.state import ServerState
+from server.system import quire_version
+
+router = APIRouter()
+
+
+class Dashboard:
+    """What the routes of one application share; on ``app.state.dashboard``."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.page = Page()
+        self.looker = Looker(state)
+
+
+@router.get("/dashboard", summary="The live page", openapi_extra=describe(None, "text/html"))
+async def dashboard(request: Request) -> Response:
+    """A page that shows the engine at work; 404 where it is off."""
+    page = _dashboard(request).page
+    return Response(page.body, media_type="text/html", headers=page.headers)
+
+
+@router.get(
+    "/dashboard/state",
+    summary="What the live page shows",
+    openapi_extra=describe(None, DashboardState, errors=(404,)),
+)
+async def dashboard_state(request: Request) -> Response:
+    """The engine's last steps, requests and KV blocks.
+
+    Times are relative to the answer. Without them while the engine loads, restarts, or is in the
+    middle of a step that takes long.
+    """
+    server = state_of(request)
+    looker = _dashboard(request).looker
+    told = DashboardState(status=_status(server), version=quire_version())
+    snapshot = None
+    if told.status in ("serving", "draining"):
+        told.model = model_of(server.settings.model_names[0], server.engine.info)
+        try:
+            snapshot = await looker.look()
+        except EngineDead:
+            told.status = "gone" if server.failure is not None else "restarting"
+        else:
+            if snapshot is None:
+                told.status = "busy"
+    if snapshot is not None:
+        fill(
+            told,
+            snapshot,
+            looker.unread_s,
+            max_running=server.settings.max_num_seqs,
+            restarts=server.metrics.numbers.num_restarts,
+        )
+    return json_response(told, {"cache-control": "no-store"})
+
+
+def _dashboard(request: Request) -> Dashboard:
+    """Raise ApiError (404) where the page is off."""
+    if not state_of(request).settings.shows_dashboard:
+        message = (
+            "The live page is off. Without keys it is shown only where no other machine can "
+            "connect; --dashboard shows it all the same."
+        )
+        raise ApiError(404, message)
+    return request.app.state.dashboard
+
+
+def _status(server: ServerState) -> Status:
+    if server.failure is not None:
+        return "gone"
+    if not server.is_loaded:
+        return "loading"
+    if not server.engine.alive:
+        return "restarting"
+    if not server.engine.responds:
+        return "busy"
+    return "draining" if server.draining else "serving"

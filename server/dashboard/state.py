@@ -1,0 +1,265 @@
+"""What the page is told: the engine's snapshot as JSON, without anything that would let a reader
+have what is not theirs.
+
+Ids are cut to their ends: the id of a stored answer is all that it takes to read it where no keys
+are asked for. There is no text, no token, and no salt in a snapshot.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from engine.snapshot import Life, PhaseKind, SecondRecord, Snapshot, StepRecord
+from engine.types import EngineInfo, FinishReason
+from server.dashboard.reasons import spans, why_slow
+
+Status = Literal["loading", "serving", "busy", "restarting", "draining", "gone"]
+RequestStatus = PhaseKind | Literal["done", "aborted", "failed"]
+
+_ID_LENGTH = 8  # told of an id: its end
+
+
+class DashboardStep(Struct, array_like=True):
+    """One step, as a list."""
+
+    ago_ms: float  # since its end
+    duration_ms: float
+    num_decodes: int
+    num_prompts: int
+    num_prompt_tokens: int
+    num_drafts: int
+    num_accepted: int
+    num_passes: int
+    num_preempted: int
+    num_told: int
+
+
+class DashboardSecond(Struct, array_like=True):
+    """One second, as a list."""
+
+    ago_s: int  # whole seconds; 0 is not over yet
+    num_steps: int
+    num_prompt_tokens: int
+    num_told: int
+    num_running: int
+    num_waiting: int
+
+
+class DashboardPhase(Struct, array_like=True):
+    """A part of a request's life, as a list."""
+
+    kind: PhaseKind
+    ms: float
+
+
+class DashboardRequest(Struct):
+    """A request that lives, or has ended lately."""
+
+    id: str  # its end
+    tenant: str
+    background: bool
+    status: RequestStatus
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    max_output_tokens: int
+    blocks: int
+    preemptions: int
+    phases: list[DashboardPhase]
+    total_ms: float
+    ended_ago_ms: float | None
+    finish_reason: FinishReason | None
+    error: str
+    why: str  # it was slow; empty for one that was not
+
+
+class DashboardBlocks(Struct):
+    """The KV cache, and a map of it in cells of ``per_cell`` blocks.
+
+    An owner is 0 (free), 1 (free, with a prefix to be found) or 2 and the place of a request in
+    ``requests``.
+    """
+
+    total: int
+    held: int
+    shared: int
+    cached: int
+    free: int
+    block_size: int
+    wasted_slots: int
+    per_cell: int
+    owners: tuple[int, ...]
+    num_held: tuple[int, ...]
+    references: tuple[int, ...]
+
+
+class DashboardTotals(Struct):
+    """Of the engine process; what counts things begins at 0 with it."""
+
+    running: int
+    waiting: int
+    max_running: int
+    steps: int
+    preemptions: int
+    prefix_queries: int  # prompt tokens looked up in the prefix cache
+    prefix_hits: int
+    draft_tokens: int
+    accepted_tokens: int
+    restarts: int  # of the engine
+
+
+class DashboardModel(Struct):
+    """What is served."""
+
+    name: str
+    architecture: str
+    num_parameters: int
+    dtype: str
+    device: str
+    max_model_len: int
+
+
+class DashboardState(Struct):
+    """The answer of /dashboard/state. Without a snapshot where the engine gives none now."""
+
+    status: Status
+    version: str
+    model: DashboardModel | UnsetType = UNSET
+    watched_s: float | UnsetType = UNSET  # for so long steps have been recorded
+    totals: DashboardTotals | UnsetType = UNSET
+    blocks: DashboardBlocks | UnsetType = UNSET
+    steps: list[DashboardStep] | UnsetType = UNSET  # the newest last
+    seconds: list[DashboardSecond] | UnsetType = UNSET
+    requests: list[DashboardRequest] | UnsetType = UNSET  # running, waiting, ended
+
+
+def model_of(name: str, info: EngineInfo) -> DashboardModel:
+    """What is served under ``name``."""
+    return DashboardModel(
+        name=name,
+        architecture=info.architecture,
+        num_parameters=info.num_parameters,
+        dtype=info.dtype,
+        device=info.device,
+        max_model_len=info.max_model_len,
+    )
+
+
+def fill(
+    state: DashboardState,
+    snapshot: Snapshot,
+    unread_s: dict[str, float],
+    *,
+    max_running: int,
+    restarts: int,
+) -> None:
+    """Tell ``snapshot`` in ``state``.
+
+    Args:
+        state: of which the rest is told.
+        snapshot: of the engine.
+        unread_s: by id, how long answers have lain or lay there unread.
+        max_running: sequences that may run at once.
+        restarts: of the engine.
+    """
+    now_s, stats = snapshot.now_s, snapshot.stats
+    blocks, cells = stats.blocks, snapshot.blocks
+    state.watched_s = round(now_s - snapshot.since_s, 3)
+    state.totals = DashboardTotals(
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        max_running=max_running,
+        steps=stats.num_steps,
+        preemptions=stats.num_preemptions,
+        prefix_queries=stats.prefix_cache_queries,
+        prefix_hits=stats.prefix_cache_hits,
+        draft_tokens=stats.drafts.num_draft_tokens,
+        accepted_tokens=stats.drafts.num_accepted_tokens,
+        restarts=restarts,
+    )
+    state.blocks = DashboardBlocks(
+        total=blocks.total,
+        held=blocks.held,
+        shared=blocks.shared,
+        cached=blocks.cached,
+        free=blocks.free,
+        block_size=blocks.block_size,
+        wasted_slots=blocks.wasted_slots,
+        per_cell=cells.per_cell,
+        owners=cells.owners,
+        num_held=cells.num_held,
+        references=cells.references,
+    )
+    state.steps = [_step(step, now_s) for step in snapshot.steps]
+    state.seconds = [_second(second, int(now_s)) for second in snapshot.seconds]
+    state.requests = [_request(life, now_s, unread_s.get(life.id, 0.0)) for life in snapshot.lives]
+
+
+def short_id(id: str) -> str:
+    """The end of an id, with its choice: enough to find it in what a client has, not to ask for
+    what is stored under it."""
+    whole, slash, choice = id.partition("/")
+    end = whole[-_ID_LENGTH:] if len(whole) > 2 * _ID_LENGTH else "…"
+    return f"{end}{slash}{choice}"
+
+
+def _step(step: StepRecord, now_s: float) -> DashboardStep:
+    return DashboardStep(
+        _ms(now_s - step.ended_s),
+        _ms(step.duration_s),
+        step.num_decodes,
+        step.num_prompts,
+        step.num_prompt_tokens,
+        step.num_drafts,
+        step.num_accepted,
+        step.num_passes,
+        step.num_preempted,
+        step.num_told,
+    )
+
+
+def _second(second: SecondRecord, now: int) -> DashboardSecond:
+    return DashboardSecond(
+        now - second.second,
+        second.num_steps,
+        second.num_prompt_tokens,
+        second.num_told,
+        second.num_running,
+        second.num_waiting,
+    )
+
+
+def _request(life: Life, now_s: float, unread_s: float) -> DashboardRequest:
+    end_s = now_s if life.ended_s is None else life.ended_s
+    return DashboardRequest(
+        id=short_id(life.id),
+        tenant=life.tenant,
+        background=life.background,
+        status=_status(life),
+        prompt_tokens=life.num_prompt,
+        cached_tokens=life.num_cached,
+        output_tokens=life.num_output,
+        max_output_tokens=life.max_output,
+        blocks=life.num_blocks,
+        preemptions=life.num_preemptions,
+        phases=[DashboardPhase(kind, _ms(seconds)) for kind, seconds in spans(life, now_s)],
+        total_ms=_ms(end_s - life.phases[0].began_s),
+        ended_ago_ms=None if life.ended_s is None else _ms(now_s - life.ended_s),
+        finish_reason=life.finish_reason,
+        error=life.error,
+        why=why_slow(life, now_s, unread_s),
+    )
+
+
+def _status(life: Life) -> RequestStatus:
+    if life.finish_reason is None:
+        return life.phases[-1].kind
+    if life.finish_reason == "error":
+        return "failed"
+    return "aborted" if life.finish_reason == "abort" else "done"
+
+
+def _ms(seconds: float) -> float:
+    return round(max(0.0, seconds) * 1e3, 2)
