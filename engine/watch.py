@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from itertools import islice, zip_longest
 
 from engine.grammar.gate import GrammarGate
-from engine.kv_cache.pool import BlockPool
+from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.scheduler import Scheduler
 from engine.scheduler.sequence import Sequence, Status
 from engine.snapshot import (
@@ -98,7 +98,6 @@ class Watch:
         self._looked_s = now_s
         running, waiting = self._find_live(now_s)
         lives = [record.tell() for record in (*running, *waiting, *reversed(self._ended))]
-        tables = [record.seq for record in running if record.seq is not None]
         return Snapshot(
             now_s=now_s,
             since_s=self._since_s,
@@ -106,7 +105,7 @@ class Watch:
             steps=tuple(self._steps),
             seconds=tuple(self._seconds),
             lives=tuple(lives),
-            blocks=map_blocks(self._pool, tables),
+            blocks=map_blocks(self._pool, self._scheduler.tables),
         )
 
     # ------------------------------------------------------------ helpers
@@ -290,22 +289,22 @@ class _Record:
         )
 
 
-def map_blocks(pool: BlockPool, running: Iterable[Sequence]) -> BlockMap:
+def map_blocks(pool: BlockPool, tables: Iterable[BlockTable]) -> BlockMap:
     """Whose block is which, in O(blocks).
 
     Args:
         pool: of the blocks.
-        running: all sequences that hold any, in the order of the snapshot's lives.
+        tables: all that hold any, in the order of the snapshot's lives.
     """
     references, idle = pool.survey()
     owners = [FREE] * len(references)
     for block in idle:
         owners[block] = CACHED
-    for owner, seq in enumerate(running, HELD):
-        for block in seq.table.block_ids[seq.table.num_passed :]:
+    for owner, table in enumerate(tables, HELD):
+        for block in table.block_ids[table.num_passed :]:
             owners[block] = owner
     size = -(-len(owners) // MAX_CELLS)
-    held = [int(count > 0) for count in references]
+    held = [1 if count else 0 for count in references]
     if size == 1:
         return BlockMap(1, tuple(owners), tuple(held), tuple(references))
     return BlockMap(

@@ -55,18 +55,28 @@ class LoadDisplay:
             self._stream.flush()
 
 
-def ready_message(info: EngineInfo, *, url: str, model: str, needs_key: bool, took_s: float) -> str:
+def ready_message(
+    info: EngineInfo,
+    *,
+    url: str,
+    model: str,
+    needs_key: bool,
+    has_page: bool,
+    took_s: float,
+) -> str:
     """The address, and a command to paste."""
     key = "  -H 'Authorization: Bearer YOUR_KEY' \\\n" if needs_key else ""
     path, asked = "chat/completions", f'"messages": [{{"role": "user", "content": "{_QUESTION}"}}]'
     if not info.generates:
         path, asked = "embeddings", f'"input": "{_QUESTION}"'
+    page = f"\nand watch it at {url}/dashboard\n" if has_page else ""
     return (
         f"Quire serves {model} at {url} ({info.num_parameters / 1e6:,.0f} M parameters, "
         f"{info.dtype}, {info.device}; ready after {took_s:.1f} s). Try:\n\n"
         f"curl {url}/v1/{path} -H 'Content-Type: application/json' \\\n"
         f"{key}"
         f'  -d \'{{"model": "{model}", {asked}}}\'\n'
+        f"{page}"
     )
 
 

@@ -167,6 +167,7 @@ class Announcer:
                 url=display_url(settings.host, self._port, tls=settings.ssl_certfile is not None),
                 model=settings.model_names[0],
                 needs_key=bool(settings.api_keys or settings.api_key_file),
+                has_page=settings.shows_dashboard,
                 took_s=time.monotonic() - self._started_s,
             )
         )

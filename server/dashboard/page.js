@@ -156,11 +156,11 @@
     const middle = durations[durations.length >> 1] || 0;
     const tiles = [
       ["Output", count.format(Math.round(rate.told)), " tokens/s", `${count.format(Math.round(rate.steps))} steps/s`],
-      ["Prompts", count.format(Math.round(rate.prompt)), " tokens/s", "computed, not cached"],
+      ["Prompts", count.format(Math.round(rate.prompt)), " tokens/s", "computed anew"],
       ["Running", count.format(totals.running), ` of ${count.format(totals.max_running)}`, "sequences"],
       ["Waiting", count.format(totals.waiting), "", "for a place"],
       ["KV blocks", percent(blocks.held, blocks.total), " % held", `${count.format(blocks.held)} of ${count.format(blocks.total)}`],
-      ["Prefix cache", percent(totals.prefix_hits, totals.prefix_queries), " % found", `${compact.format(totals.prefix_hits)} of ${compact.format(totals.prefix_queries)} tokens`],
+      ["Prefix cache", percent(totals.prefix_hits, totals.prefix_queries), " % found", `${compact.format(totals.prefix_hits)} of ${compact.format(totals.prefix_queries)}`],
       ["Step", middle < 10 ? middle.toFixed(1) : Math.round(middle), " ms", "median of the last"],
       ["Preempted", count.format(totals.preemptions), "", totals.restarts ? `${totals.restarts} engine restarts` : "since the start"],
     ];

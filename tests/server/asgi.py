@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from engine.client import LoadProgress, RequestStream
 from engine.errors import EngineDead, EngineError
+from engine.snapshot import Snapshot
 from engine.types import (
     BlockStats,
     EngineInfo,
@@ -72,6 +73,9 @@ class FakeEngine:
         self.closed = False
         self.stats = EngineStats(blocks=BlockStats(total=8, free=8, block_size=16))
         self.start_error: EngineError | None = None
+        self.num_looks = 0
+        self._snapshot: Snapshot | None = None
+        self._shown = asyncio.Event()
         self.listeners: list[Callable[[EngineOutput], None]] = []
 
     @property
@@ -116,6 +120,19 @@ class FakeEngine:
 
     def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
         self.listeners.append(listener)
+
+    async def look(self) -> Snapshot:
+        if not self.alive:
+            raise EngineDead("gone")
+        self.num_looks += 1
+        await self._shown.wait()
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Answer looks with it, those that wait too."""
+        self._snapshot = snapshot
+        self._shown.set()
 
     async def close(self) -> None:
         self.closed = True

@@ -1,0 +1,260 @@
+"""The live page over a real server: what it is told under load, who may look, and what it draws."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from engine.snapshot import BlockMap, Life, Phase, Snapshot
+from engine.types import EngineStats
+from server.dashboard import looker
+from server.settings import Settings
+from tests.server.asgi import running_app
+from tests.servers import Server, running_server
+
+FLAGS = ("--load-format", "stub", "--stub-step-ms", "3", "--max-num-seqs", "4")
+STATE = "/dashboard/state"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("dashboard") / "log"
+    with running_server(log, *FLAGS, "--num-gpu-blocks-override", "96") as server:
+        yield server
+
+
+@contextmanager
+def load(server: Server, count: int = 8, **fields: Any) -> Iterator[list[str]]:
+    """So many requests under way while the block runs; their answers' ids, once it has ended."""
+    ids: list[str] = []
+
+    def ask(index: int) -> None:
+        text = f"request {index} says something of its own " * 8
+        answer = server.complete(text, **{"max_tokens": 150, "ignore_eos": True, **fields})
+        assert answer.status_code == 200, answer.text
+        ids.append(answer.json()["id"])
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield ids
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+def watch(server: Server, wanted: Any, limit_s: float = 30.0) -> dict[str, Any]:
+    """Look until ``wanted(state)``."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        state = server.get(STATE).json()
+        if wanted(state):
+            return state
+        assert time.monotonic() < deadline_s, state
+        time.sleep(0.05)
+
+
+def snapshot_of(now_s: float, *lives: Life) -> Snapshot:
+    return Snapshot(now_s, now_s, EngineStats(), (), (), lives, BlockMap(1, (), (), ()))
+
+
+def ended_life(id: str, *, arrival_s: float, ended_s: float) -> Life:
+    phases = (Phase("queued", arrival_s), Phase("prefill", arrival_s), Phase("decode", arrival_s))
+    return Life(id, "", False, 2, 0, 8, 8, 0, phases, ended_s, "stop", "", 0, 8, 1, 1.0, 0)
+
+
+def test_a_crowd_is_seen_while_it_lasts_and_after(server: Server) -> None:
+    assert server.get(STATE).json()["status"] == "serving"  # from now on steps are recorded
+    with load(server) as ids:
+        busy = watch(
+            server,
+            lambda state: (
+                state["totals"]["running"] == 4
+                and state["totals"]["waiting"]
+                and len(state["steps"]) > 20
+            ),
+        )
+    done = watch(server, lambda state: not state["totals"]["running"])
+
+    live = [request for request in busy["requests"] if request["ended_ago_ms"] is None]
+    running, waiting = live[:4], live[4:]
+    assert {request["status"] for request in running} <= {"prefill", "decode"}
+    assert {request["status"] for request in waiting} == {"queued"}
+    blocks = busy["blocks"]
+    assert len(blocks["owners"]) == blocks["total"] == 96
+    for place, request in enumerate(running):
+        assert blocks["owners"].count(place + 2) == request["blocks"] > 0
+    rows = max(step[2] + step[3] for step in busy["steps"])
+    assert rows == 4
+
+    ended = [request for request in done["requests"] if request["status"] == "done"]
+    assert len(ended) == 8
+    assert {request["id"] for request in ended} == {id[-8:] for id in ids}
+    for request in ended:
+        assert request["output_tokens"] == 150
+        kinds = [kind for kind, _ in request["phases"]]
+        assert kinds == ["queued", "prefill", "decode"]
+        assert sum(ms for _, ms in request["phases"]) == pytest.approx(request["total_ms"], abs=1)
+    # Half of them had to wait until the others were done.
+    waits = sorted(request["phases"][0][1] for request in ended)
+    assert waits[3] < 200 < 400 < waits[4]
+    assert all(request["why"] for request in ended if request["total_ms"] > 400)
+    told = json.dumps(done) + json.dumps(busy)
+    assert "something" not in told, "a prompt has leaked"
+    assert not any(id in told for id in ids), "an id is told whole"
+
+
+async def test_a_client_that_does_not_read_is_named() -> None:
+    """The engine is done, and its answer lies here."""
+    async with running_app() as application:
+        engine = application.engine
+        exchange = application.post("/v1/completions", prompt=[1, 2], max_tokens=8)
+        stream = await engine.next_stream()
+        now_s = time.monotonic()
+        engine.show(
+            snapshot_of(
+                now_s,
+                ended_life(stream.request_id, arrival_s=now_s - 6.0, ended_s=now_s - 5.0),
+            )
+        )
+        (request,) = json.loads((await application.get(STATE)).body)["requests"]
+        line = "its client reads slowly: done 5.0 s before it was read"
+        assert request["why"] == line
+        stream.put(1, 2, 3, end="stop")
+        assert (await exchange.done()).status == 200
+        await asyncio.sleep(0.25)  # looks are that far apart
+        (request,) = json.loads((await application.get(STATE)).body)["requests"]
+        assert request["why"] == line, "what was seen is kept"
+
+
+def test_the_page_is_whole_and_may_load_nothing(server: Server) -> None:
+    answer = server.get("/dashboard")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(
+        rule.split(" ", 1) for rule in answer.headers["content-security-policy"].split("; ")
+    )
+    assert policy["default-src"] == "'none'"
+    html = answer.text
+    for tag, rule in (("style", "style-src"), ("script", "script-src")):
+        (inline,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+        assert policy[rule] == f"'sha256-{digest}'"
+        assert len(inline) > 1000
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", html)
+    assert "style=" not in html
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({}, True),
+        ({"host": "localhost"}, True),
+        ({"host": "::1"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "0.0.0.0", "api_keys": ["k"]}, True),
+        ({"host": "box.example", "dashboard": True}, True),
+        ({"dashboard": False}, False),
+    ],
+)
+def test_it_is_shown_where_that_is_safe(settings: dict[str, Any], shown: bool) -> None:
+    assert Settings(**settings).shows_dashboard is shown
+
+
+async def test_where_it_is_off_there_is_nothing() -> None:
+    async with running_app(dashboard=False) as application:
+        for path in ("/dashboard", STATE):
+            answer = await application.get(path)
+            assert answer.status == 404
+            assert "--dashboard" in answer.error["message"]
+
+
+async def test_a_step_that_takes_long_is_told_so_and_asked_about_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(looker, "_PATIENCE_S", 0.05)
+    async with running_app() as application:
+        for _ in range(2):
+            assert json.loads((await application.get(STATE)).body)["status"] == "busy"
+        assert application.engine.num_looks == 1
+        application.engine.show(snapshot_of(time.monotonic()))
+        await asyncio.sleep(0.05)
+        assert json.loads((await application.get(STATE)).body)["status"] == "serving"
+
+
+async def test_an_engine_that_loads_is_told_so() -> None:
+    async with running_app(loaded=False) as application:
+        answer = await application.get(STATE)
+        assert (answer.status, json.loads(answer.body)["status"]) == (200, "loading")
+        application.engine.loaded.set()
+        await application.state.model()
+        application.engine.alive = False
+        assert json.loads((await application.get(STATE)).body)["status"] == "restarting"
+
+
+def test_only_administrators_may_look(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    digest = hashlib.sha256(b"sk-quire-test-anna").hexdigest()
+    keys.write_text(yaml.safe_dump({"keys": [{"name": "anna", "sha256": digest}]}))
+    flags = (*FLAGS, "--api-key-file", str(keys), "--api-workers", "2")
+    with running_server(tmp_path / "log", *flags, key="sk-root") as server:
+        key, server.key = server.key, None
+        assert server.get("/dashboard").status_code == 200  # it tells nothing, and asks for a key
+        assert server.get(STATE).status_code == 401
+        server.key = "sk-quire-test-anna"
+        assert server.get(STATE).status_code == 403
+        server.key = key
+        server.get(STATE)
+        with load(server, 4):
+            state = watch(server, lambda state: state["totals"]["running"] == 4)
+        # Whichever worker is asked tells of everybody's requests.
+        assert len(state["requests"]) == 4
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+def browse(url: str, *flags: str) -> tuple[str, list[str]]:
+    """The page's elements after some seconds of its own time, and what its console says."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium")
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += ["--virtual-time-budget=2500", "--dump-dom", *flags, url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def text_of(html: str, id: str) -> str:
+    found = re.search(rf'<(\w+)[^>]* id="{id}".*?</\1>|<(\w+) id="{id}".*?</\2>', html, re.DOTALL)
+    assert found, html
+    return re.sub(r"<[^>]*>", " ", found[0])
+
+
+def test_a_browser_draws_the_crowd_without_complaint(server: Server) -> None:
+    server.get(STATE)
+    with load(server, 6, max_tokens=400):
+        watch(server, lambda state: state["totals"]["running"] == 4)
+        html, console = browse(f"{server.url}/dashboard")
+    assert console == []
+    assert text_of(html, "status").strip() == "serving"
+    rows = re.findall(r"<tr[^>]* data-id=.*?</tr>", html, re.DOTALL)
+    assert len(rows) >= 6
+    assert any("decode" in re.sub(r"<[^>]*>", " ", row) for row in rows)
+    assert "of 96 blocks" in text_of(html, "blocks-summary")

@@ -1,0 +1,88 @@
+"""Why a request was slow: the cause that took most of its time is named, with its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.snapshot import Life, Phase
+from server.dashboard.reasons import why_slow
+from server.dashboard.state import short_id
+
+NOW_S = 110.0
+
+
+def life(*phases: tuple[str, float], ended_s: float | None = None, **fields: Any) -> Life:
+    """One whose phases begin so many seconds after its arrival at 100."""
+    values = {
+        "id": "x",
+        "tenant": "",
+        "background": False,
+        "num_prompt": 2000,
+        "num_cached": 0,
+        "num_output": 100,
+        "max_output": 200,
+        "num_blocks": 3,
+        "finish_reason": None,
+        "error": "",
+        "num_preemptions": 0,
+        "num_steps": 100,
+        "num_prompt_steps": 1,
+        "mean_rows": 1.0,
+        "num_crossed": 0,
+        **fields,
+    }
+    return Life(
+        phases=tuple(Phase(kind, 100.0 + after_s) for kind, after_s in phases),
+        ended_s=ended_s,
+        **values,
+    )
+
+
+LATE = (("queued", 0), ("prefill", 0.1), ("decode", 0.2))
+
+
+@pytest.mark.parametrize(
+    ("of", "line"),
+    [
+        (life(("queued", 0)), "waited 10.0 s for a place"),
+        (life(("queued", 0), ("prefill", 6), ("decode", 7)), "waited 6.0 s for a place"),
+        (
+            life(("grammar", 0), ("queued", 8), ("prefill", 8.1)),
+            "its grammar took 8.0 s to compile",
+        ),
+        (
+            life(
+                ("queued", 0), ("prefill", 0.5), ("decode", 8), num_cached=512, num_prompt_steps=8
+            ),
+            "a prompt of 2,000 tokens (512 cached) took 7.5 s, in 8 steps",
+        ),
+        (
+            life(*LATE, ("preempted", 1), ("prefill", 6), ("decode", 8), num_preemptions=2),
+            "preempted 2 times: 7.0 s waiting and computing again",
+        ),
+        (life(*LATE), "a long answer: 100 tokens, 98 ms a token"),
+        (life(*LATE, mean_rows=32.0), "shared its steps with 31 others: 98 ms a token"),
+        (
+            life(*LATE, mean_rows=32.0, num_crossed=40),
+            "others' prompts took part in 40% of its steps: 98 ms a token",
+        ),
+    ],
+)
+def test_the_longest_part_is_named(of: Life, line: str) -> None:
+    assert why_slow(of, NOW_S) == line
+
+
+def test_a_quick_one_needs_no_reason() -> None:
+    quick = life(("queued", 0), ("prefill", 0.01), ("decode", 0.05), ended_s=100.2)
+    assert why_slow(quick, NOW_S) == ""
+    late = "its client reads slowly: done 9.8 s before it was read"
+    assert why_slow(quick, NOW_S, unread_s=9.8) == late
+
+
+def test_no_id_is_told_whole() -> None:
+    whole = "resp_" + "0123456789abcdef" * 2
+    assert short_id(whole) == "89abcdef"
+    assert short_id(f"{whole}/2") == "89abcdef/2"
+    assert short_id("mine") == "…"
