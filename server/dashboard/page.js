@@ -13,6 +13,8 @@
     draining: ["warn", "The server is shutting down: it finishes what it has begun."],
     loading: ["warn", "The model is being loaded."],
     busy: ["warn", "The engine is in the middle of a step that takes long, or its process is stopped."],
+    asleep: ["warn", "The server has been put to sleep; it must be woken."],
+    reloading: ["warn", "The engine takes its memory again, or other weights."],
     restarting: ["bad", "The engine is being restarted; its requests go on in the next one."],
     gone: ["bad", "The engine is gone for good: the server has to be restarted."],
     paused: ["warn", ""],

@@ -92,4 +92,7 @@ def _status(server: ServerState) -> Status:
         return "restarting"
     if not server.engine.responds:
         return "busy"
+    activity = server.engine.activity
+    if activity != "serving":
+        return "reloading" if activity in ("reloading", "waking") else "asleep"
     return "draining" if server.draining else "serving"

@@ -15,7 +15,9 @@ from engine.snapshot import Life, PhaseKind, SecondRecord, Snapshot, StepRecord
 from engine.types import EngineInfo, FinishReason
 from server.dashboard.reasons import spans, why_slow
 
-Status = Literal["loading", "serving", "busy", "restarting", "draining", "gone"]
+Status = Literal[
+    "loading", "serving", "busy", "asleep", "reloading", "restarting", "draining", "gone"
+]
 RequestStatus = PhaseKind | Literal["done", "aborted", "failed"]
 
 _ID_LENGTH = 8  # told of an id: its end

@@ -203,6 +203,8 @@ async def test_an_engine_that_loads_is_told_so() -> None:
         assert (answer.status, json.loads(answer.body)["status"]) == (200, "loading")
         application.engine.loaded.set()
         await application.state.model()
+        application.engine.activity = "falling_asleep"
+        assert json.loads((await application.get(STATE)).body)["status"] == "asleep"
         application.engine.alive = False
         assert json.loads((await application.get(STATE)).body)["status"] == "restarting"
 
