@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ class AdapterStore:
         dtype, device: of its weights.
         max_loaded: slots on the device, unless one step needs more; 0: no adapters are taken.
         max_on_host: adapters that are kept on the host.
+        own: what this process keeps of what an adapter adds to a parameter; None: all.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class AdapterStore:
         *,
         max_loaded: int,
         max_on_host: int,
+        own: Callable[[str, Delta], Delta] | None = None,
     ) -> None:
+        self._own = own
         self._spec = spec
         self._dtype = dtype
         self.device = device  # where slots are
@@ -62,10 +65,7 @@ class AdapterStore:
             InvalidParameter: it cannot be used with this model.
         """
         if not self._max_loaded:
-            message = (
-                "adapters are off here: --max-loras is 0, --batch-invariant is on, or "
-                "--tensor-parallel-size is above 1"
-            )
+            message = "adapters are off here: --max-loras is 0, or --batch-invariant is on"
             raise InvalidParameter(message, param="model")
         if adapter.id in self._on_host:
             self._on_host.move_to_end(adapter.id)
@@ -73,6 +73,8 @@ class AdapterStore:
         deltas = read_adapter(Path(adapter.path), self._spec, self._dtype)
         if not deltas:
             raise InvalidParameter("the adapter cannot be used: it is empty", param="model")
+        if self._own is not None:
+            deltas = {name: self._own(name, delta) for name, delta in deltas.items()}
         self._on_host[adapter.id] = deltas
         for id_ in list(self._on_host):
             if len(self._on_host) <= self._max_on_host:

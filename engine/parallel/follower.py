@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from engine.errors import EngineDead, ModelLoadError
 from engine.framing import encode, receive
 from engine.kv_cache.host_store import HostStore
 from engine.kv_cache.storage import KVCache
+from engine.lora.batch import step_adapters
 from engine.models.block import StepState
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
@@ -38,6 +39,7 @@ from engine.parallel.frames import (
     Forward,
     FromRank,
     Join,
+    LoadAdapter,
     Loaded,
     Prepared,
     RankFrames,
@@ -49,6 +51,8 @@ from engine.parallel.frames import (
 from engine.parallel.group import Group
 from engine.parallel.layers import share_modules
 from engine.parallel.shard import Shard
+from engine.runner.adapter_load import make_adapters
+from engine.runner.inputs import HostBatch
 from engine.runner.load import LoadPlan, make_plan, plan_cache, read_weights
 from engine.runner.transfer import Uploads
 from engine.types import BlockCopy
@@ -148,21 +152,6 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
     return Follower(plan, decoder, cache, host)
 
 
-class _Batch(NamedTuple):
-    """A pass, on the host: int32 arrays."""
-
-    query_start: np.ndarray  # [R + 1]
-    starts: np.ndarray  # [R]
-    tables: np.ndarray  # [R, blocks]
-
-    @classmethod
-    def of(cls, message: Forward) -> _Batch:
-        """What rank 0 told."""
-        starts = unpack(message.starts)
-        tables = unpack(message.tables).reshape(len(starts), -1)
-        return cls(unpack(message.query_start), starts, tables)
-
-
 class Follower:
     """Computes what rank 0 computes, on this rank's share.
 
@@ -177,6 +166,7 @@ class Follower:
         self, plan: LoadPlan, model: Decoder, cache: KVCache, host: HostStore | None
     ) -> None:
         self._plan = plan
+        self._adapters = make_adapters(plan)
         self._model = model
         self._cache = cache
         self._host = host
@@ -193,6 +183,8 @@ class Follower:
         elif isinstance(message, Exchange):
             assert self._host is not None
             self._host.exchange(_copies(message.offloads), _copies(message.loads))
+        elif isinstance(message, LoadAdapter):
+            self._adapters.load(message.adapter)
         elif isinstance(message, CopyBlocks):
             pairs = unpack(message.pairs).reshape(-1, 2)
             sources, targets = self._send(pairs[:, 0].copy(), pairs[:, 1].copy())
@@ -200,26 +192,20 @@ class Follower:
                 self._plan.kernels.operations.copy_blocks(layer, sources.long(), targets.long())
 
     def _forward(self, message: Forward) -> None:
-        plan, batch = self._plan, _Batch.of(message)
-        slots = np.arange(len(batch.starts), dtype=np.int32)
-        wanted = _NO_ROWS
-        if message.sampling_rows is not None:
-            wanted = batch.query_start[1:][unpack(message.sampling_rows)] - 1
-        tokens = np.zeros(batch.query_start[-1], np.int32)  # rank 0 has them
-        *sent, tables, last = self._send(
-            slots, batch.query_start, batch.starts, tokens, batch.tables, wanted
+        plan, batch = self._plan, _batch(message)
+        host_tables = unpack(message.tables).reshape(batch.slots.size, -1)
+        last = batch.query_start[1:][batch.sampling_rows] - 1
+        *sent, tables, wanted = self._send(
+            batch.slots, batch.query_start, batch.starts, batch.token_ids, host_tables, last
         )
         rows = StepRows(*sent)
-        lengths = np.diff(batch.query_start)
+        longest = int(np.diff(batch.query_start).max())
         inputs = plan.kernels.operations.build_inputs(
-            rows, rows.slots.long(), tables, plan.attention.block_size, int(lengths.max())
+            rows, rows.slots.long(), tables, plan.attention.block_size, longest
         )
+        on_device = DeviceGeometry(rows.query_start, inputs.seq_lens, rows.slots, tables)
         geometry = BatchGeometry(
-            batch.query_start,
-            batch.starts + lengths,
-            slots,
-            batch.tables,
-            DeviceGeometry(rows.query_start, inputs.seq_lens, rows.slots, tables),
+            batch.query_start, batch.seq_lens, batch.slots, host_tables, on_device
         )
         state = StepState(
             attention=plan.kernels.attention.plan(geometry, plan.attention),
@@ -227,14 +213,31 @@ class Follower:
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
         )
-        trimmed = None if message.sampling_rows is None else last
+        if message.adapters:
+            state = self._adapted(state, message, batch)
+        trimmed = None if message.sampling_rows is None else wanted
         self._model.forward(inputs.input_ids, state, self._cache.layers, trimmed)
+
+    def _adapted(self, state: StepState, message: Forward, batch: HostBatch) -> StepState:
+        """The state with the adapters of its rows, in this rank's own slots."""
+        found = self._adapters.slots(message.adapters)
+        by_place = np.array([*(found[adapter.id] for adapter in message.adapters), -1], np.int64)
+        slots = by_place[unpack(message.adapter_rows)]
+        operations = self._plan.kernels.operations
+        of_tokens, of_wanted = step_adapters(self._adapters, slots, batch, operations)
+        return replace(state, adapters=of_tokens, wanted_adapters=of_wanted)
 
     def _send(self, *arrays: np.ndarray) -> list[torch.Tensor]:
         return self._uploads.send(arrays)
 
 
-_NO_ROWS = np.empty(0, np.int32)
+def _batch(message: Forward) -> HostBatch:
+    """The rows that rank 0 told of, each in the line of the table that it came in."""
+    query_start, starts = unpack(message.query_start), unpack(message.starts)
+    slots = np.arange(len(starts), dtype=np.int32)
+    sampling_rows = slots if message.sampling_rows is None else unpack(message.sampling_rows)
+    tokens = np.zeros(query_start[-1], np.int32)  # rank 0 has them
+    return HostBatch(slots, query_start, starts, tokens, sampling_rows)
 
 
 def _copies(pairs: bytes) -> list[BlockCopy]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.framing import Framing
+from engine.types import Adapter
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", array_like=True):
@@ -58,6 +59,14 @@ class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
     starts: bytes  # [R], positions of the first of them
     tables: bytes  # [R, blocks], as many blocks as the longest row has
     sampling_rows: bytes | None  # [S], whose last tokens are wanted; None: all tokens
+    adapters: tuple[Adapter, ...] = ()  # those of the rows
+    adapter_rows: bytes = b""  # [R], each row's place among them, -1 for none; where there are any
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
+    """To a rank: have an adapter ready, which rank 0 could read."""
+
+    adapter: Adapter
 
 
 class Score(msgspec.Struct, frozen=True, tag="score", array_like=True):
@@ -83,7 +92,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     message: str
 
 
-ToRank = Join | Serve | Exchange | CopyBlocks | Forward | Score
+ToRank = Join | Serve | Exchange | CopyBlocks | LoadAdapter | Forward | Score
 FromRank = Loaded | Prepared | Failed
 
 _to_rank = msgspec.msgpack.Decoder(ToRank)

@@ -39,6 +39,7 @@ from engine.parallel.frames import (
     FromRank,
     Join,
     LeaderFrames,
+    LoadAdapter,
     Loaded,
     Prepared,
     Score,
@@ -52,7 +53,7 @@ from engine.parallel.refusals import refuse_unshared
 from engine.parallel.shard import Shard
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
-from engine.types import BlockCopy, MemoryPlan
+from engine.types import Adapter, BlockCopy, MemoryPlan
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,10 @@ class Team:
         """All ranks copy blocks. Raises EngineDead."""
         self._tell(CopyBlocks(pack(np.array(copies, np.int32))))
 
+    def load_adapter(self, adapter: Adapter) -> None:
+        """All ranks have an adapter ready. Raises EngineDead."""
+        self._tell(LoadAdapter(adapter))
+
     @contextlib.contextmanager
     def forward(self, batch: HostBatch, table: RowTable, *, trims: bool) -> Iterator[None]:
         """The other ranks compute a pass while the caller computes it too.
@@ -155,10 +160,12 @@ class Team:
             EngineDead: a rank is gone, or this one failed in between: then the others cannot be
                 brought back to where it is.
         """
+        adapters, places = _adapters(batch, table)
         width = -(-int(batch.seq_lens.max()) // self._block_size)
         rows = pack(batch.sampling_rows) if trims else None
         tables = pack(table.host_tables[batch.slots, :width])
-        self._tell(Forward(pack(batch.query_start), pack(batch.starts), tables, rows))
+        where = pack(batch.query_start), pack(batch.starts), tables
+        self._tell(Forward(*where, rows, adapters, places))
         try:
             yield
         except EngineDead:
@@ -237,6 +244,17 @@ class _Fate:
         logger.critical("%s ended: the model is no longer whole", names)
         if self.act is not None:
             self.act(f"{names} ended")
+
+
+def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], bytes]:
+    """The distinct adapters of the rows, and each row's place among them."""
+    of_rows = [table.requests[slot].adapter for slot in batch.slots.tolist()]
+    if not any(of_rows):
+        return (), b""
+    distinct = {adapter.id: adapter for adapter in of_rows if adapter is not None}
+    places = {adapter_id: place for place, adapter_id in enumerate(distinct)}
+    rows = [-1 if adapter is None else places[adapter.id] for adapter in of_rows]
+    return tuple(distinct.values()), pack(np.array(rows))
 
 
 def _end(children: Sequence[Child], fate: _Fate, directory: Path) -> None:

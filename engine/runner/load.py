@@ -27,6 +27,7 @@ from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.quantization.cpu import PanelMethod
 from engine.quantization.method import WeightMethod
+from engine.runner.adapter_load import make_adapters
 from engine.runner.device import (
     StepThreads,
     cache_codes,
@@ -154,13 +155,7 @@ class LoadedDecoder:
             eos_token_ids=spec.eos_token_ids,
             device=device,
         )
-        adapters = AdapterStore(
-            spec,
-            dtype,
-            device,
-            max_loaded=0 if config.batch_invariant or team else config.lora.max_loaded,
-            max_on_host=config.lora.max_on_host,
-        )
+        adapters = make_adapters(plan)
         features = None if loaded.head is None else loaded.head.features(memory)
         graphs = _graphs(plan, decoder, cache, rows, adapters, features)
         draft = _draft_model(plan, loaded, memory, rows, features)

@@ -163,6 +163,8 @@ class ModelRunner:
     def load_adapter(self, adapter: Adapter) -> None:
         """See ``Runner.load_adapter``."""
         self._adapters.load(adapter)
+        if self._team is not None:
+            self._team.load_adapter(adapter)
 
     def on_loss(self, act: Callable[[str], None]) -> None:
         """Have ``act`` called, in a thread of its own, when a part of the model is lost."""

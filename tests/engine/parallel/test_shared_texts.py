@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 
 import pytest
@@ -166,16 +167,16 @@ def test_a_rank_has_its_part_of_weights_and_cache(checkpoint):
 def test_a_lost_rank_is_the_end_of_the_engine(checkpoint):
     directory, prompts, _ = checkpoint
     core, runner = engine(directory)
-    lost: list[str] = []
-    runner.on_loss(lost.append)
+    lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+    runner.on_loss(lost.put)
     core.add(request("a", prompts[0], SamplingParams(max_tokens=60, ignore_eos=True)))
     core.step()
     (rank,) = runner._team._children
     rank.hang_up()
     with pytest.raises(EngineDead, match="rank"):
         texts_of(core)
+    assert "rank 1 (process" in lost.get(timeout=30)
     runner._team.close()
-    assert "rank 1 (process" in lost[0]
 
 
 def test_a_pass_that_fails_on_rank_0_is_the_end_of_the_engine(checkpoint, monkeypatch):

@@ -1,0 +1,27 @@
+"""A rank's share of LoRA adapters.
+
+What an adapter adds to ``W x`` is ``B A x``. Where W is cut by outputs, a rank needs some rows of B
+and all of A. Where W is cut by inputs it needs some columns of A and all of B, and what it adds is
+a summand, as what the layer gives is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from engine.lora.peft import Delta
+from engine.parallel.shard import Cut
+
+
+def own_delta(cuts: Mapping[str, Cut]) -> Callable[[str, Delta], Delta]:
+    """What a rank keeps of the delta of a parameter."""
+
+    def own(parameter: str, delta: Delta) -> Delta:
+        cut = cuts[parameter]
+        down = delta.down if cut.columns is None else delta.down[:, cut.columns].contiguous()
+        rows = [delta.up[rows] for rows, _ in cut.pieces(None)]
+        return Delta(down, torch.cat(rows))
+
+    return own
