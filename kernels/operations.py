@@ -138,6 +138,21 @@ class Operations(Protocol):
         """See ``kernels.reference.sampling_step``."""
         ...
 
+    def candidates(
+        self,
+        logits: torch.Tensor,
+        at: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        table: SamplingTable,
+        count: int,
+        counts: TokenCounts | None = None,
+        bias: LogitBias | None = None,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.sampling_step``."""
+        ...
+
     def feed_back(
         self,
         newest: torch.Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.types import Grammar
 
@@ -35,6 +35,18 @@ class Matcher(Protocol):
         """
         ...
 
+    def allows(self, token_id: int) -> bool:
+        """Whether a token may come next, of a text that a crew has let wait: as its mask says.
+
+        Raises:
+            GrammarFailed: the text cannot be followed any further.
+        """
+        ...
+
+    def waited(self, *, in_vain: bool) -> None:
+        """Take note of what waiting came to: a token that is allowed, or a mask after all."""
+        ...
+
     def rollback(self, num_tokens: int) -> None:
         """Take back the tokens accepted last."""
         ...
@@ -50,23 +62,28 @@ class Matcher(Protocol):
         ...
 
 
-# A text that goes on by some tokens, and the line of its mask then. A plain tuple: there is one for
-# each row of each step.
-Followed = tuple[Matcher, Sequence[int], int]
+# A text that goes on by some tokens, the line of its mask then, and whether its mask may wait until
+# the model has said what it would choose without. A plain tuple: there is one for each row of each
+# step.
+Followed = tuple[Matcher, Sequence[int], int, bool]
+
+
+class CrewStep(NamedTuple):
+    """What became of a crew's rows, by their indices."""
+
+    failures: dict[int, GrammarFailed]  # why a row cannot go on; its line means nothing
+    waiting: list[int]  # rows whose mask is not written: it costs more than asking for some tokens
 
 
 class MatcherCrew(Protocol):
     """Follows several texts at once, which costs less than one by one."""
 
-    def follow(self, rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarFailed]:
+    def follow(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
         """Go on by the rows' tokens, and write which may come next, as ``Matcher`` does for one.
 
         Args:
             rows: their matchers belong to this crew.
             masks: [lines, ceil(vocab / 32)] int32, contiguous.
-
-        Returns:
-            Why a row cannot go on, by its index; its line then means nothing.
         """
         ...
 

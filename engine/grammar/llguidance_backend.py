@@ -7,6 +7,7 @@ ahead and no schema costs memory before it is used.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from engine.errors import InvalidParameter
-from engine.grammar.backend import Followed, GrammarFailed
+from engine.grammar.backend import CrewStep, Followed, GrammarFailed
 from engine.grammar.translate import refusal, to_llguidance
 from engine.text.tokenizer import Tokenizer
 from engine.types import Grammar
@@ -35,6 +36,11 @@ _BLANKS = r"[\x20\x0A\x0D\x09]+"
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 14, 30)
 _SLICES = [_BLANKS, *(f"{_CHARACTER}{{1,{n}}}" for n in _LENGTHS), f"{_CHARACTER}+"]
+# Letters that fit where a mask is dear, and of which it is cheap where so many fit: most of a
+# vocabulary is in a set laid out ahead then. Where fewer fit hardly any token does, so that many
+# would be asked for.
+_FEW, _MANY = 4, 10
+_LETTER, _TEXT = re.compile(rb"[a-z]"), re.compile(rb"[A-Za-z\x80-\xFF]")
 # Texts whose token ids are kept, and the longest of them.
 _KNOWN_TEXTS = 4096
 _KNOWN_CHARACTERS = 64
@@ -42,6 +48,11 @@ _KNOWN_CHARACTERS = 64
 # all who run wait for it.
 _SPARE_S = 0.5
 _SPARE_S_A_TOKEN = 0.005
+# A mask that costs more than telling which tokens a text would choose; where nothing is in a core's
+# caches, any takes half of it.
+_DEAR_S = 400e-6
+# Masks that are written at once, at most, after waiting has been in vain.
+_MOST_PASSED_OVER = 31
 # What rows that are followed together may take before each is timed by itself again: none of them
 # has then taken much more than a token's share.
 _SPARE_S_A_ROW = 0.0001
@@ -71,9 +82,10 @@ class LlguidanceBackend:
     ) -> None:
         if not eos_token_ids:
             raise InvalidParameter("this model has no end-of-text token, so no text can be held")
-        self._tokenizer = _library_tokenizer(tokenizer, vocab_size, eos_token_ids)
+        vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
+        self._tokenizer = _library_tokenizer(vocabulary, eos_token_ids)
         self._limits = parser_limits()
-        self._crew = LlguidanceCrew()
+        self._crew = LlguidanceCrew(vocabulary.tokens)
         self.vocab_size = vocab_size
 
     def compile(self, grammar: Grammar) -> LlguidanceGrammar:
@@ -112,6 +124,7 @@ class LlguidanceMatcher:
         self.library = matcher
         self.crew = crew
         self._spare_s = _SPARE_S
+        self.patience = Patience()
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """See ``Matcher``."""
@@ -129,7 +142,21 @@ class LlguidanceMatcher:
         self.library.unsafe_compute_mask_ptr(address, mask.nbytes)
         if self.library.is_error():
             raise self.failure()
-        self._spend(time.thread_time() - begin_s)
+        spent_s = time.thread_time() - begin_s
+        self.patience.mask_took(spent_s)
+        self._spend(spent_s)
+
+    def allows(self, token_id: int) -> bool:
+        """See ``Matcher``."""
+        if self.library.validate_tokens([token_id]):
+            return True
+        if self.library.is_error():
+            raise self.failure()
+        return False
+
+    def waited(self, *, in_vain: bool) -> None:
+        """See ``Matcher``."""
+        self.patience.waited(in_vain=in_vain)
 
     def rollback(self, num_tokens: int) -> None:
         """See ``Matcher``."""
@@ -160,48 +187,105 @@ class LlguidanceCrew:
     Its own threads do not make it quicker: what they spare, waking them costs, and the tensor
     library's are on the same cores. What a single text costs is not looked at; when the rows have
     taken long together, each goes on its own account until they are quick again.
+
+    Args:
+        tokens: the vocabulary's bytes by id.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Sequence[bytes]) -> None:
         self._is_slow = False
+        self._letters = _letters(tokens)
+        self._is_text = bytearray(_TEXT.search(each) is not None for each in tokens)
 
-    def follow(self, rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarFailed]:
+    def follow(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
         """See ``MatcherCrew``."""
         begin_s = time.thread_time()
-        failures = (_one_by_one if self._is_slow else _together)(rows, masks)
+        step = self._one_by_one(rows, masks) if self._is_slow else self._together(rows, masks)
         spare_s = _SPARE_S_A_TOKEN + len(rows) * _SPARE_S_A_ROW
         self._is_slow = time.thread_time() - begin_s > spare_s
-        return failures
+        return step
+
+    def _together(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
+        # ``masks.ctypes`` would take as long again as the mask of a small vocabulary.
+        address: int = masks.__array_interface__["data"][0]
+        stride = masks.strides[0]
+        is_text = self._is_text
+        step = CrewStep({}, [])
+        own = cast("Sequence[tuple[LlguidanceMatcher, Sequence[int], int, bool]]", rows)
+        for index, (matcher, token_ids, line, may_wait) in enumerate(own):
+            library = matcher.library
+            if len(token_ids) == 1:
+                library.consume_token(token_ids[0])
+            elif token_ids:
+                library.consume_tokens(list(token_ids))
+            if may_wait and token_ids and is_text[token_ids[-1]]:
+                if self._waits(matcher):
+                    step.waiting.append(index)
+                    continue
+                begin_ns = time.perf_counter_ns()
+                library.unsafe_compute_mask_ptr(address + line * stride, stride)
+                matcher.patience.mask_took((time.perf_counter_ns() - begin_ns) * 1e-9)
+            else:
+                library.unsafe_compute_mask_ptr(address + line * stride, stride)
+            if library.is_error():  # what went wrong at a token is an error still
+                step.failures[index] = matcher.failure()
+        return step
+
+    def _waits(self, matcher: LlguidanceMatcher) -> bool:
+        """Whether the mask would cost more than asking for some of the likeliest tokens.
+
+        It does where some characters fit and no more: the library looks at the beginnings of all
+        tokens that are longer (0.1 to 0.5 ms with 32,000 tokens, where other masks take 10 us). And
+        where it did the last time: then none of the sets that are laid out ahead applies. Where the
+        grammar leaves no choice, a mask allows one of the ways to write what must come, and asking
+        for a token would not tell which.
+        """
+        patience = matcher.patience
+        if not self._letters or not patience.lasts():
+            return False
+        num_fit = matcher.library.validate_tokens(self._letters)
+        if not (_FEW <= num_fit < _MANY or (num_fit == _MANY and patience.is_dear)):
+            return False
+        return not matcher.library.compute_ff_bytes()
+
+    def _one_by_one(self, rows: Sequence[Followed], masks: np.ndarray) -> CrewStep:
+        step = CrewStep({}, [])
+        for index, (matcher, token_ids, line, _) in enumerate(rows):
+            try:
+                if token_ids:
+                    matcher.accept(token_ids)
+                matcher.fill(masks[line])
+            except GrammarFailed as error:
+                step.failures[index] = error
+        return step
 
 
-def _together(rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarFailed]:
-    # ``masks.ctypes`` would take as long again as the mask of a small vocabulary.
-    address: int = masks.__array_interface__["data"][0]
-    stride = masks.strides[0]
-    failures: dict[int, GrammarFailed] = {}
-    own = cast("Sequence[tuple[LlguidanceMatcher, Sequence[int], int]]", rows)
-    for index, (matcher, token_ids, line) in enumerate(own):
-        library = matcher.library
-        if len(token_ids) == 1:
-            library.consume_token(token_ids[0])
-        elif token_ids:
-            library.consume_tokens(list(token_ids))
-        library.unsafe_compute_mask_ptr(address + line * stride, stride)
-        if library.is_error():  # what went wrong at a token is an error still
-            failures[index] = matcher.failure()
-    return failures
+class Patience:
+    """When a text's mask is worth waiting for: by what masks cost, and what waiting came to."""
 
+    __slots__ = ("_num_passed_over", "_rest", "is_dear")
 
-def _one_by_one(rows: Sequence[Followed], masks: np.ndarray) -> dict[int, GrammarFailed]:
-    failures: dict[int, GrammarFailed] = {}
-    for index, (matcher, token_ids, line) in enumerate(rows):
-        try:
-            if token_ids:
-                matcher.accept(token_ids)
-            matcher.fill(masks[line])
-        except GrammarFailed as error:
-            failures[index] = error
-    return failures
+    def __init__(self) -> None:
+        self.is_dear = False  # the last mask behind text
+        self._rest = 0  # masks behind text that are written at once
+        self._num_passed_over = 0  # of them, when waiting was last in vain
+
+    def mask_took(self, seconds: float) -> None:
+        """Take note of what a mask cost."""
+        self.is_dear = seconds > _DEAR_S
+
+    def lasts(self) -> bool:
+        """Whether to wait, as far as past waiting says; called once for each mask."""
+        if self._rest:
+            self._rest -= 1
+            return False
+        return True
+
+    def waited(self, *, in_vain: bool) -> None:
+        """Who waits in vain time after time does so ever more rarely."""
+        self._rest = self._num_passed_over = (
+            min(2 * self._num_passed_over + 1, _MOST_PASSED_OVER) if in_vain else 0
+        )
 
 
 class _Vocabulary:
@@ -242,13 +326,16 @@ class _Vocabulary:
         return self.fallback.greedy_tokenize(text) if self.fallback is not None else []
 
 
-def _library_tokenizer(
-    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
-) -> LLTokenizer:
+def _library_tokenizer(vocabulary: _Vocabulary, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
     wrapper = TokenizerWrapper(vocabulary)
     made = LLTokenizer(wrapper, eos_token=list(eos_token_ids), slices=_SLICES)
     vocabulary.fallback = made
     return made
+
+
+def _letters(tokens: Sequence[bytes]) -> list[int]:
+    """A token of one letter, ``_MANY`` times; nothing where there is no such token."""
+    letter = next((id_ for id_, each in enumerate(tokens) if _LETTER.fullmatch(each)), None)
+    return [] if letter is None else [letter] * _MANY

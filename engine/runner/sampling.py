@@ -17,8 +17,12 @@ from engine.runner.verification import Verifier
 from engine.sampling.logprobs import logprob_columns
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
-from kernels.sampling import Sampled
+from kernels.sampling import LogitBias, Sampled, TokenCounts
 from kernels.sending import to_device
+
+# Tokens that a row whose mask has waited asks for. Where a fifth of the vocabulary is allowed, even
+# a model without a clue finds one among them, but for three times in a hundred.
+_NUM_CANDIDATES = 16
 
 
 class StepMasks(NamedTuple):
@@ -26,6 +30,7 @@ class StepMasks(NamedTuple):
 
     lines: torch.Tensor | None  # see ``MaskLines``; None: every row may choose every token
     failures: dict[int, Failure]  # why rows cannot go on, by sampling row
+    waiting: dict[int, MaskedRow]  # rows whose line is yet to be written, by sampling row
 
 
 class Sampler:
@@ -111,14 +116,41 @@ class Sampler:
         """The tokens of a step without drafts, and why some rows cannot go on."""
         state = self._rows.sampling
         host_slots = batch.slots[batch.sampling_rows]
-        counts = state.counts(host_slots)
+        counts, bias = state.counts(host_slots), state.bias(host_slots)
+        if masks.waiting:
+            self._settle(logits, slots, positions, masks, counts, bias)
         sampled = self._operations.sample(
-            logits, slots, positions, state.table, counts, state.bias(host_slots), masks.lines
+            logits, slots, positions, state.table, counts, bias, masks.lines
         )
         self._operations.feed_back(
             self._rows.newest, slots, sampled.token_ids, state.table.count_line, counts
         )
         return sampled, masks.failures
+
+    def _settle(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        masks: StepMasks,
+        counts: TokenCounts | None,
+        bias: LogitBias | None,
+    ) -> None:
+        """Write the lines that have waited, now that the rows' likeliest tokens can be told."""
+        state, (at, rows) = self._rows.sampling, zip(*masks.waiting.items(), strict=True)
+        where = torch.tensor(at)
+        candidates = self._operations.candidates(
+            logits,
+            where,
+            slots[where],
+            positions[where],
+            state.table,
+            _NUM_CANDIDATES,
+            counts,
+            bias,
+        )
+        failures = state.masks.settle(rows, candidates.tolist())
+        masks.failures.update((at[index], why) for index, why in failures.items())
 
     def masks(self, batch: HostBatch) -> StepMasks:
         """The masks of a step without drafts, which follow its tokens; once a step.
@@ -128,14 +160,21 @@ class Sampler:
         """
         state = self._rows.sampling
         if not len(state.masks):
-            return StepMasks(None, {})
-        masked = np.flatnonzero(state.is_masked(batch.slots[batch.sampling_rows]))
+            return StepMasks(None, {}, {})
+        host_slots = batch.slots[batch.sampling_rows]
+        masked = np.flatnonzero(state.is_masked(host_slots))
         if not masked.size:
-            return StepMasks(None, {})
-        at = batch.sampling_rows[masked]
-        failures = state.masks.update(_masked_rows(batch, at), self._uploads.send)
-        failed = {int(masked[index]): why for index, why in failures.items()}
-        return StepMasks(state.masks.lines, failed)
+            return StepMasks(None, {}, {})
+        rows = _masked_rows(batch, batch.sampling_rows[masked])
+        may_wait = None
+        if state.masks.may_wait:
+            may_wait = (~state.cuts_off(host_slots[masked])).tolist()
+        failures, waiting = state.masks.update(rows, self._uploads.send, may_wait)
+        return StepMasks(
+            state.masks.lines,
+            {int(masked[index]): why for index, why in failures.items()},
+            {int(masked[index]): rows[index] for index in waiting},
+        )
 
 
 def _masked_rows(batch: HostBatch, at: np.ndarray) -> list[MaskedRow]:

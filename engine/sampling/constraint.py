@@ -107,6 +107,41 @@ class Constraint:
             self.matcher.fill(line)
         self.narrow(line, num_output)
 
+    def settle(self, line: Bits, num_output: int, candidates: Iterable[int]) -> None:
+        """Write, for a text whose mask has waited, what its mask comes to.
+
+        That is the first of some tokens that may be chosen, alone; where none of them may, all that
+        may be. A token that every restriction allows shows that none of them leaves nothing.
+
+        Args:
+            line: to be written.
+            num_output: index of the output token that it is for.
+            candidates: in the order in which they would be chosen.
+
+        Raises:
+            GrammarFailed: as ``write`` does.
+        """
+        assert self.matcher is not None
+        for token_id in candidates:
+            if self._allows(token_id, num_output) and self.matcher.allows(token_id):
+                line[:] = 0
+                line[token_id // 32] = _BIT[token_id % 32]
+                self.matcher.waited(in_vain=False)
+                return
+        self.matcher.waited(in_vain=True)
+        self.write(line, num_output)
+
+    def _allows(self, token_id: int, num_output: int) -> bool:
+        """Whether nothing but the grammar may forbid a token; see ``narrow``."""
+        if self._allowed is not None and not self._allowed[token_id // 32] & _BIT[token_id % 32]:
+            return False
+        ends = self._ends if num_output < self._ends_from else self._eos
+        if ends is not None and token_id in ends:
+            return False
+        if self._bad_alone is not None and token_id in self._bad_alone:
+            return False
+        return not any(ids[-1] == token_id and self._completes(ids) for ids in self._bad)
+
     def take_unseen(self) -> Sequence[int]:
         """The tokens that the matcher has not been told; it is to be told them now."""
         unseen = self._output_ids[-self._num_unseen :] if self._num_unseen else ()
@@ -163,19 +198,27 @@ class Constraint:
     def _ban(self, line: Bits) -> None:
         """Keep bad words of several tokens from being completed."""
         for ids in self._bad:
-            if self._output_ids[1 - len(ids) :] == list(ids[:-1]):
+            if self._completes(ids):
                 narrowed = line.copy()
                 narrowed[ids[-1] // 32] &= ~_BIT[ids[-1] % 32]
                 _narrow(line, narrowed)
+
+    def _completes(self, bad: Sequence[int]) -> bool:
+        """Whether nothing but its last token is missing of a bad word."""
+        return self._output_ids[1 - len(bad) :] == list(bad[:-1])
 
 
 class _Ban:
     """Tokens that are not to come."""
 
     def __init__(self, token_ids: Iterable[int], vocab_size: int) -> None:
-        banned = _bits(token_ids, vocab_size)
+        self._token_ids = frozenset(token_ids)
+        banned = _bits(self._token_ids, vocab_size)
         self._others = ~banned
         self._words = [(int(at), int(banned[at])) for at in np.flatnonzero(banned)]
+
+    def __contains__(self, token_id: int) -> bool:
+        return token_id in self._token_ids
 
     def lay_on(self, line: Bits) -> None:
         """Forbid them. Few tokens are looked for first: most lines allow none of them."""

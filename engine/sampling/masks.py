@@ -38,6 +38,13 @@ class _Taken(NamedTuple):
     constraint: Constraint
 
 
+class MaskUpdate(NamedTuple):
+    """What became of the lines of a step's rows, by their indices."""
+
+    failures: dict[int, Failure]  # why a row cannot go on; what it may choose then means nothing
+    waiting: list[int]  # rows whose line is written by ``settle``
+
+
 class _Crewed(NamedTuple):
     """Rows of a step that one crew follows, and their indices among all."""
 
@@ -92,17 +99,23 @@ class MaskLines:
             self._fresh.discard(slot)
             self._free.append(taken.line)
 
-    def update(self, rows: Sequence[MaskedRow], send: Send) -> dict[int, Failure]:
+    @property
+    def may_wait(self) -> bool:
+        """Whether lines can be written once logits are there: where these are on the host."""
+        return self._device.type == "cpu"
+
+    def update(
+        self, rows: Sequence[MaskedRow], send: Send, may_wait: Sequence[bool] | None = None
+    ) -> MaskUpdate:
         """Write the lines of these rows, and bring them to the device.
 
         Args:
             rows: of a step, with a line each.
             send: brings int32 arrays to the device.
-
-        Returns:
-            Why a row cannot go on, by its index in ``rows``; what it may choose then means nothing.
+            may_wait: which of the rows' lines need not be written yet; None: all are written.
         """
         failures: dict[int, Failure] = {}
+        waiting: list[int] = []
         written: list[int] = []
         crews: dict[MatcherCrew, _Crewed] = {}
         for index, (slot, start, token_ids) in enumerate(rows):
@@ -118,7 +131,8 @@ class MaskLines:
                 if crewed is None:
                     crewed = crews[crew] = _Crewed([], [])
                 crewed.indices.append(index)
-                crewed.rows.append((matcher, constraint.follow(start, token_ids), line))
+                waits = may_wait is not None and may_wait[index]
+                crewed.rows.append((matcher, constraint.follow(start, token_ids), line, waits))
                 continue
             if constraint.follows_output:
                 constraint.advance(start, token_ids)
@@ -127,10 +141,33 @@ class MaskLines:
             except GrammarFailed as error:
                 self._fail(line, index, error, failures)
         for crew, crewed in crews.items():
-            self._follow(crew, crewed, rows, failures)
+            waiting += self._follow(crew, crewed, rows, failures)
         if written and self._device.type != "cpu":
             at, lines = send((np.array(written, np.int32), self._host[written]))
             self.lines.index_copy_(0, at.long(), lines)
+        return MaskUpdate(failures, waiting)
+
+    def settle(
+        self, rows: Sequence[MaskedRow], candidates: Sequence[Sequence[int]]
+    ) -> dict[int, Failure]:
+        """Write the lines of rows that have waited.
+
+        Args:
+            rows: those.
+            candidates: of each, the tokens it would choose under no mask, one after the other;
+                negative where there are no more.
+
+        Returns:
+            Why a row cannot go on, by its index in ``rows``.
+        """
+        failures: dict[int, Failure] = {}
+        for index, (row, choices) in enumerate(zip(rows, candidates, strict=True)):
+            line, constraint = self._taken[row[0]]
+            some = [token_id for token_id in choices if token_id >= 0]
+            try:
+                constraint.settle(self._host[line], _num_output(row, constraint), some)
+            except GrammarFailed as error:
+                self._fail(line, index, error, failures)
         return failures
 
     def ahead(
@@ -171,15 +208,17 @@ class MaskLines:
         crewed: _Crewed,
         rows: Sequence[MaskedRow],
         failures: dict[int, Failure],
-    ) -> None:
-        """Write the lines of rows that are held to grammars, all at once."""
-        wrong = crew.follow(crewed.rows, self._host)
-        for place, error in wrong.items():
+    ) -> list[int]:
+        """Write the lines of rows that are held to grammars, all at once; those that wait."""
+        step = crew.follow(crewed.rows, self._host)
+        for place, error in step.failures.items():
             self._fail(crewed.rows[place][2], crewed.indices[place], error, failures)
+        waiting = [crewed.indices[place] for place in step.waiting]
         for index in crewed.indices:
             line, constraint = self._taken[rows[index][0]]
-            if constraint.narrows and index not in failures:
+            if constraint.narrows and index not in failures and index not in waiting:
                 constraint.narrow(self._host[line], _num_output(rows[index], constraint))
+        return waiting
 
     def _fail(
         self, line: int, index: int, error: GrammarFailed, failures: dict[int, Failure]

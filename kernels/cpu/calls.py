@@ -69,6 +69,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_accept_drafts": (*[POINTER] * 3, COUNT, *[POINTER] * 3),
     "quire_pass_on": (POINTER, COUNT, POINTER, POINTER, COUNT, POINTER, COUNT, POINTER, POINTER),
     "quire_sample": (POINTER, POINTER, POINTER, POINTER, COUNT, POINTER, POINTER),
+    "quire_candidates": (*[POINTER] * 5, COUNT, COUNT, POINTER),
     "quire_dense": (*_PRODUCT, POINTER, *_RESULT),
     "quire_dense_likeliest": (*_PRODUCT, POINTER, *_LIKELIEST),
     "quire_screened_likeliest": (*_PRODUCT, *[POINTER] * 6, COUNT, FLAG, POINTER, POINTER),

@@ -15,13 +15,14 @@ from kernels.cpu.layers import (
     silu_mul,
 )
 from kernels.cpu.lora import add_adapters
-from kernels.cpu.sampling import sample
+from kernels.cpu.sampling import candidates, sample
 
 __all__ = [
     "accept_drafts",
     "add_adapters",
     "add_rms_norm",
     "build_inputs",
+    "candidates",
     "clamped_swiglu",
     "copy_blocks",
     "feed_back",

@@ -33,8 +33,7 @@ def sample(
 ) -> Sampled:
     """See ``kernels.reference.sampling_step``."""
     num_rows, vocab = logits.shape
-    tensors = (*table, *(counts or (None, None)), *(bias or (None, None, None)), masks)
-    sampling = _Sampling(*(None if each is None else each.data_ptr() for each in tensors), vocab)
+    sampling = _sampling(vocab, table, counts, bias, masks)
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     is_finite = torch.empty(num_rows, dtype=torch.bool)
     function("quire_sample")(
@@ -47,3 +46,40 @@ def sample(
         is_finite.data_ptr(),
     )
     return Sampled(token_ids, is_finite)
+
+
+def candidates(
+    logits: torch.Tensor,
+    at: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    table: SamplingTable,
+    count: int,
+    counts: TokenCounts | None = None,
+    bias: LogitBias | None = None,
+) -> torch.Tensor:
+    """See ``kernels.reference.sampling_step``."""
+    sampling = _sampling(logits.shape[1], table, counts, bias, None)
+    token_ids = torch.empty(at.numel(), count, dtype=torch.int64)
+    function("quire_candidates")(
+        ctypes.byref(sampling),
+        logits.data_ptr(),
+        at.data_ptr(),
+        slots.data_ptr(),
+        positions.data_ptr(),
+        at.numel(),
+        count,
+        token_ids.data_ptr(),
+    )
+    return token_ids
+
+
+def _sampling(
+    vocab: int,
+    table: SamplingTable,
+    counts: TokenCounts | None,
+    bias: LogitBias | None,
+    masks: torch.Tensor | None,
+) -> _Sampling:
+    tensors = (*table, *(counts or (None, None)), *(bias or (None, None, None)), masks)
+    return _Sampling(*(None if each is None else each.data_ptr() for each in tensors), vocab)

@@ -8,13 +8,14 @@ from kernels.reference.kv_store import copy_blocks
 from kernels.reference.layers import rms_norm, rope_tables, silu_mul
 from kernels.reference.lora import add_adapters
 from kernels.reference.moe import clamped_swiglu, fused_moe, route
-from kernels.reference.sampling_step import sample
+from kernels.reference.sampling_step import candidates, sample
 
 __all__ = [
     "accept_drafts",
     "add_adapters",
     "add_rms_norm",
     "build_inputs",
+    "candidates",
     "clamped_swiglu",
     "copy_blocks",
     "feed_back",

@@ -54,8 +54,12 @@ def sample_gumbel(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         logits: [n, vocab] float32, at least one finite entry a row.
         keys: [n, 2] int32.
     """
-    noise = exponential_noise(keys, logits.shape[-1]).log_()
-    return argmax(logits - noise)
+    return argmax(noisy(logits, keys))
+
+
+def noisy(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Logits with Gumbel noise, [n, vocab]: in each row the largest is a draw from its softmax."""
+    return logits - exponential_noise(keys, logits.shape[-1]).log_()
 
 
 def truncation_threshold(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.reference.sampling import argmax, sample_gumbel, truncation_threshold
+from kernels.reference.sampling import argmax, noisy, sample_gumbel, truncation_threshold
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as int64, which wraps like the unsigned
@@ -45,6 +45,47 @@ def sample(
         keys = position_keys(table.seed[slots[drawn]], positions[drawn])
         token_ids[drawn] = sample_gumbel(rows, keys)
     return Sampled(token_ids, is_finite)
+
+
+def candidates(
+    logits: torch.Tensor,
+    at: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    table: SamplingTable,
+    count: int,
+    counts: TokenCounts | None = None,
+    bias: LogitBias | None = None,
+) -> torch.Tensor:
+    """What some rows would choose under no mask, what if that were forbidden, and so on.
+
+    Noise belongs to tokens, so the first of these that a mask allows is what ``sample`` chooses
+    under it. That holds where nothing is cut off by top_k, top_p or min_p, which depend on the
+    mask; they are not looked at.
+
+    Args:
+        logits: [n, vocab] float32 contiguous; they stay as they are.
+        at: [m] int64, the rows asked about.
+        slots, positions: [m] of these rows; see ``sample``, also for the other arguments.
+        count: of tokens for each.
+
+    Returns:
+        [m, count] int64; -1 where no more are left, and throughout where logits are broken.
+    """
+    slots = slots.long()
+    rows = logits[at]
+    _, is_finite = _adjust(rows, slots, positions, table, counts, bias, None)
+    warmth = table.temperature[slots]
+    drawn = torch.nonzero((warmth > 0) & is_finite).squeeze(1)
+    if drawn.numel():
+        keys = position_keys(table.seed[slots[drawn]], positions[drawn])
+        rows[drawn] = noisy(rows[drawn] / warmth[drawn].unsqueeze(1), keys)
+    scores, token_ids = rows.sort(dim=-1, descending=True, stable=True)
+    is_some = is_finite.unsqueeze(1) & (scores > float("-inf"))
+    chosen = torch.full((at.numel(), count), -1, device=logits.device)
+    width = min(count, logits.shape[1])
+    chosen[:, :width] = torch.where(is_some, token_ids, -1)[:, :width]
+    return chosen
 
 
 def distribution(

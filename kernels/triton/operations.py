@@ -3,6 +3,7 @@
 from kernels.reference.drafts import accept_drafts
 from kernels.reference.layers import rope_tables
 from kernels.reference.moe import route
+from kernels.reference.sampling_step import candidates
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
@@ -17,6 +18,7 @@ __all__ = [
     "add_adapters",
     "add_rms_norm",
     "build_inputs",
+    "candidates",
     "clamped_swiglu",
     "copy_blocks",
     "feed_back",

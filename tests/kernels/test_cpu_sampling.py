@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu.native import build
-from kernels.cpu.sampling import sample
+from kernels.cpu.sampling import candidates, sample
+from kernels.reference.sampling_step import candidates as reference_candidates
 from kernels.reference.sampling_step import sample as reference_sample
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 
@@ -128,3 +129,54 @@ def test_broken_rows_are_told_and_harm_no_other() -> None:
     table = make_table(random, top_k=torch.full((SLOTS,), 4, dtype=torch.int32))
     check(random, logits, table._replace(temperature=torch.ones(SLOTS)))
     check(random, logits, table)
+
+
+@given(
+    vocab=st.integers(1, 3000),
+    spread=st.sampled_from([0.05, 1.0, 20.0]),
+    share=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
+    extras=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=80, deadline=None)
+def test_the_first_candidate_that_a_mask_allows_is_chosen_under_it(
+    vocab: int, spread: float, share: float, extras: bool, seed: int
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    logits = torch.randn(SLOTS, vocab, generator=random) * spread
+    logits[1] = logits[1].round()  # many equals
+    logits[2, 3:] = float("-inf")
+    logits[3, vocab // 2] = float("nan")
+    bits = torch.rand(SLOTS, -(-vocab // 32) * 32, generator=random) < share
+    bits[4:] = False
+    bits[4, vocab - 1] = True  # one token alone
+    bits[:, vocab:] = False
+    masks = (bits.view(SLOTS, -1, 32).long() << torch.arange(32)).sum(-1).to(torch.int32)
+    ints = torch.arange(SLOTS, dtype=torch.int32)
+    table = make_table(
+        random, temperature=torch.tensor([0.0, 1.0, 0.7, 1.0, 1.3, 0.0]), mask_line=ints
+    )
+    counts = bias = None
+    if extras:
+        table = table._replace(
+            repetition=torch.full((SLOTS,), 1.5), count_line=ints, bias_end=ints.clamp(max=1)
+        )
+        counts = TokenCounts(
+            torch.randint(0, 2, (SLOTS, vocab), generator=random, dtype=torch.int32),
+            torch.rand(SLOTS, vocab, generator=random) < 0.3,
+        )
+        bias = LogitBias(ints[:1].clone(), torch.tensor([2.0]), torch.tensor([2**62]))
+    positions = torch.randint(0, 10_000, (SLOTS,), generator=random)
+    kept = logits.clone()
+    given = (logits, torch.arange(SLOTS), ints, positions, table, 8, counts, bias)
+    found = candidates(*given)
+    assert torch.equal(found, reference_candidates(*given))
+    assert torch.equal(logits.nan_to_num(9), kept.nan_to_num(9))
+    assert (found[3] == -1).all()
+    for step in (sample, reference_sample):
+        sampled = step(logits.clone(), ints, positions, table, counts, bias, masks)
+        for row in range(SLOTS):
+            allowed = [token for token in found[row].tolist() if token >= 0 and bits[row, token]]
+            if allowed:
+                assert sampled.is_finite[row]
+                assert sampled.token_ids[row] == allowed[0]

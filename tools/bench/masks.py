@@ -18,16 +18,20 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
+from engine.errors import Failure
+from engine.grammar.llguidance_backend import LlguidanceMatcher
 from engine.requests import fan_out
 from engine.runner import load_runner
 from engine.runner.inputs import HostBatch
 from engine.runner.sampling import Sampler, StepMasks
+from engine.sampling.masks import MaskedRow, MaskLines
 from engine.types import Grammar, SamplingParams
 
 _ROWS = (1, 16, 64)
@@ -65,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"{told['schema']:8} {told['rows']:3} rows: {told['step_ms']:.2f} ms a step, "
             f"{told['masked_step_ms']:.2f} ms with masks; the masks "
-            f"{told['mask_us_a_token']:.1f} us a token, {told['mask_share']:.2%} of the step"
+            f"{told['mask_us_a_token']:.1f} us a token, {told['mask_share']:.2%} of the step; "
+            f"{told['waiting_share']:.1%} of them waited, {told['in_vain_share']:.1%} in vain"
         )
     model = Path(options.model).name
     print(json.dumps({"model": model, "vocab_size": core.info.vocab_size, "masks": results}))
@@ -80,6 +85,7 @@ def measure(
     core.compile(grammar)
     rounds: dict[bool, list[list[float]]] = {False: [], True: []}  # seconds of steps
     masks: list[list[float]] = []
+    clock.num_waiting = clock.num_in_vain = num_masks = 0
     for number in range(2 * _ROUNDS):
         is_held = number % 4 in (1, 2)  # who goes first changes from round to round
         _start(core, f"{rows}-{number}", rows, grammar if is_held else None)
@@ -95,6 +101,7 @@ def measure(
         rounds[is_held].append(taken)
         if is_held:
             masks.append(masks_s)
+            num_masks += rows * (_WARM_UP_STEPS + steps)
         for index in range(rows):
             core.abort(f"{rows}-{number}-{index}")
         while core.has_work:
@@ -114,6 +121,8 @@ def measure(
         "step_ratios": [
             held / plain for plain, held in zip(medians[False], medians[True], strict=True)
         ],
+        "waiting_share": clock.num_waiting / num_masks,
+        "in_vain_share": clock.num_in_vain / num_masks,
         "worst_mask_ms": max(itertools.chain(*masks)) * 1e3,
     }
 
@@ -147,20 +156,44 @@ def _start(core: EngineCore, name: str, rows: int, grammar: Grammar | None) -> N
 
 
 class _MaskClock:
-    """CPU time that the masks of a step took."""
+    """CPU time that the masks of a step took, and how many of them waited.
+
+    What a row whose mask waits takes to find the tokens that it would choose takes the place of its
+    draw, and is not counted.
+    """
 
     def __init__(self) -> None:
         self.spent_s = 0.0
-        masks = Sampler.masks
+        self.num_waiting = self.num_in_vain = 0
+        masks, settle, waited = Sampler.masks, MaskLines.settle, LlguidanceMatcher.waited
 
-        def timed(self_: Sampler, batch: HostBatch) -> StepMasks:
-            begun_s = time.thread_time()
-            try:
-                return masks(self_, batch)
-            finally:
-                self.spent_s += time.thread_time() - begun_s
+        def timed_masks(sampler: Sampler, batch: HostBatch) -> StepMasks:
+            with self._counted():
+                return masks(sampler, batch)
 
-        setattr(Sampler, "masks", timed)  # noqa: B010 - its type names the first argument
+        def timed_settle(
+            lines: MaskLines, rows: Sequence[MaskedRow], candidates: Sequence[Sequence[int]]
+        ) -> dict[int, Failure]:
+            self.num_waiting += len(rows)
+            with self._counted():
+                return settle(lines, rows, candidates)
+
+        def counted_waited(matcher: LlguidanceMatcher, *, in_vain: bool) -> None:
+            self.num_in_vain += in_vain
+            waited(matcher, in_vain=in_vain)
+
+        # Their types name the first arguments.
+        setattr(Sampler, "masks", timed_masks)  # noqa: B010
+        setattr(MaskLines, "settle", timed_settle)  # noqa: B010
+        setattr(LlguidanceMatcher, "waited", counted_waited)  # noqa: B010
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        begun_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self.spent_s += time.thread_time() - begun_s
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ namespace {
 
 constexpr int64_t SMALL = 1 << 15;  // logits below which a second thread is a loss
 constexpr int64_t CHUNK = 64;       // tokens of which one maximum is kept
+constexpr float LOWEST = std::numeric_limits<float>::lowest();  // less is forbidden
 
 struct Best {
   int64_t token;
@@ -65,6 +66,20 @@ void forbid(const Sampling& s, int64_t slot, float* logits) {
     else
       for (int64_t i = 0; i < size; ++i) x[i] = bits >> i & 1 ? x[i] : -INFINITE;
   }
+}
+
+// The one token that a mask allows; -1 where it allows several.
+int64_t only_one(const Sampling& s, int64_t slot) {
+  const int64_t count = (s.vocab + 31) / 32;
+  const uint32_t* words = s.masks + s.mask_line[slot] * count;
+  int64_t found = -1;
+  for (int64_t word = 0; word < count; ++word) {
+    const uint32_t bits = words[word];
+    if (!bits) continue;
+    if (found >= 0 || (bits & (bits - 1))) return -1;
+    found = 32 * word + __builtin_ctz(bits);
+  }
+  return found;
 }
 
 inline Floats load_scores(const float* x, int64_t count) {
@@ -190,8 +205,21 @@ inline uint64_t mix(uint64_t z) {  // splitmix64's finaliser
   return z ^ (z >> 31);
 }
 
-// log of standard exponential noise for sixteen tokens.
-inline Floats log_noise(Ints tokens, uint32_t low, uint32_t high) {
+// Standard exponential noise at one place of a text.
+struct Noise {
+  uint32_t low, high;
+
+  Noise(int64_t seed, int64_t position) {
+    constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
+    const uint64_t keys = mix(mix(seed + GOLDEN) + position * GOLDEN);
+    low = uint32_t(keys), high = uint32_t(keys >> 32);
+  }
+
+  // Its logarithm for sixteen tokens.
+  Floats log_of(Ints tokens) const;
+};
+
+inline Floats Noise::log_of(Ints tokens) const {
   const Words hashed = mix(mix((Words)tokens * 0x9E3779B9 ^ low) + high) & 0x7FFFFFFF;
   Floats u = (__builtin_convertvector((Ints)hashed, Floats) + 0.5f) * 0x1p-31f;
   const float most = 1.0f - 0x1p-24f;
@@ -204,16 +232,15 @@ inline Floats log_noise(Ints tokens, uint32_t low, uint32_t high) {
 
 // Gumbel-max over the entries at or above the threshold that are not forbidden.
 int64_t draw(const float* x, int64_t vocab, float threshold, int64_t seed, int64_t position) {
-  constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
-  const float least = std::max(threshold, std::numeric_limits<float>::lowest());
-  const uint64_t keys = mix(mix(seed + GOLDEN) + position * GOLDEN);
+  const float least = std::max(threshold, LOWEST);
+  const Noise noise(seed, position);
   Floats best = fill(-INFINITE);
   Ints places = {};
   for (int64_t i = 0; i < vocab; i += LANES) {
     const Floats logits = load_scores(x + i, vocab - i);
     if (largest(logits) < least) continue;
     const Ints tokens = LANE + int32_t(i);
-    const Floats noisy = logits - log_noise(tokens, uint32_t(keys), uint32_t(keys >> 32));
+    const Floats noisy = logits - noise.log_of(tokens);
     const Floats scores = logits >= least ? noisy : fill(-INFINITE);
     const Ints is_better = scores > best;
     places = is_better ? tokens : places;
@@ -226,11 +253,65 @@ int64_t draw(const float* x, int64_t vocab, float threshold, int64_t seed, int64
   return found.token;
 }
 
+// The `count` largest scores of a row, the first of equals first; -1 where fewer are finite. `score`
+// gives those of sixteen tokens from the first of them on.
+template <class Score>
+void rank(int64_t vocab, int64_t count, int64_t* tokens, Score score) {
+  thread_local std::vector<float> scores;
+  scores.assign(count, -INFINITE);
+  std::fill_n(tokens, count, -1);
+  for (int64_t i = 0; i < vocab; i += LANES) {
+    const Floats some = score(i);
+    if (!(largest(some) > scores.back())) continue;
+    for (int64_t lane = 0; lane < LANES; ++lane) {
+      if (!(some[lane] > scores.back())) continue;
+      int64_t at = count - 1;
+      for (; at > 0 && some[lane] > scores[at - 1]; --at) {
+        scores[at] = scores[at - 1];
+        tokens[at] = tokens[at - 1];
+      }
+      scores[at] = some[lane];
+      tokens[at] = i + lane;
+    }
+  }
+}
+
+// What a row without truncation would choose, and what if that were forbidden, and so on.
+void candidates_of_row(const Sampling& s, int64_t slot, int64_t position, const float* logits,
+                       int64_t count, int64_t* tokens) {
+  thread_local std::vector<float> own;
+  own.assign(logits, logits + s.vocab);
+  float* x = own.data();
+  if (s.bias_ids) add_bias(s, slot, position, x);
+  if (s.output && s.count_line[slot] >= 0) penalise(s, slot, x);
+  if (!std::isfinite(arg_max(x, s.vocab).score)) {
+    std::fill_n(tokens, count, -1);
+    return;
+  }
+  if (s.temperature[slot] <= 0.0f) {
+    rank(s.vocab, count, tokens, [&](int64_t i) { return load_scores(x + i, s.vocab - i); });
+    return;
+  }
+  heat(x, s.vocab, s.temperature[slot]);
+  const Noise noise(s.seed[slot], position);
+  rank(s.vocab, count, tokens, [&](int64_t i) {
+    const Floats heated = load_scores(x + i, s.vocab - i);
+    return heated >= LOWEST ? heated - noise.log_of(LANE + int32_t(i)) : fill(-INFINITE);
+  });
+}
+
 void sample_row(const Sampling& s, int64_t slot, int64_t position, float* logits, int64_t* token,
                 bool* is_finite) {
   if (s.bias_ids) add_bias(s, slot, position, logits);
   if (s.output && s.count_line[slot] >= 0) penalise(s, slot, logits);
-  if (s.masks && s.mask_line[slot] >= 0) forbid(s, slot, logits);
+  if (s.masks && s.mask_line[slot] >= 0) {
+    if (const int64_t only = only_one(s, slot); only >= 0) {
+      *token = only;
+      *is_finite = std::isfinite(logits[only]);
+      return;
+    }
+    forbid(s, slot, logits);
+  }
   const Best best = arg_max(logits, s.vocab);
   *token = best.token;
   *is_finite = std::isfinite(best.score);
@@ -254,3 +335,14 @@ extern "C" void quire_sample(const quire::Sampling* sampling, float* logits, con
   });
 }
 QUIRE_RECORDED(quire_sample)
+
+// Of some rows of logits[][vocab], which stay as they are: slots, positions and `count` tokens each.
+extern "C" void quire_candidates(const quire::Sampling* sampling, const float* logits,
+                                 const int64_t* at, const int32_t* slots, const int64_t* positions,
+                                 int64_t rows, int64_t count, int64_t* token_ids) {
+  const int64_t vocab = sampling->vocab;
+  quire::parallel_items(rows, rows * vocab < quire::SMALL, [&](int64_t row) {
+    quire::candidates_of_row(*sampling, slots[row], positions[row], logits + at[row] * vocab,
+                             count, token_ids + row * count);
+  });
+}

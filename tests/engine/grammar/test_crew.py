@@ -57,7 +57,7 @@ def test_each_goes_as_it_would_alone(
     backend: LlguidanceBackend, grammars: list[LlguidanceGrammar]
 ) -> None:
     chance = random.Random(3)
-    crew = LlguidanceCrew()
+    crew = LlguidanceCrew([])
     num_rows, words = 12, -(-backend.vocab_size // 32)
     together = [grammars[row % 3].matcher() for row in range(num_rows)]
     alone = [grammars[row % 3].matcher() for row in range(num_rows)]
@@ -65,8 +65,8 @@ def test_each_goes_as_it_would_alone(
     masks, expected = np.zeros((40, words), np.int32), np.zeros(words, np.int32)
     told: list[list[int]] = [[] for _ in range(num_rows)]
     for _ in range(25):
-        rows = [*zip(together, told, lines, strict=True)]
-        assert crew.follow(rows, masks) == {}
+        rows = [*zip(together, told, lines, [False] * num_rows, strict=True)]
+        assert crew.follow(rows, masks) == ({}, [])
         for row in range(num_rows):
             if told[row]:
                 alone[row].accept(told[row])
@@ -78,14 +78,15 @@ def test_each_goes_as_it_would_alone(
 def test_who_leaves_the_grammar_is_told_and_the_others_go_on(
     backend: LlguidanceBackend, grammars: list[LlguidanceGrammar]
 ) -> None:
-    crew = LlguidanceCrew()
+    crew = LlguidanceCrew([])
     matchers = [grammars[0].matcher() for _ in range(3)]
     masks = np.zeros((3, -(-backend.vocab_size // 32)), np.int32)
-    crew.follow([(m, [], line) for line, m in enumerate(matchers)], masks)
+    crew.follow([(m, [], line, False) for line, m in enumerate(matchers)], masks)
     good = int(choices(masks[0])[0])
     bad = next(id for id in range(backend.vocab_size) if id not in choices(masks[0]))
     told = [[good], [bad], [good, bad]]
-    failures = crew.follow([(m, told[line], line) for line, m in enumerate(matchers)], masks)
+    told_rows = [(m, told[line], line, False) for line, m in enumerate(matchers)]
+    failures, _ = crew.follow(told_rows, masks)
     assert set(failures) == {1, 2}
     assert "cannot be followed" in str(failures[1])
     alone = grammars[0].matcher()
@@ -100,10 +101,10 @@ def test_what_takes_long_is_paid_for_by_who_took_it(
     grammars: list[LlguidanceGrammar],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    crew = LlguidanceCrew()
+    crew = LlguidanceCrew([])
     matchers = [grammars[0].matcher() for _ in range(3)]
     masks = np.zeros((3, -(-backend.vocab_size // 32)), np.int32)
-    rows = [(m, [], line) for line, m in enumerate(matchers)]
+    rows = [(m, [], line, False) for line, m in enumerate(matchers)]
     crew.follow(rows, masks)
     paid = [matcher._spare_s for matcher in matchers]
     crew.follow(rows, masks)

@@ -96,7 +96,7 @@ class Rows:
         """What the slot may choose, having told this output in its last row."""
         tokens = (PROMPT + tuple(output))[-1:]
         row = (slot, len(PROMPT) + len(output) - 1, tokens)
-        failures = self.lines.update([row], self.send)
+        failures, _ = self.lines.update([row], self.send)
         assert not failures, failures
         return self.read(slot)
 
@@ -183,7 +183,7 @@ def test_a_grammar_wins_over_all_other_wishes(rows: Rows):
 def test_a_row_that_fails_harms_no_other(rows: Rows):
     rows.put(0, grammar=Script(40, 41, breaks_at=1)).put(1, grammar=Script(50, 51))
     step = [(0, 3, [40]), (1, 3, [50])]
-    failures = rows.lines.update(step, rows.send)
+    failures, _ = rows.lines.update(step, rows.send)
     assert list(failures) == [0]
     assert failures[0].code == "grammar_timeout"
     assert rows.read(1) == {51}
