@@ -37,6 +37,7 @@ from server.openai.responses.background import BackgroundResponses
 from server.pooling import embeddings, scoring
 from server.settings import Settings
 from server.state import ServerState, Shared
+from server.tracing import Tracing
 
 
 def create_app(settings: Settings, engine: EngineClient, shared: Shared | None = None) -> FastAPI:
@@ -52,7 +53,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
         shared: what several API workers have in common; None where there is only this process.
 
     Raises:
-        InvalidSettings: the key file cannot be used.
+        InvalidSettings: the key file cannot be used, or there are no packages for tracing.
     """
     metrics = Metrics(
         engine,
@@ -61,6 +62,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
         max_loras=settings.max_loras,
     )
     state = ServerState(settings, engine, metrics, shared or Shared())
+    state.tracing = Tracing.of(settings, system.quire_version())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

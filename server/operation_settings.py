@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings
 
 from server.setting import setting
 
-OPERATION = "Sleep and weights"
+OPERATION = "Operation"
 
 
 class OperationSettings(BaseSettings):
@@ -25,4 +25,12 @@ class OperationSettings(BaseSettings):
         OPERATION,
         "Directory from which /reload_weights may take other weights of the same model; when left "
         "out, it can only read those of MODEL again.",
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        OPERATION,
+        "URL of an OpenTelemetry collector that takes spans over HTTP, such as "
+        "http://localhost:4318: one for each request, its parent by traceparent. Needs the "
+        "packages of quire[otel]. No tracing when left out.",
+        pattern=r"^https?://[^/?#\s]+",
     )

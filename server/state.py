@@ -34,6 +34,7 @@ from server.store.batches import BatchStore
 from server.store.database import Database, default_data_dir
 from server.store.files import FileStore
 from server.text.answers import AnswerFormat
+from server.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ class ServerState:
     # Asks all API workers for their numbers; None where there is only this process.
     gather: Callable[[], Awaitable[Numbers]] | None = None
     grammars: Grammars = field(default_factory=Grammars)
+    tracing: Tracing | None = None  # where requests that have ended are told of
     database: Database = field(init=False)  # opened when something is first kept or looked up
     adapters: Adapters = field(init=False)
     access: Access = field(init=False)  # keys, limits, usage
@@ -164,6 +166,8 @@ class ServerState:
         await self.engine.close()
         self.grammars.close()
         await self.database.close()
+        if self.tracing is not None:
+            await self.tracing.close()
         if self._model is not None:
             self._model.template.close()
 

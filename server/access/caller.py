@@ -28,6 +28,7 @@ class Caller:
     account: Account = NO_ACCOUNT  # its limits, and what is left of them
     background: bool = False  # nobody waits: a batch's lines take what all others leave
     deadline_s: float | None = None  # time.monotonic() until which it waits for this answer
+    trace: Mapping[str, str] | None = None  # headers of the trace that the request is part of
 
 
 ANYONE = Caller()  # without keys, and for keys given by --api-key, which may do everything

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.ExitStack() as stack:
             for sock in sockets:
                 stack.enter_context(sock)
-            _check_access(settings)
+            _check_parts(settings)
             read_chat_template(settings.chat_template)
             _make_profile_directory(settings)
             settings = with_model_directory(settings)
@@ -186,8 +186,9 @@ class AnnouncedEngine(SubprocessClient):
         return await self._announcer.announce(super().start, on_progress)
 
 
-def _check_access(settings: Settings) -> None:
-    """Read what keys and certificates are in, before anything heavy. Raises InvalidSettings."""
+def _check_parts(settings: Settings) -> None:
+    """Read what keys and certificates are in, and see what is there for tracing, before anything
+    heavy. Raises InvalidSettings."""
     # Imported where they are asked for: all others start without them.
     if settings.api_key_file is not None:
         from server.access.key_file import read_key_file
@@ -197,6 +198,10 @@ def _check_access(settings: Settings) -> None:
         from server.http.tls import Tls
 
         Tls.of(settings)
+    if settings.otlp_traces_endpoint is not None:
+        from server.tracing import check_packages
+
+        check_packages()
 
 
 def _make_profile_directory(settings: Settings) -> None:

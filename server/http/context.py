@@ -16,6 +16,7 @@ from server.anthropic.errors import error_body, is_messages_path
 from server.errors import ApiError, to_api_error, unavailable
 from server.http.disconnect import ClientGone
 from server.state import ServerState
+from server.tracing import trace_headers
 
 API_VERSION = "2020-10-01"  # the version string OpenAI's API has sent since its beginning
 # Answered while draining, and not logged.
@@ -41,6 +42,8 @@ class RequestContext:
         started_s = time.perf_counter()
         request_id = self._claim_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
+        if self._state.tracing is not None:
+            scope["state"]["trace"] = trace_headers(scope["headers"])
         waited_for = scope["path"] not in _PROBES
         status = 0
 

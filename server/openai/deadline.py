@@ -24,7 +24,7 @@ MAX_DEADLINE_MS = 7 * 24 * 3_600_000  # a week
 
 
 def caller_until(request: Request, field_ms: int | None, default_s: float | None) -> Caller:
-    """Who sent ``request``, and how long they wait for it from now on.
+    """Who sent ``request``, as part of which trace, and how long they wait for it from now on.
 
     Args:
         request: its header is read.
@@ -38,6 +38,9 @@ def caller_until(request: Request, field_ms: int | None, default_s: float | None
     told = [ms for ms in (field_ms, _read_header(request)) if ms is not None]
     limit_s = min(told) / 1000 if told else default_s
     caller = caller_of(request)
+    trace = request.scope["state"].get("trace")
+    if trace is not None:
+        caller = replace(caller, trace=trace)
     return caller if limit_s is None else replace(caller, deadline_s=now_s + limit_s)
 
 

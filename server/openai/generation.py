@@ -38,6 +38,7 @@ from server.openai.outputs import (
 )
 from server.openai.timings import Timings, timings_of
 from server.state import Model, ServerState
+from server.tracing import TracedRequest
 
 # The engine itself ends what is late. When it says nothing for so long, it hangs or is being
 # restarted, and the client is told without it.
@@ -192,6 +193,21 @@ class Generation:
                 metrics.aborted(choice.request.id, phase)
         if self._charge is not None:
             self._charge.settle(self._used())
+        if self._state.tracing is not None:
+            self._state.tracing.record(self._traced(error))
+
+    def _traced(self, error: BaseException | None) -> TracedRequest:
+        return TracedRequest(
+            id=self._id,
+            operation=self.operation,
+            model=self._model.name,
+            tenant=self._caller.tenant,
+            parent=self._caller.trace,
+            sampling=self._jobs[0][1],
+            usage=self.usage,
+            choices=self.choices,
+            error=_failure_reason(error) if isinstance(error, Exception) else None,
+        )
 
     def _submit(self, choices: Sequence[Choice]) -> list[RequestStream]:
         engine = self._state.engine
@@ -335,6 +351,11 @@ class Generation:
 
     def _release(self, count: int) -> None:
         self._state.release(count, self._caller)
+
+    @property
+    def operation(self) -> str:
+        """What OpenTelemetry calls what is done here."""
+        return "text_completion" if self._continuation else "chat"
 
     @property
     def usage(self) -> Usage:

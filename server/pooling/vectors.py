@@ -100,6 +100,11 @@ class _Pooling(Generation):
         self._params = [prompt.params for prompt in prompts]
         self._vectors: list[bytes | None] = [None] * len(prompts)
 
+    @property
+    def operation(self) -> str:
+        """See ``Generation.operation``."""
+        return "embeddings"
+
     async def vectors(self) -> list[bytes]:
         """Those of the prompts, in order, once all have ended. Raises as ``steps`` does."""
         async for _ in self.steps():

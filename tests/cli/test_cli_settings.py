@@ -53,6 +53,7 @@ def test_every_setting_has_a_flag_a_variable_and_a_yaml_key(tmp_path, monkeypatc
         "lora": "tone=adapters/tone",
         "lora_dir": "adapters",
         "weights_dir": "checkpoints",
+        "otlp_traces_endpoint": "http://collector:4318",
         "api_key_file": "keys.yaml",
         "cors_origin": "https://app.example",
         "ssl_certfile": "cert.pem",

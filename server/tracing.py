@@ -1,0 +1,286 @@
+"""OpenTelemetry: a span for each request that the engine took, under ``--otlp-traces-endpoint``.
+
+    chat MODEL            SERVER, its parent the client's traceparent
+    ├── queue             until the first step
+    ├── prefill           to the first token
+    └── decode            to the last; the three for each choice
+
+The spans are made when a request has ended, of times that are known by then: nothing is held open
+meanwhile, and a request pays once. They go to a thread that sends them in batches; when there is no
+collector they are dropped. Names and attributes are those of OpenTelemetry's conventions for
+generative AI, and vLLM's for what these do not name. Prompts and texts are never told.
+
+The packages (the extra ``otel``) are imported where tracing is on, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from engine.types import SamplingParams
+from server.setting_sources import InvalidSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.trace import Tracer
+
+    from server.openai.generation import Choice
+    from server.openai.outputs import Usage
+    from server.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+TRACE_HEADERS = (b"traceparent", b"tracestate")
+_DEFAULT_PATH = "/v1/traces"
+_CLOSE_S = 3.0  # for the last batch
+_QUEUED, _PREFILL, _DECODE = "queue", "prefill", "decode"
+
+
+class TracedRequest(NamedTuple):
+    """A request that has ended."""
+
+    id: str
+    operation: str  # chat, text_completion or embeddings
+    model: str
+    tenant: str
+    parent: Mapping[str, str] | None  # the client's headers that tell of its trace
+    sampling: SamplingParams  # of its first prompt
+    usage: Usage
+    choices: Sequence[Choice]
+    error: str | None  # in one word; None: it ended well
+
+
+class Tracing:
+    """Makes spans and hands them on. Never blocks, and never raises into a request.
+
+    Args:
+        endpoint: URL of an OTLP collector that takes spans over HTTP, in protobuf; without a path,
+            at ``/v1/traces``.
+        version: of the server.
+    """
+
+    def __init__(self, endpoint: str, version: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        attributes = {"service.version": version}
+        if "OTEL_SERVICE_NAME" not in os.environ:
+            attributes["service.name"] = "quire"
+        # What its libraries say of each batch that fails is told once, by us.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._provider = TracerProvider(
+            resource=Resource.create(attributes), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(_exporter(_with_path(endpoint))))
+        self._tracer: Tracer = self._provider.get_tracer("quire", version)
+
+    @classmethod
+    def of(cls, settings: Settings, version: str) -> Self | None:
+        """What the settings ask for; None: no tracing.
+
+        Raises:
+            InvalidSettings: the packages are not installed.
+        """
+        if settings.otlp_traces_endpoint is None:
+            return None
+        check_packages()
+        return cls(settings.otlp_traces_endpoint, version)
+
+    def record(self, request: TracedRequest) -> None:
+        """Make the spans of a request that has just ended."""
+        try:
+            self._record(request)
+        except Exception:
+            _log.exception("the spans of request %s could not be made", request.id)
+
+    async def close(self) -> None:
+        """Send what is left, if a collector takes it within a moment."""
+        # Not the loop's own threads: the process would wait for them to the end.
+        closing = threading.Thread(target=self._provider.shutdown, name="otel-close", daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, _CLOSE_S)
+
+    # ------------------------------------------------------------ helpers
+
+    def _record(self, request: TracedRequest) -> None:
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+
+        clock_ns = time.time_ns() - time.monotonic_ns()  # what a time of ours lacks
+        now_ns = time.time_ns()
+        arrival_s = min(choice.request.arrival_s for choice in request.choices)
+        span = self._tracer.start_span(
+            f"{request.operation} {request.model}",
+            context=_context(request.parent),
+            kind=SpanKind.SERVER,
+            attributes=_attributes(request),
+            start_time=_ns(arrival_s) + clock_ns,
+        )
+        if not span.is_recording():  # the client's trace is not one that is kept
+            return
+        if request.error is not None:
+            span.set_status(StatusCode.ERROR, request.error)
+        inside = set_span_in_context(span)
+        for choice in request.choices:
+            for name, begin_s, end_s in _phases(choice):
+                child = self._tracer.start_span(
+                    name,
+                    context=inside,
+                    attributes={"quire.choice.index": choice.index},
+                    start_time=_ns(begin_s) + clock_ns,
+                )
+                child.end(_ns(end_s) + clock_ns)
+        span.end(now_ns)
+
+
+def check_packages() -> None:
+    """Raise InvalidSettings where spans cannot be made, for want of the packages."""
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
+    except ImportError as error:
+        raise InvalidSettings(
+            f"--otlp-traces-endpoint: there is no module {error.name}; install quire[otel]"
+        ) from None
+
+
+def trace_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str] | None:
+    """Those of a request's headers that tell of its client's trace; None: it has none."""
+    found = {
+        name.decode(): value.decode("latin-1") for name, value in headers if name in TRACE_HEADERS
+    }
+    return found if "traceparent" in found else None
+
+
+def _context(parent: Mapping[str, str] | None) -> Context | None:
+    if parent is None:
+        return None
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract(parent, Context())
+
+
+def _attributes(request: TracedRequest) -> dict[str, Any]:
+    """What a span says of its request; what is not known is left out."""
+    sampling, usage, choices = request.sampling, request.usage, request.choices
+    told: dict[str, Any] = {
+        "gen_ai.operation.name": request.operation,
+        "gen_ai.provider.name": "quire",
+        "gen_ai.request.model": request.model,
+        "gen_ai.response.model": request.model,
+        "gen_ai.response.id": request.id,
+        "gen_ai.request.id": request.id,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.response.finish_reasons": [_reason(choice, request.error) for choice in choices],
+    }
+    if details := usage.prompt_tokens_details:
+        told["gen_ai.usage.cache_read.input_tokens"] = details.cached_tokens
+    if request.operation != "embeddings":
+        told |= {
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+        }
+        if sampling.top_k > 0:
+            told["gen_ai.request.top_k"] = sampling.top_k
+        if sampling.max_tokens is not None:
+            told["gen_ai.request.max_tokens"] = sampling.max_tokens
+        if sampling.seed is not None:
+            told["gen_ai.request.seed"] = sampling.seed
+        if sampling.n > 1:
+            told["gen_ai.request.choice.count"] = sampling.n
+    if request.tenant:
+        told["quire.tenant"] = request.tenant
+    if request.error is not None:
+        told["error.type"] = request.error
+    return told | _latencies(choices)
+
+
+def _latencies(choices: Sequence[Choice]) -> dict[str, float]:
+    """vLLM's, in seconds: of the first choice that has ended well."""
+    timings = next((choice.timings for choice in choices if choice.timings is not None), None)
+    if timings is None:
+        return {}
+    told = {
+        "time_in_queue": timings.queue_ms,
+        "time_in_model_prefill": timings.prefill_ms,
+        "time_in_model_decode": timings.decode_ms,
+        "time_to_first_token": timings.first_token_ms,
+        "e2e": timings.total_ms,
+    }
+    return {
+        f"gen_ai.latency.{name}": milliseconds / 1e3
+        for name, milliseconds in told.items()
+        if milliseconds is not None
+    }
+
+
+def _phases(choice: Choice) -> list[tuple[str, float, float]]:
+    """What a choice went through, with the times of the monotonic clock in seconds; nothing where
+    its end was found outside the engine."""
+    timings = choice.timings
+    if timings is None or timings.queue_ms is None:
+        return []
+    phases: list[tuple[str, float, float]] = []
+    begin_s = choice.request.arrival_s
+    for name, length_ms in (
+        (_QUEUED, timings.queue_ms),
+        (_PREFILL, timings.prefill_ms),
+        (_DECODE, timings.decode_ms),
+    ):
+        end_s = begin_s + (length_ms or 0.0) / 1e3
+        phases.append((name, begin_s, end_s))
+        begin_s = end_s
+    return phases
+
+
+def _reason(choice: Choice, error: str | None) -> str:
+    if choice.finish_reason is not None:
+        return choice.finish_reason
+    return "abort" if error is None else "error"
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _with_path(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    return endpoint if parts.path.strip("/") else urlunsplit(parts._replace(path=_DEFAULT_PATH))
+
+
+def _exporter(endpoint: str) -> SpanExporter:
+    """Sends spans, and says once that it cannot."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    shown = endpoint.rpartition("@")[2]  # without a password
+
+    class Exporter(SpanExporter):
+        def __init__(self) -> None:
+            self._inner = OTLPSpanExporter(endpoint)
+            self._is_failing = False
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            result = self._inner.export(spans)
+            is_failing = result is not SpanExportResult.SUCCESS
+            if is_failing and not self._is_failing:
+                _log.warning("no collector takes spans at %s; they are dropped", shown)
+            elif self._is_failing and not is_failing:
+                _log.info("spans are taken again at %s", shown)
+            self._is_failing = is_failing
+            return result
+
+        def shutdown(self) -> None:
+            self._inner.shutdown()
+
+    return Exporter()
