@@ -19,6 +19,7 @@ from engine.config import (
     CacheConfig,
     CacheDtype,
     Device,
+    DraftSampling,
     Dtype,
     EngineConfig,
     LoadFormat,
@@ -76,6 +77,7 @@ class LLM(OfflineText):
         max_num_seqs: int = 256,
         max_num_batched_tokens: int | None = None,
         scheduling_policy: Policy = "fcfs",
+        overlap: bool | None = None,
         block_size: int | None = None,
         kv_cache_dtype: CacheDtype = "auto",
         enable_prefix_caching: bool = True,
@@ -86,6 +88,8 @@ class LLM(OfflineText):
         speculation: Speculation | None = None,
         draft_model: str | Path | None = None,
         num_draft_tokens: int = 4,
+        adaptive_drafts: bool = True,
+        draft_sampling: DraftSampling = "coupled",
         profile: str | Path | None = None,
         use_tqdm: bool = True,
     ) -> None:
@@ -113,6 +117,7 @@ class LLM(OfflineText):
             max_num_seqs: sequences that run at once.
             max_num_batched_tokens: tokens of one step; 2048 on a GPU, on a CPU 256 or more.
             scheduling_policy: order of the queue.
+            overlap: plan a step while the one before runs; on a GPU when left out.
             block_size: tokens in one KV block; 64 on a GPU and 16 on a CPU when left out.
             kv_cache_dtype: "int8" or "fp8" halve the KV cache; auto is the model's own format.
             enable_prefix_caching: reuse the KV blocks of prompts that begin alike.
@@ -124,6 +129,8 @@ class LLM(OfflineText):
                 ("mtp") or of its own ("eagle"), by "ngram" or by "suffix".
             draft_model: directory of a small model with the same tokenizer, or of an EAGLE head.
             num_draft_tokens: most tokens guessed for a sequence in one step.
+            adaptive_drafts: guess only as much as pays for itself.
+            draft_sampling: how guesses are accepted where a text is sampled.
             profile: directory for the traces of ``start_profile``; made if it is not there.
             use_tqdm: show progress while the weights load.
 
@@ -154,6 +161,7 @@ class LLM(OfflineText):
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 policy=scheduling_policy,
+                overlap=overlap,
             ),
             cache=CacheConfig(
                 block_size=block_size,
@@ -169,6 +177,8 @@ class LLM(OfflineText):
                 draft_model,
                 is_embedded=model is None,
                 num_draft_tokens=num_draft_tokens,
+                adaptive=adaptive_drafts,
+                draft_sampling=draft_sampling,
             ),
             profile_dir=None if profile is None else make_profile_directory(profile),
         )

@@ -11,14 +11,22 @@ def read_chat_template(path: Path | None) -> str | None:
     """The template's source; None where the model's own is to be used.
 
     Raises:
-        InvalidSettings: the file cannot be read as text.
+        InvalidSettings: the file cannot be read as text, or is no template.
     """
     if path is None:
         return None
     try:
-        return path.read_text("utf-8")
+        source = path.read_text("utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
     except UnicodeDecodeError:
         reason = "it is not UTF-8"
+    else:
+        # Imported where a template is given: all others start without jinja2.
+        from engine.text.template_worker import syntax_error
+
+        problem = syntax_error(source)
+        if problem is None:
+            return source
+        raise InvalidSettings(f"--chat-template: {path} is no template: {problem}")
     raise InvalidSettings(f"--chat-template: cannot read {path}: {reason}")

@@ -35,6 +35,17 @@ def exhausted() -> dict[str, Any]:
     return {"error": "the chat template used too much memory"}
 
 
+def syntax_error(source: str) -> str | None:
+    """What is wrong with a template's syntax and in which line; None: nothing."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        _Renderer({}).parse(source)
+    except TemplateSyntaxError as error:
+        return f"{error.message} (line {error.lineno})"
+    return None
+
+
 class _Renderer:
     """Compiled templates in an environment like that of transformers."""
 
@@ -91,6 +102,10 @@ class _Renderer:
         if name not in self._compiled:
             self._compiled[name] = self._environment.from_string(self._sources[name])
         return self._compiled[name].render(**context)
+
+    def parse(self, source: str) -> None:
+        """Raises jinja2.TemplateSyntaxError."""
+        self._environment.parse(source)
 
     def explain(self, error: Exception) -> str:
         """One line for the client: the template's own words, or what went wrong in it."""

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from engine import logs
 from engine.client import LoadProgress
@@ -44,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
                 stack.enter_context(sock)
             _check_parts(settings)
             read_chat_template(settings.chat_template)
+            _check_adapters(settings)
             _make_profile_directory(settings)
             settings = with_model_directory(settings)
             logs.configure(settings.log_level, settings.log_format)
@@ -202,6 +204,13 @@ def _check_parts(settings: Settings) -> None:
         from server.tracing import check_packages
 
         check_packages()
+
+
+def _check_adapters(settings: Settings) -> None:
+    """See that adapters are where they are said to be; the engine reads them once it has loaded."""
+    for name, path in settings.adapters.items():
+        if not Path(path, "adapter_config.json").is_file():
+            raise InvalidSettings(f"--lora {name}: there is no adapter_config.json in {path}")
 
 
 def _make_profile_directory(settings: Settings) -> None:

@@ -107,6 +107,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
         (["--port", "http"], "--port: input should be a valid integer"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["--chat-template", "/no.jinja"], "cannot read /no.jinja: No such file or directory"),
+        (["--lora", "a=/no/adapter"], "--lora a: there is no adapter_config.json in /no/adapter"),
         (["nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
     ],
 )
@@ -118,6 +119,18 @@ def test_what_cannot_be_served_is_told_in_one_line(arguments, told, capsys):
     assert error.startswith("quire serve: ")
     assert told in error
     assert error.count("\n") == 1
+
+
+def test_a_template_that_cannot_be_parsed_is_told_with_its_line(tmp_path, capsys):
+    from server.cli import main
+
+    path = tmp_path / "broken.jinja"
+    path.write_text("{% for message in messages %}\n{{ message.content }}\n{% endif %}")
+    assert main(["serve", "--port", "0", "--chat-template", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert "broken.jinja is no template: " in error
+    assert "endif" in error
+    assert "(line 3)" in error
 
 
 def test_binding_is_listening():

@@ -136,6 +136,8 @@ def compile_into(folder: Path, target: _Target) -> Path:
         )
         whole = f"{scratch}/{made.name}"
         _run([(compiler, "-shared", "-fopenmp", *objects, "-o", whole)])
+        if _name(target) != made.name:  # somebody has changed the sources meanwhile
+            return compile_into(folder, target)
         os.replace(whole, made)
     return made
 
