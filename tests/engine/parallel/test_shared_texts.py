@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,9 +17,10 @@ from engine.config import (
 )
 from engine.core import EngineCore
 from engine.errors import EngineDead, ModelLoadError
+from engine.pooling import PoolingParams
 from engine.requests import fan_out
 from engine.runner import load_runner
-from engine.types import SamplingParams
+from engine.types import Request, SamplingParams
 from tests import tiny_models
 from tests.engine.handmade import BLOCK_SIZE, request
 
@@ -220,3 +222,20 @@ def test_a_rank_that_cannot_load_tells_why(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(follower, "read_weights", refuse)
     with pytest.raises(ModelLoadError, match="rank 1: its GPU has no room"):
         engine(directory)
+
+
+def test_pooled_vectors_are_those_of_one_process(checkpoint):
+    directory, prompts, _ = checkpoint
+    vectors = []
+    for size in (1, 2):
+        core, runner = engine(directory, size, max_num_batched_tokens=7)
+        for kind in ("last", "mean"):
+            params = PoolingParams(kind=kind)
+            core.add(Request(id=kind, prompt_token_ids=tuple(prompts[1]), pooling=params))
+        told: dict[str, bytes] = {}
+        while core.has_work:
+            told |= core.step().embeddings
+        if size > 1:
+            runner._team.close()
+        vectors.append([np.frombuffer(told[kind], "<f4") for kind in ("last", "mean")])
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-4)
