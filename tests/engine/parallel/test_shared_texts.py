@@ -109,7 +109,6 @@ def test_seeded_choices_and_told_logprobs_are_those_of_one_process(checkpoint):
         max_tokens=NUM_OUTPUT,
         ignore_eos=True,
         logprobs=2,
-        prompt_logprobs=1,
         frequency_penalty=0.5,
         logit_bias={5: 3.0},
     )
@@ -124,9 +123,8 @@ def test_seeded_choices_and_told_logprobs_are_those_of_one_process(checkpoint):
             output = core.step()
             for row_id, ids in zip(output.ids, output.token_ids, strict=True):
                 tokens.setdefault(row_id, []).extend(ids)
-            for column in (output.prompt_logprobs, output.logprobs):
-                for row_id in sorted(column):
-                    logprobs += [entry.logprob for entry in column[row_id]]
+            for row_id in sorted(output.logprobs):
+                logprobs += [entry.logprob for entry in output.logprobs[row_id]]
         told.append((tokens, torch.tensor(logprobs)))
         if size > 1:
             runner._team.close()
