@@ -46,6 +46,7 @@ class Group:
         make = _nccl if device.type == "cuda" else _gloo
         self._group: Any = None
         self._group = self._translated(lambda: make(shard, meeting, timeout))
+        self.all_reduce(torch.zeros(1, device=device))  # NCCL meets with the first call
 
     @property
     def rank(self) -> int:

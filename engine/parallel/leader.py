@@ -112,6 +112,8 @@ class Team:
             self._expect(rank, Prepared)
         self._fate.watch(self._children)
         self.group = Group(self.shard, device, self._meeting)
+        if device.type == "cpu":  # NCCL looks at the file now and then
+            shutil.rmtree(self._directory, ignore_errors=True)
         weights = (memory.weights_bytes, *(told.weights_bytes for told in loaded))
         logger.info(
             "tensor parallel: %d ranks, MiB of weights on each: %s; the memory below is one rank's",

@@ -21,8 +21,10 @@ QUESTIONS = ("What is the capital of France?", "What is paged attention?", "Tell
 @pytest.fixture(scope="module")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("ranks") / "server.log"
-    with running_server(log, *FLAGS) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(log.parent))
+        with running_server(log, *FLAGS) as running:
+            yield running
 
 
 def ranks(server: Server) -> list[psutil.Process]:
@@ -70,6 +72,7 @@ def test_a_stream_outlives_a_rank(shared_server: Server) -> None:
 
 def test_no_rank_is_left_behind_by_a_killed_server(shared_server: Server) -> None:
     end_and_see(shared_server, signal.SIGKILL)  # the last test to use it
+    assert not list(shared_server.log.parent.glob("quire-ranks-*"))  # nor a directory
 
 
 @pytest.mark.slow
