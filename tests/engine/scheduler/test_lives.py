@@ -170,9 +170,9 @@ def preemption_keeps_progress(patch: pytest.MonkeyPatch) -> None:
     preempt, start = SchedulerState.preempt, SchedulerState.start
     progress: dict[Sequence, int] = {}
 
-    def keep(self: SchedulerState, seq: Sequence) -> None:
+    def keep(self: SchedulerState, seq: Sequence, num_withdrawn: int = 0) -> None:
         progress[seq] = seq.num_computed
-        preempt(self, seq)
+        preempt(self, seq, num_withdrawn)
 
     def resume(self: SchedulerState, seq: Sequence) -> None:
         start(self, seq)
@@ -184,7 +184,7 @@ def preemption_keeps_progress(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def preemption_keeps_its_row(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepBuilder, "withdraw", lambda self, seq: None)
+    patch.setattr(StepBuilder, "withdraw", lambda self, seq: 0)
 
 
 @planted
