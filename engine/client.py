@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from engine.frames import Activity
 from engine.snapshot import Snapshot
 from engine.types import (
-    Activity,
     EngineInfo,
     EngineOutput,
     EngineStats,

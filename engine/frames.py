@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import Failure
 from engine.framing import MAX_FRAME_BYTES, FrameError, Framing, encode, receive
 from engine.snapshot import Snapshot
-from engine.types import Activity, EngineInfo, EngineOutput, Request, Trace
+from engine.types import EngineInfo, EngineOutput, Request, Trace
 
 __all__ = [
     "MAX_FRAME_BYTES",
     "Abort",
+    "Activity",
     "Answered",
     "Configure",
     "Fatal",
@@ -39,6 +42,11 @@ __all__ = [
     "encode",
     "receive",
 ]
+
+
+# What an engine that has loaded does: from when it falls asleep until it is awake requests are
+# refused, while its weights are exchanged they wait.
+Activity = Literal["serving", "falling_asleep", "asleep", "waking", "reloading"]
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure", array_like=True):

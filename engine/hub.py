@@ -110,6 +110,7 @@ class ClientHub:
             share.logprobs = _of(own, output.logprobs)
             share.prompt_logprobs = _of(own, output.prompt_logprobs)
             share.embeddings = _of(own, output.embeddings)
+            share.progress = _of(own, output.progress)
             share.num_cached_tokens = _of(own, output.num_cached_tokens)
             share.stop_token_ids = _of(own, output.stop_token_ids)
             share.timings = _of(own, output.timings)

@@ -15,6 +15,7 @@ from engine.core import EngineCore
 from engine.errors import EngineDead, EngineError, Failure
 from engine.frames import (
     Abort,
+    Activity,
     Answered,
     Look,
     Question,
@@ -32,7 +33,7 @@ from engine.questions import Questions
 from engine.rest import Asked
 from engine.snapshot import Snapshot
 from engine.streams import StreamTable
-from engine.types import Activity, EngineInfo, EngineOutput, EngineStats, Request, Trace
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
 
 LoadCore = Callable[[EngineConfig, LoadProgress | None], EngineCore]
 

@@ -14,6 +14,7 @@ from engine.client import RequestStream
 from engine.errors import EngineDead, EngineError
 from engine.frames import (
     Abort,
+    Activity,
     Answered,
     Look,
     Output,
@@ -29,7 +30,7 @@ from engine.frames import (
 from engine.link import EngineLink
 from engine.snapshot import Snapshot
 from engine.streams import StreamTable
-from engine.types import Activity, EngineInfo, EngineOutput, EngineStats, Request, Trace
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
 
 logger = logging.getLogger(__name__)
 

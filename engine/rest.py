@@ -24,8 +24,7 @@ from engine.errors import (
     ModelLoadError,
     RequestError,
 )
-from engine.frames import Abort, Answered, Question, Ready, Reload, Sleep, Submit
-from engine.types import Activity
+from engine.frames import Abort, Activity, Answered, Question, Ready, Reload, Sleep, Submit
 
 logger = logging.getLogger(__name__)
 

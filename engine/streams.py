@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import EngineError, Failure, RequestFailed
+from engine.prompt_progress import PromptProgress
 from engine.types import (
     EngineOutput,
     FinishReason,
@@ -47,6 +48,7 @@ class Stream:
         self._embedding: bytes | None = None
         self._num_cached: int | None = None
         self._cached_taken = False
+        self._progress: PromptProgress | None = None  # that has not been taken
         self._first_token_s: float | None = None
         self.num_resumed = 0  # engines that have died with it
 
@@ -99,6 +101,7 @@ class Stream:
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
         num_cached = None if self._cached_taken else self._num_cached
         self._cached_taken = self._num_cached is not None
+        progress, self._progress = self._progress, None
         self._exhausted = self._finish_reason is not None
         return RequestOutput(
             id=self.request.id,
@@ -107,6 +110,7 @@ class Stream:
             prompt_logprobs=tuple(prompt_logprobs),
             embedding=self._embedding,
             num_cached_tokens=num_cached,
+            progress=progress,
             finish_reason=self._finish_reason,
             stop_token_id=self._stop_token_id,
             timings=self._timings,
@@ -153,6 +157,11 @@ class Stream:
         if self._num_cached is None:
             self._has_details = True
             self._num_cached = num_cached
+
+    def set_progress(self, progress: PromptProgress) -> None:
+        """How far its prompt has come: the last word on it counts."""
+        self._has_details = True
+        self._progress = progress
 
     def set_stop_token(self, token_id: int) -> None:
         """The token that ends it with the same output."""
@@ -218,6 +227,7 @@ class StreamTable:
         self._each(output.prompt_logprobs, Stream.add_prompt_logprobs)
         self._each(output.embeddings, Stream.set_embedding)
         self._each(output.num_cached_tokens, Stream.set_num_cached)
+        self._each(output.progress, Stream.set_progress)
         self._each(output.stop_token_ids, Stream.set_stop_token)
         self._each(output.timings, Stream.set_timings)
         self._each(output.errors, _fail)

@@ -21,13 +21,11 @@ import msgspec
 from engine.errors import Failure, InvalidParameter
 from engine.plan_rows import PlanRows
 from engine.pooling import PoolingInfo, PoolingParams
+from engine.prompt_progress import PromptProgress
 
 if TYPE_CHECKING:
     from engine.grammar.backend import CompiledGrammar
 
-# What an engine that has loaded does: from when it falls asleep until it is awake requests are
-# refused, while its weights are exchanged they wait.
-Activity = Literal["serving", "falling_asleep", "asleep", "waking", "reloading"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20  # that a client may ask for
@@ -174,6 +172,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: float = 1.0  # of that share against other tenants'; positive
     arrival_s: float = 0.0  # time.monotonic() at the door
     deadline_s: float | None = None  # time.monotonic() after which nobody wants the answer
+    tells_progress: bool = False  # of its prompt, while that is waited for
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -358,6 +357,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     embedding: bytes | None = None  # little-endian float32; with the last output
     num_cached_tokens: int | None = None  # told once, with the first output
+    progress: PromptProgress | None = None  # the newest, until the first token
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop or eos token that ended it; also in token_ids
     timings: RequestTimings | None = None  # with the last output
@@ -374,6 +374,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
     embeddings: dict[str, bytes] = {}  # little-endian float32
     num_cached_tokens: dict[str, int] = {}
+    progress: dict[str, PromptProgress] = {}
     stop_token_ids: dict[str, int] = {}
     timings: dict[str, RequestTimings] = {}
     errors: dict[str, Failure] = {}  # these ids have finish reason "error"

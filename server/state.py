@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 
 from engine.client import EngineClient
 from engine.errors import EngineDead, EngineError, ModelLoadError
+from engine.frames import Activity
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from engine.types import Activity, Adapter, EngineInfo
+from engine.types import Adapter, EngineInfo
 from server.access.access import Access
 from server.access.admission import Admission
 from server.access.caller import Caller

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.errors import Failure
+from engine.prompt_progress import PromptProgress
 from engine.scheduler.sequence import Sequence
 from engine.types import (
     EngineOutput,
@@ -23,6 +24,7 @@ class OutputBuilder:
         "ids",
         "logprobs",
         "num_cached_tokens",
+        "progress",
         "prompt_logprobs",
         "stop_token_ids",
         "timings",
@@ -37,6 +39,7 @@ class OutputBuilder:
         self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         self.embeddings: dict[str, bytes] = {}
         self.num_cached_tokens: dict[str, int] = {}
+        self.progress: dict[str, PromptProgress] = {}
         self.stop_token_ids: dict[str, int] = {}
         self.timings: dict[str, RequestTimings] = {}
         self.errors: dict[str, Failure] = {}
@@ -83,6 +86,7 @@ class OutputBuilder:
             prompt_logprobs=self.prompt_logprobs,
             embeddings=self.embeddings,
             num_cached_tokens=self.num_cached_tokens,
+            progress=self.progress,
             stop_token_ids=self.stop_token_ids,
             timings=self.timings,
             errors=self.errors,

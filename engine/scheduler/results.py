@@ -46,16 +46,16 @@ class ResultTaker:
             for seq, table, _, _ in planned.fills:
                 if seq.table is table and seq.status is Status.RUNNING:
                     state.pass_by(seq)
+        state.progress.tell(state.news, state.sequences.values(), now_s)
         return self.tell(plan.num_tokens)
 
     def tell(self, step_tokens: int) -> EngineOutput:
         """All the news there is since the last output."""
         news = self._state.news
-        if news.prompt_logprobs:  # of prompts that go on: they have no row among the columns yet
-            told = set(news.ids)
-            for request_id in news.prompt_logprobs:
-                if request_id not in told:
-                    news.append(request_id, (), None)
+        # Of prompts that go on: they have no row among the columns yet.
+        if unended := news.prompt_logprobs.keys() | news.progress.keys():
+            for request_id in unended.difference(news.ids):
+                news.append(request_id, (), None)
         self._state.news = OutputBuilder()
         return news.build(self._state.stats(step_tokens))
 

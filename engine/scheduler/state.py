@@ -18,6 +18,7 @@ from engine.scheduler.adapters import AdapterCounts
 from engine.scheduler.deadlines import Deadlines
 from engine.scheduler.output import OutputBuilder
 from engine.scheduler.policy import Policy
+from engine.scheduler.progress import ProgressReports
 from engine.scheduler.sequence import Sequence, Status
 from engine.speculation.speculator import Speculator
 from engine.types import DraftStats, EngineStats, TierStats
@@ -46,6 +47,7 @@ class SchedulerState:
         self.waiting = policy.new_queue()
         self.deadlines = Deadlines()
         self.adapters = AdapterCounts()
+        self.progress = ProgressReports(policy)
         self.num_waiting_tokens = 0
         self.removed: list[str] = []  # rows the runner is to forget with the next plan
         self.news = OutputBuilder()
@@ -68,6 +70,7 @@ class SchedulerState:
         self.sequences[seq.id] = seq
         self.num_waiting_tokens += len(seq.token_ids)
         self.deadlines.add(seq)
+        self.progress.add(seq)
         self.adapters.move(seq, None, Status.WAITING)
         if seq.leader is not None and seq.leader.first_token_s is None:
             seq.leader.forks.append(seq)  # parked beside the queue: it holds nobody up
@@ -118,6 +121,7 @@ class SchedulerState:
         if self._speculator is not None and len(seq.token_ids) > seq.num_prompt:
             self._speculator.finish(seq.request, seq.token_ids, seq.draft)
         self.deadlines.discard(seq)
+        self.progress.discard(seq)
         if seq.forks:
             self._appoint_leader(seq.forks)
         self.news.tell_timings(seq, now_s)

@@ -34,6 +34,7 @@ from server.openai.outputs import (
     Usage,
     to_event,
 )
+from server.openai.progress import progress_of
 from server.openai.schema import describe
 from server.state import ServerState
 from server.text.parts import Part, Text
@@ -161,6 +162,10 @@ class ChatCall:
     ) -> bytes:
         chunks: list[bytes] = []
         for choice, delta in step:
+            if (progress := progress_of(choice)) is not None:
+                told = None if self._body.include_usage else UNSET
+                chunk = ChatChunk(**self._head, choices=[], usage=told, prompt_progress=progress)
+                chunks.append(to_event(chunk))
             if choice.index not in started:
                 if not (delta.token_ids or delta.finished):
                     continue  # a part of the prompt's logprobs; they come as a whole

@@ -25,6 +25,7 @@ from server.openai.outputs import (
     Usage,
     to_event,
 )
+from server.openai.progress import progress_of
 from server.openai.prompts import cut_prompt, encode_prompts, middle_of
 from server.openai.sampling import DEFAULT_COMPLETION_TOKENS, completion_sampling
 from server.openai.schema import describe
@@ -101,6 +102,7 @@ class CompletionCall:
             cache_salt=self._body.cache_salt or "",
             caller=self._caller,
             continuation=True,
+            tells_progress=self._body.tells_progress,
             beams=self._body.beams,
         )
 
@@ -148,6 +150,10 @@ class CompletionCall:
     def _step_events(self, step: Step, offsets: dict[int, int], usage: Usage | None) -> bytes:
         chunks: list[bytes] = []
         for choice, delta in step:
+            if (progress := progress_of(choice)) is not None:
+                told = None if self._body.include_usage else UNSET
+                chunk = Completion(**self._head, choices=[], usage=told, prompt_progress=progress)
+                chunks.append(to_event(chunk))
             begins = choice.index not in offsets
             if begins and not (delta.token_ids or delta.finished):
                 continue  # a part of the prompt's logprobs; the echo comes as a whole

@@ -144,6 +144,7 @@ class Conversation:
                 cache_salt=self.body.cache_salt or "",
                 caller=self._caller,
                 shown_special_ids=frozenset(self._hidden.values()),
+                tells_progress=self.body.tells_progress,
                 beams=self.body.beams,
             ) as generation:
                 yield generation

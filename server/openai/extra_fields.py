@@ -78,6 +78,7 @@ class ExtraFields(BaseModel):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_timings: bool | None = None
+    return_progress: bool | None = None
 
     use_beam_search: bool | None = None
     beam_width: Annotated[int, Field(ge=1, le=MAX_BEAM_WIDTH)] | None = None
@@ -121,6 +122,8 @@ class ExtraFields(BaseModel):
             idle["truncation_side"] = ()
         if getattr(self, "logprobs", None) in (None, False):
             idle["return_tokens_as_token_ids"] = (False,)
+        if not getattr(self, "stream", None):
+            idle["return_progress"] = (False,)
         given = {name: getattr(self, name, None) for name in idle}
         return [
             name for name, value in given.items() if value is not None and value not in idle[name]

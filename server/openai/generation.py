@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from engine.beam_search import BeamParams
 from engine.beam_streams import submit_beams
 from engine.client import RequestStream
@@ -24,6 +26,7 @@ from engine.errors import (
     OutOfMemory,
     RequestError,
 )
+from engine.prompt_progress import PromptProgress
 from engine.requests import fan_out
 from engine.text.output import OutputDecoder, TextDelta
 from engine.types import Request, RequestOutput, SamplingParams, TokenLogprobs
@@ -57,6 +60,7 @@ class Choice:
         "index",
         "num_reasoning_tokens",
         "num_tokens",
+        "progress",
         "prompt_index",
         "prompt_logprobs",
         "request",
@@ -78,6 +82,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []  # of positions 1 and on
+        self.progress: PromptProgress | None = None  # of its prompt, told with the newest step
         self.first_token_s = 0.0  # when it came; time.monotonic()
         self.timings: Timings | None = None  # once it has ended
 
@@ -94,6 +99,7 @@ class Generation:
         continuation: the outputs' text goes on after the prompt's, as in completions.
         caller: whose share of the machine, and of the prefix cache, this is, and until when.
         shown_special_ids: special tokens that the outputs' text shows in any case.
+        tells_progress: each prompt's first choice is told how far it has come.
         beams: search for the likeliest texts, instead of sampling any; ``n`` is its width, and the
             choices of a prompt come as wholes, the likeliest first.
 
@@ -113,6 +119,7 @@ class Generation:
         continuation: bool = False,
         caller: Caller = ANYONE,
         shown_special_ids: frozenset[int] = frozenset(),
+        tells_progress: bool = False,
         beams: BeamParams | None = None,
     ) -> None:
         self._state = state
@@ -125,6 +132,7 @@ class Generation:
         self._caller = caller
         self._continuation = continuation
         self._shown_special_ids = shown_special_ids
+        self._tells_progress = tells_progress
         self._beams = beams
         self._cached_tokens = 0
         self._num_drafted = self._num_accepted = 0  # drafts, of the choices that have ended
@@ -254,6 +262,8 @@ class Generation:
                 background=self._caller.background,
                 deadline_s=self._caller.deadline_s,
             )
+            if self._tells_progress:
+                sequences[0] = msgspec.structs.replace(sequences[0], tells_progress=True)
             for request in sequences:
                 decoder = OutputDecoder(
                     self._model.tokenizer,
@@ -323,6 +333,7 @@ class Generation:
         if output.num_cached_tokens and choice.request.fork_of is None:
             self._cached_tokens += output.num_cached_tokens
             metrics.cached(output.num_cached_tokens)
+        choice.progress = output.progress
         delta = choice.decoder.push(output)
         if not choice.num_tokens and delta.token_ids:
             choice.first_token_s = time.monotonic()

@@ -190,6 +190,7 @@ class StreamOptions(Shape):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_progress: bool | None = None
 
 
 class FeatureRequest(Shape):
@@ -264,6 +265,12 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
         return self.include_usage and bool(
             self.stream_options and self.stream_options.continuous_usage_stats
         )
+
+    @property
+    def tells_progress(self) -> bool:
+        """Whether a stream tells how far its prompt has come."""
+        asked = self.stream_options is not None and self.stream_options.include_progress
+        return bool(self.stream and (self.return_progress or asked))
 
 
 class ChatRequest(GenerationRequest, ToolFields):

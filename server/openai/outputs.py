@@ -125,6 +125,17 @@ class ChatChoice(Struct):
     timings: Timings | UnsetType = UNSET
 
 
+class PromptProgressTold(Struct, kw_only=True):
+    """How far a prompt has come, by llama.cpp's names; ``processed`` of ``total`` is done."""
+
+    index: int  # which of the request's prompts
+    total: int
+    cache: int  # tokens found in the cache, which are among those processed
+    processed: int
+    time_ms: int  # since its first step
+    queue_position: int | None  # how many come before it; null where it waits no longer
+
+
 class ChatCompletion(Struct, kw_only=True):
     """The answer of /v1/chat/completions."""
 
@@ -164,6 +175,7 @@ class Completion(Struct, kw_only=True):
     choices: list[CompletionChoice]
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
+    prompt_progress: PromptProgressTold | UnsetType = UNSET  # in a chunk of its own
 
 
 class FunctionCallDelta(Struct, omit_defaults=True):
@@ -218,6 +230,7 @@ class ChatChunk(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     store: Literal[False] | UnsetType = UNSET
+    prompt_progress: PromptProgressTold | UnsetType = UNSET
 
 
 class ModelCard(Struct, kw_only=True):

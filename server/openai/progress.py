@@ -1,0 +1,21 @@
+"""How far prompts have come, in chunks of a stream that asked for it."""
+
+from __future__ import annotations
+
+from server.openai.generation import Choice
+from server.openai.outputs import PromptProgressTold
+
+
+def progress_of(choice: Choice) -> PromptProgressTold | None:
+    """What the newest step has told of a choice's prompt; None: nothing."""
+    progress = choice.progress
+    if progress is None:
+        return None
+    return PromptProgressTold(
+        index=choice.prompt_index,
+        total=progress.total,
+        cache=progress.cached,
+        processed=progress.processed,
+        time_ms=round(progress.elapsed_s * 1e3),
+        queue_position=progress.queue_position,
+    )
