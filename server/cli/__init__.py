@@ -21,6 +21,7 @@ Usage: quire COMMAND [options]        (quire COMMAND --help tells the options)
   quire run-batch IN -o OUT   Answer a file of requests without a server
   quire quantize MODEL -o OUT   Write a model in fewer bits
   quire bench             Measure a running server: throughput, latencies, a report
+  quire plan              Tell how many replicas some traffic needs
   quire distill TEACHER -o OUT   Teach a small model to say what a large one would say
   quire keys COMMAND      Make, list and revoke the keys of a key file
   quire version           Tell the version
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from server.cli.quantize import main as run
             case "bench":
                 from loadtest.cli import main as run
+            case "plan":
+                from tools.plan.cli import main as run
             case "distill":
                 from tools.distill.cli import main as run
             case "keys":

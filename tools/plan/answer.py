@@ -1,0 +1,131 @@
+"""From traffic and limits to what will be seen, what a replica takes, and how many are needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from loadtest.summary import spread
+from tools.plan.simulate import Replica, simulate
+from tools.plan.traffic import Arrival, at_rate, rate_of
+
+_PRECISION = 0.03  # of the greatest rate
+_MAX_REPLICAS = 4096
+
+
+class Slo(msgspec.Struct, frozen=True):
+    """Limits that 99 of 100 requests must keep, in milliseconds; None: no limit."""
+
+    ttft_p99_ms: float | None = None
+    tpot_p99_ms: float | None = None
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What one replica does at one rate. Spreads have mean, p50, p95, p99, min and max."""
+
+    rate: float  # requests a second
+    requests: int
+    refused: int  # that could never fit the context or the KV cache
+    output_tokens_per_s: float
+    ttft_ms: dict[str, float] | None
+    tpot_ms: dict[str, float] | None
+    e2e_ms: dict[str, float] | None
+    preemptions: int
+
+    def keeps(self, slo: Slo) -> bool:
+        """Whether the limits are kept."""
+        return not self.refused and all(
+            limit is None or found is None or found["p99"] <= limit
+            for limit, found in (
+                (slo.ttft_p99_ms, self.ttft_ms),
+                (slo.tpot_p99_ms, self.tpot_ms),
+            )
+        )
+
+
+def predict(replica: Replica, arrivals: Sequence[Arrival], front_ms: float = 0.0) -> Prediction:
+    """What the requests will see.
+
+    Args:
+        replica: that serves them all.
+        arrivals: in the order of their times.
+        front_ms: what is before and behind the engine adds to each first token.
+    """
+    told = simulate(replica, arrivals)
+    outcomes = told.outcomes
+    return Prediction(
+        rate=rate_of(arrivals),
+        requests=len(outcomes),
+        refused=told.num_refused,
+        output_tokens_per_s=told.num_output / max(told.duration_s, 1e-9),
+        ttft_ms=spread([each.ttft_s * 1e3 + front_ms for each in outcomes]),
+        tpot_ms=spread([each.tpot_s * 1e3 for each in outcomes if each.tpot_s is not None]),
+        e2e_ms=spread([each.e2e_s * 1e3 + front_ms for each in outcomes]),
+        preemptions=sum(each.num_preemptions for each in outcomes),
+    )
+
+
+def greatest_rate(
+    replica: Replica, arrivals: Sequence[Arrival], slo: Slo, front_ms: float = 0.0
+) -> Prediction | None:
+    """The most requests a second with which one replica keeps the limits, by bisection.
+
+    The same requests come at each rate, closer together or further apart. None where the limits are
+    not kept even by a request that is alone.
+    """
+
+    def at(rate: float) -> Prediction:
+        return predict(replica, at_rate(arrivals, rate), front_ms)
+
+    longest_ms = predict(replica, arrivals[:1], front_ms).e2e_ms
+    # So far apart that each is alone, or nearly.
+    low = at(1e3 / max(longest_ms["max"], 1e-3) / len(arrivals)) if longest_ms else None
+    if low is None or not low.keeps(slo):
+        return None
+    high = low.rate
+    while True:
+        high *= 2.0
+        found = at(high)
+        if not found.keeps(slo):
+            break
+        low = found
+        if high > 1e6:
+            return low  # nothing limits it
+    while high / low.rate > 1.0 + _PRECISION:
+        found = at((high * low.rate) ** 0.5)
+        if found.keeps(slo):
+            low = found
+        else:
+            high = found.rate
+    return low
+
+
+def replicas_for(
+    replica: Replica,
+    arrivals: Sequence[Arrival],
+    slo: Slo,
+    rate: float,
+    most: Prediction,
+    front_ms: float = 0.0,
+) -> tuple[int, Prediction]:
+    """How many replicas keep the limits at ``rate``, and what each then does.
+
+    Each has an equal share, as of a Poisson process that is shared out at random: a balancer that
+    looks at queues does no worse.
+
+    Args:
+        replica: one of them.
+        arrivals: the requests that each is tried with, at its share of the rate.
+        slo: the limits.
+        rate: requests a second, of all.
+        most: what one takes, as ``greatest_rate`` found it.
+        front_ms: see ``predict``.
+    """
+    count = max(1, math.ceil(rate / most.rate))
+    while True:
+        found = predict(replica, at_rate(arrivals, rate / count), front_ms)
+        if found.keeps(slo) or count >= _MAX_REPLICAS:
+            return count, found
+        count += 1

@@ -1,0 +1,219 @@
+"""Traffic through an engine whose steps take no time of ours.
+
+The core is the one that serves (``engine/core.py``), with its scheduler, passes and overlapping;
+its clock is a number, and its runner says of each step when it would be done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.errors import InvalidParameter, RequestError
+from engine.profiler import Spans
+from engine.runner.protocol import Launched, Resting
+from engine.types import (
+    Adapter,
+    EngineInfo,
+    MemoryPlan,
+    Request,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
+from tools.plan.cost import Cost, StepShape
+from tools.plan.traffic import Arrival
+
+_VOCAB = 1 << 20  # token ids that tell prompts apart; nothing is computed with them
+_TOKEN = 0
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine: what it has room for, and what its steps take."""
+
+    name: str
+    device: str  # "cpu" or "cuda": decides what the scheduler's settings leave open
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    cost: Cost
+    scheduler: SchedulerConfig = SchedulerConfig()
+    enable_prefix_caching: bool = True
+
+
+class Outcome(NamedTuple):
+    """One request that was served; seconds."""
+
+    ttft_s: float
+    tpot_s: float | None  # None: of a single token
+    e2e_s: float
+    num_preemptions: int
+
+
+class Simulated(NamedTuple):
+    """What came of the traffic."""
+
+    outcomes: list[Outcome]
+    num_refused: int  # that could never fit
+    duration_s: float
+    num_steps: int
+    num_output: int  # tokens
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now_s
+
+
+class CostRunner:
+    """Computes nothing, and lets the time pass that a step takes.
+
+    Steps follow one another on the device, however early they are launched.
+    """
+
+    def __init__(self, info: EngineInfo, cost: Cost, clock: Clock) -> None:
+        self._info = info
+        self._cost = cost
+        self._clock = clock
+        self._free_s = 0.0  # when the device has done what it was given
+
+    @property
+    def info(self) -> EngineInfo:
+        """Sizes, and no weights."""
+        return self._info
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step when the one before it ends."""
+        rows = plan.rows
+        begin_s = max(self._free_s, self._clock.now_s)
+        if rows:
+            self._free_s = begin_s + self._cost.step_s(StepShape.of(rows))
+        places = [place for place in range(len(rows)) if place not in rows.silent]
+        told = tuple((_TOKEN,) * rows.num_passes.get(place, 1) for place in places)
+        ids = tuple(rows.ids[place] for place in places)
+        return _Passing(self._clock, self._free_s, StepResult(ids, told, (None,) * len(ids)))
+
+    def mark(self, spans: Spans) -> None:
+        """There are no parts to be marked."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """There is no model to be adapted. Raises InvalidParameter."""
+        raise InvalidParameter("a simulated engine takes no adapters", param="model")
+
+    def prepare(self) -> bool:
+        """There is nothing to prepare."""
+        return False
+
+    def rest(self, level: int) -> Resting:
+        """A simulated engine does not rest."""
+        raise NotImplementedError
+
+
+class _Passing:
+    """A step that ends at a time."""
+
+    def __init__(self, clock: Clock, end_s: float, result: StepResult) -> None:
+        self._clock = clock
+        self._end_s = end_s
+        self._result = result
+
+    def result(self) -> StepResult:
+        """What it gives, once it has ended."""
+        self._clock.now_s = max(self._clock.now_s, self._end_s)
+        return self._result
+
+
+def simulate(replica: Replica, arrivals: Sequence[Arrival]) -> Simulated:
+    """Serve ``arrivals``, which are in the order of their times, to their ends."""
+    clock = Clock()
+    core = _engine(replica, clock)
+    waiting = deque(enumerate(arrivals))
+    lengths: dict[str, int] = {}
+    outcomes: list[Outcome] = []
+    num_refused = 0
+    while waiting or core.has_work:
+        while waiting and waiting[0][1].at_s <= clock.now_s:
+            index, arrival = waiting.popleft()
+            try:
+                core.add(_request(index, arrival))
+            except RequestError:
+                num_refused += 1
+            else:
+                lengths[f"{index}"] = arrival.num_output
+        if not core.has_work:
+            if waiting:
+                clock.now_s = max(clock.now_s, waiting[0][1].at_s)
+            continue
+        if idle_s := core.idle_s:
+            clock.now_s += idle_s
+            continue
+        output = core.step()
+        if output.errors:  # of a limit that was not foreseen, or of our own
+            raise RuntimeError(next(iter(output.errors.values())).message)
+        for id_, reason in zip(output.ids, output.finish_reasons, strict=True):
+            if reason is None:
+                continue
+            told, count = output.timings[id_], lengths.pop(id_)
+            decode_s = told.finished_s - told.first_token_s
+            outcomes.append(
+                Outcome(
+                    ttft_s=told.first_token_s - told.arrival_s,
+                    tpot_s=decode_s / (count - 1) if count > 1 else None,
+                    e2e_s=told.finished_s - told.arrival_s,
+                    num_preemptions=told.num_preemptions,
+                )
+            )
+    num_output = sum(arrival.num_output for arrival in arrivals)
+    return Simulated(outcomes, num_refused, clock.now_s, core.stats.num_steps, num_output)
+
+
+def _engine(replica: Replica, clock: Clock) -> EngineCore:
+    config = EngineConfig(
+        model=replica.name,
+        scheduler=replica.scheduler,
+        cache=CacheConfig(enable_prefix_caching=replica.enable_prefix_caching),
+    )
+    info = EngineInfo(
+        model=replica.name,
+        architecture="simulated",
+        num_parameters=0,
+        dtype="none",
+        device=replica.device,
+        attention_backend="none",
+        vocab_size=_VOCAB,
+        max_model_len=replica.max_model_len,
+        eos_token_ids=(),
+        memory=MemoryPlan(
+            weights_bytes=0,
+            kv_cache_bytes=0,
+            free_bytes=0,
+            bytes_per_token=0,
+            num_blocks=replica.num_blocks,
+            block_size=replica.block_size,
+            max_model_len=replica.max_model_len,
+        ),
+        fingerprint="simulated",
+        load_s=0.0,
+    )
+    return EngineCore(config, CostRunner(info, replica.cost, clock), clock=clock)
+
+
+def _request(index: int, arrival: Arrival) -> Request:
+    """A prompt that has its shared beginning, and nothing else, in common with others."""
+    own = arrival.num_prompt - arrival.num_shared
+    prompt = (_TOKEN,) * arrival.num_shared + (1 + index % (_VOCAB - 1),) * own
+    sampling = SamplingParams(max_tokens=arrival.num_output, ignore_eos=True, seed=index)
+    return Request(
+        id=f"{index}", prompt_token_ids=prompt, sampling=sampling, arrival_s=arrival.at_s
+    )
