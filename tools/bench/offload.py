@@ -1,12 +1,14 @@
-"""What a tier in the host's memory saves where the KV cache holds a quarter of what is asked of it.
+"""What a tier in the host's memory saves where the KV cache is too small for what is asked of it.
 
     python -m loadtest.models 100m DIR
     python -m tools.bench.offload DIR
 
-*preempted*: so many texts at once that most are preempted, some several times. *prefixes*: long
-prompts that drive each other out of the cache, each asked again after all others. Both are run
-without a tier and with one that has room for all, in turn, and tell what was computed more than
-once, the seconds of a round, and the median over the rounds of what the tier makes of the speed.
+*preempted*: texts that grow until some must make room, in a cache for a quarter of them.
+*displaced*: two long texts in the background, which now and then make room for a prompt that is
+more urgent, in a cache for the two. *prefixes*: long prompts that drive each other out of a cache
+for a quarter of them, each asked again after all others. All are run without a tier and with one
+that has room for all, in turn, and tell what was computed more than once, the seconds of a round,
+and the median over the rounds of what the tier makes of the speed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.config import CacheConfig, Device, EngineConfig, SchedulerConfig
@@ -25,64 +28,78 @@ from engine.core import EngineCore
 from engine.requests import fan_out
 from engine.types import EngineStats, SamplingParams
 
-_PART = 4  # of the demand that the cache has no room for, but for one in so many
 
-
+@dataclass(frozen=True, kw_only=True)
 class Load:
-    """Prompts of random tokens, no two of which begin alike, and how much follows each.
+    """Prompts of random tokens, no two of which begin alike, and how much follows each."""
 
-    Args:
-        name: of the case.
-        prompts: by length.
-        num_output: tokens of each answer.
-        num_waves: how often all of them are asked; a wave begins when the one before it is done.
-        num_at_once: sequences that run.
-    """
-
-    def __init__(
-        self, name: str, lengths: Sequence[int], num_output: int, num_waves: int, num_at_once: int
-    ) -> None:
-        self.name = name
-        self.lengths = lengths
-        self.num_output = num_output
-        self.num_waves = num_waves
-        self.num_at_once = num_at_once
+    name: str
+    lengths: Sequence[int]  # of prompts
+    num_output: int  # tokens of each answer
+    cached: float  # part of it all that the cache has room for
+    num_waves: int = 1  # all are asked so often; a wave begins when the one before it is done
+    num_at_once: int = 16  # sequences that run
+    visitors: Sequence[int] = ()  # lengths of prompts before which the others make room
+    visit_steps: int = 16  # steps between two of these
 
     @property
     def num_tokens(self) -> int:
-        """Slots that all of a wave would take."""
+        """Slots that all of a wave would take, but for visitors."""
         return sum(self.lengths) + len(self.lengths) * self.num_output
 
     def run(self, core: EngineCore, seed: int) -> tuple[float, dict[str, int]]:
         """Seconds, and what the engine tells of them."""
         rng = random.Random(seed)
         top = core.info.vocab_size - 1
-        prompts = [[rng.randint(3, top) for _ in range(length)] for length in self.lengths]
+        prompts, visits = (
+            [[rng.randint(3, top) for _ in range(length)] for length in lengths]
+            for lengths in (self.lengths, self.visitors)
+        )
         before, begun_s = core.stats, time.perf_counter()
-        num_computed = 0
+        num_computed = num_steps = 0
         for wave in range(self.num_waves):
             for index, prompt in enumerate(prompts):
-                sampling = SamplingParams(
-                    temperature=0.0, ignore_eos=True, max_tokens=self.num_output
-                )
-                (request,) = fan_out(f"{seed}-{wave}-{index}", prompt, sampling)
-                core.add(request)
+                self._ask(core, f"{seed}-{wave}-{index}", prompt, background=bool(self.visitors))
             while core.has_work:
                 num_computed += core.step().stats.step_tokens
+                num_steps += 1
+                if visits and not num_steps % self.visit_steps:
+                    self._ask(core, f"{seed}-visit-{len(visits)}", visits.pop())
         taken_s = time.perf_counter() - begun_s
         return taken_s, {"computed": num_computed, **_gained(before, core.stats)}
+
+    def _ask(
+        self, core: EngineCore, name: str, prompt: list[int], *, background: bool = False
+    ) -> None:
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=self.num_output)
+        core.add(fan_out(name, prompt, sampling, background=background)[0])
 
 
 def cases(*, is_tiny: bool) -> list[Load]:
     """The loads; tiny ones for a test run."""
     if is_tiny:
         return [
-            Load("preempted", [12] * 6, 40, 1, 6),
-            Load("prefixes", [40, 48, 56, 64], 1, 2, 1),
+            Load(name="preempted", lengths=[12] * 6, num_output=40, cached=0.3),
+            Load(
+                name="displaced",
+                lengths=[60] * 2,
+                num_output=20,
+                cached=1.2,
+                visitors=[60] * 2,
+                visit_steps=5,
+            ),
+            Load(name="prefixes", lengths=[60] * 4, num_output=1, cached=0.3, num_waves=2),
         ]
     return [
-        Load("preempted", [448] * 6, 160, 1, 6),
-        Load("prefixes", [1024] * 8, 4, 3, 2),
+        Load(name="preempted", lengths=[448] * 6, num_output=160, cached=0.25),
+        Load(
+            name="displaced",
+            lengths=[1024] * 2,
+            num_output=96,
+            cached=1.05,
+            visitors=[1024] * 5,
+        ),
+        Load(name="prefixes", lengths=[1024] * 8, num_output=4, cached=0.25, num_waves=3),
     ]
 
 
@@ -129,8 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _engine(model: str, load: Load, device: Device, *, has_tier: int) -> EngineCore:
     block_size = 16 if device == "cpu" else 64
-    longest = max(load.lengths) + load.num_output
-    num_blocks = max(load.num_tokens // _PART, longest) // block_size + 1
+    longest = max(*load.lengths, *load.visitors) + load.num_output
+    num_blocks = max(int(load.num_tokens * load.cached), longest) // block_size + 1
     return EngineCore.load(
         EngineConfig(
             model=model,
