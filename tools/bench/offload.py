@@ -40,7 +40,7 @@ class Load:
     num_waves: int = 1  # all are asked so often; a wave begins when the one before it is done
     num_at_once: int = 16  # sequences that run
     visitors: Sequence[int] = ()  # lengths of prompts before which the others make room
-    visit_steps: int = 16  # steps between two of these
+    visit_steps: int = 24  # steps between two of these
 
     @property
     def num_tokens(self) -> int:
@@ -59,19 +59,19 @@ class Load:
         num_computed = num_steps = 0
         for wave in range(self.num_waves):
             for index, prompt in enumerate(prompts):
-                self._ask(core, f"{seed}-{wave}-{index}", prompt, background=bool(self.visitors))
+                self._ask(core, f"{seed}-{wave}-{index}", prompt)
             while core.has_work:
                 num_computed += core.step().stats.step_tokens
                 num_steps += 1
                 if visits and not num_steps % self.visit_steps:
-                    self._ask(core, f"{seed}-visit-{len(visits)}", visits.pop())
+                    self._ask(core, f"{seed}-visit-{len(visits)}", visits.pop(), visits=True)
         taken_s = time.perf_counter() - begun_s
         return taken_s, {"computed": num_computed, **_gained(before, core.stats)}
 
-    def _ask(
-        self, core: EngineCore, name: str, prompt: list[int], *, background: bool = False
-    ) -> None:
-        sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=self.num_output)
+    def _ask(self, core: EngineCore, name: str, prompt: list[int], *, visits: bool = False) -> None:
+        num_output = 1 if visits else self.num_output
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output)
+        background = bool(self.visitors) and not visits
         core.add(fan_out(name, prompt, sampling, background=background)[0])
 
 
@@ -84,8 +84,8 @@ def cases(*, is_tiny: bool) -> list[Load]:
                 name="displaced",
                 lengths=[60] * 2,
                 num_output=20,
-                cached=1.2,
-                visitors=[60] * 2,
+                cached=1.0,
+                visitors=[140] * 2,
                 visit_steps=5,
             ),
             Load(name="prefixes", lengths=[60] * 4, num_output=1, cached=0.3, num_waves=2),
