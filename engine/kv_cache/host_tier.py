@@ -49,6 +49,10 @@ class HostTier:
         """The slot that holds a block of this digest; None: none does."""
         return self._slot_of.get(digest)
 
+    def is_coming(self, digest: bytes) -> bool:
+        """Whether a step under way copies a block of this digest to the host."""
+        return digest in self._coming
+
     def digest_of(self, slot: int) -> bytes:
         """Of the block that a slot holds."""
         digest = self._digest_of[slot]

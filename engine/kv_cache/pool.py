@@ -211,7 +211,7 @@ class BlockPool:
         """
         if not self._caching:
             return Prefix(0, ())
-        size, find = self.block_size, self._find
+        size, find = self.block_size, self._block_of.get if self.tier is None else self._find
         limit = (len(token_ids) - 1) // size
         digests = chain.digests(token_ids, limit)
         blocks: list[int] = []
@@ -233,6 +233,20 @@ class BlockPool:
             else:
                 blocks.append(block)
         return Prefix(index, blocks[::-1])
+
+    def awaits(self, chain: PrefixChain, token_ids: Sequence[int], prefix: Prefix) -> bool:
+        """Whether a prefix that was found may be longer in a moment: the block behind it is on its
+        way to the host."""
+        end = prefix.num_passed + len(prefix.block_ids)
+        if self.tier is None or end >= (len(token_ids) - 1) // self.block_size:
+            return False
+        return self.tier.is_coming(chain.digests(token_ids, end + 1)[end])
+
+    def touch(self, prefix: Prefix) -> None:
+        """Somebody is about to hold these blocks: those that are free make room last."""
+        for block in reversed(prefix.block_ids):
+            if block in self._idle:
+                self._idle.move_to_end(block)
 
     def num_unheld(self, block_ids: Iterable[int]) -> int:
         """How many of these are free now, or to be loaded into blocks that are: a prefix of them

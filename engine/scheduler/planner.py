@@ -17,6 +17,7 @@ from engine.speculation.speculator import Speculator
 from engine.types import PENDING_TOKEN, BlockCopy
 
 _PENDING = (PENDING_TOKEN,)
+_MOST_AWAITED = 4  # steps for a block on its way to the host, of which two may be under way
 
 
 class Planner:
@@ -164,7 +165,7 @@ class Planner:
                 short = self._admit(step, seq, now_s)
             else:
                 short = Shortage(max_seqs, 1, _one_place)
-            if short is not None and not self._displace(step, seq, short):
+            if short is not None and (short is _NOT_YET or not self._displace(step, seq, short)):
                 return
 
     def _displace(self, step: StepBuilder, seq: Sequence, short: Shortage) -> bool:
@@ -215,6 +216,8 @@ class Planner:
         if needed + len(state.running) > pool.num_free:
             self._blocked = (seq, pool.num_free)
             return short
+        if looks_up and self._awaits_prefix(seq, prefix):
+            return _NOT_YET
 
         if leader is None:
             self._load(step, pool.adopt(seq.table, prefix))
@@ -236,6 +239,16 @@ class Planner:
         self._extend(seq, end)
         self._plan_row(step, seq, seq.table.block_ids, end, yields=yields)
         return None
+
+    def _awaits_prefix(self, seq: Sequence, prefix: Prefix) -> bool:
+        """Whether a step's patience spares ``seq`` from computing what is found a moment later."""
+        pool = self._state.pool
+        if seq.num_awaited >= _MOST_AWAITED or not pool.awaits(seq.chain, seq.token_ids, prefix):
+            seq.num_awaited = 0
+            return False
+        seq.num_awaited += 1
+        pool.touch(prefix)
+        return True
 
     def _usable_leader(self, seq: Sequence) -> Sequence | None:
         """The leader, if what is shared of its prompt is computed and it still holds it.
@@ -312,3 +325,6 @@ def _one_place(seq: Sequence) -> int:
 
 def _num_blocks(seq: Sequence) -> int:
     return seq.table.num_held
+
+
+_NOT_YET = Shortage(0, 0, _num_blocks)  # there is room, for which the head is to wait

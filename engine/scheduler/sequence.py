@@ -67,6 +67,7 @@ class Sequence:
 
     num_preemptions: int = 0
     num_given_up: int = 0  # tokens that had been computed when it was preempted
+    num_awaited: int = 0  # steps in a row in which its prefix was on its way to the host
     num_cached: int | None = None  # prompt tokens found in the cache when first admitted
     cached_told: bool = False
     num_prompt_logprobs: int = 0  # told so far; a recomputed prompt brings them again

@@ -153,6 +153,25 @@ def test_blocks_that_a_prefix_has_are_held_before_others_make_room_for_it() -> N
     assert filled.find(TEXTS[2]) == (0, mine.block_ids)
 
 
+def test_a_prefix_on_its_way_to_the_host_is_waited_for() -> None:
+    filled = Filled()
+    table, pool = BlockTable(), filled.pool
+    chain, text = pool.chain(""), [*TEXTS[2], 0]
+    pool.extend(table, 1)  # the end of the third text
+    found = pool.match(chain, text)
+    assert len(found.block_ids) == 1
+    assert pool.awaits(chain, text, found)
+    pool.touch(found)
+    filled.land()
+    found = pool.match(chain, text)
+    assert not pool.awaits(chain, text, found)
+    assert len(found.block_ids) == 2
+    pool.extend(table, 2)  # in whose place the fourth text went: it was looked for longer ago
+    filled.land()
+    assert pool.match(chain, text).block_ids[0] >= 0
+    assert not pool.awaits(chain, [9, 9, 9], pool.match(pool.chain(""), [9, 9, 9]))
+
+
 def test_with_a_window_too_blocks_of_the_host_are_blocks() -> None:
     filled = Filled(window=2)
     found = filled.find(TEXTS[0])
