@@ -161,15 +161,11 @@ class Sampler:
         state = self._rows.sampling
         if not len(state.masks):
             return StepMasks(None, {}, {})
-        host_slots = batch.slots[batch.sampling_rows]
-        masked = np.flatnonzero(state.is_masked(host_slots))
+        masked = np.flatnonzero(state.is_masked(batch.slots[batch.sampling_rows]))
         if not masked.size:
             return StepMasks(None, {}, {})
         rows = _masked_rows(batch, batch.sampling_rows[masked])
-        may_wait = None
-        if state.masks.may_wait:
-            may_wait = (~state.cuts_off(host_slots[masked])).tolist()
-        failures, waiting = state.masks.update(rows, self._uploads.send, may_wait)
+        failures, waiting = state.masks.update(rows, self._uploads.send)
         return StepMasks(
             state.masks.lines,
             {int(masked[index]): why for index, why in failures.items()},

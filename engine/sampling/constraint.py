@@ -60,6 +60,10 @@ class Constraint:
         self.narrows = bool(
             allowed is not None or sampling.min_tokens or puts_off or sampling.bad_token_ids
         )
+        # Whether its mask may wait for the logits: what top_k, top_p and min_p cut off depends on
+        # what the mask leaves.
+        cuts = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+        self.may_wait = self.crew is not None and (sampling.temperature == 0.0 or not cuts)
         self._in_vocab = _bits(range(vocab_size), vocab_size)
 
     @staticmethod

@@ -36,6 +36,7 @@ class _Taken(NamedTuple):
 
     line: int
     constraint: Constraint
+    may_wait: bool  # whether it may be written once the row's logits are there
 
 
 class MaskUpdate(NamedTuple):
@@ -50,6 +51,7 @@ class _Crewed(NamedTuple):
 
     indices: list[int]
     rows: list[Followed]
+    narrowed: list[int]  # places of those with other restrictions beside the grammar
 
 
 class MaskLines:
@@ -87,7 +89,8 @@ class MaskLines:
         """A line for a row that has this output so far."""
         line = self._free.pop() if self._free else self._new_line()
         constraint = Constraint(request, output_ids, grammar, self._eos, self._vocab_size)
-        self._taken[slot] = _Taken(line, constraint)
+        may_wait = constraint.may_wait and self.may_wait
+        self._taken[slot] = _Taken(line, constraint, may_wait)
         if constraint.is_fixed:
             self._fresh.add(slot)
         return line
@@ -101,25 +104,23 @@ class MaskLines:
 
     @property
     def may_wait(self) -> bool:
-        """Whether lines can be written once logits are there: where these are on the host."""
+        """Whether lines can be written once logits are there: where these are on the host. Asked
+        when a row comes."""
         return self._device.type == "cpu"
 
-    def update(
-        self, rows: Sequence[MaskedRow], send: Send, may_wait: Sequence[bool] | None = None
-    ) -> MaskUpdate:
-        """Write the lines of these rows, and bring them to the device.
+    def update(self, rows: Sequence[MaskedRow], send: Send) -> MaskUpdate:
+        """Write the lines of these rows but of those that wait, and bring them to the device.
 
         Args:
             rows: of a step, with a line each.
             send: brings int32 arrays to the device.
-            may_wait: which of the rows' lines need not be written yet; None: all are written.
         """
         failures: dict[int, Failure] = {}
         waiting: list[int] = []
         written: list[int] = []
         crews: dict[MatcherCrew, _Crewed] = {}
         for index, (slot, start, token_ids) in enumerate(rows):
-            line, constraint = self._taken[slot]
+            line, constraint, may_wait = self._taken[slot]
             if constraint.is_fixed:
                 if slot not in self._fresh:
                     continue
@@ -129,10 +130,11 @@ class MaskLines:
             if matcher is not None and crew is not None:
                 crewed = crews.get(crew)
                 if crewed is None:
-                    crewed = crews[crew] = _Crewed([], [])
+                    crewed = crews[crew] = _Crewed([], [], [])
+                if constraint.narrows:
+                    crewed.narrowed.append(len(crewed.rows))
                 crewed.indices.append(index)
-                waits = may_wait is not None and may_wait[index]
-                crewed.rows.append((matcher, constraint.follow(start, token_ids), line, waits))
+                crewed.rows.append((matcher, constraint.follow(start, token_ids), line, may_wait))
                 continue
             if constraint.follows_output:
                 constraint.advance(start, token_ids)
@@ -162,7 +164,7 @@ class MaskLines:
         """
         failures: dict[int, Failure] = {}
         for index, (row, choices) in enumerate(zip(rows, candidates, strict=True)):
-            line, constraint = self._taken[row[0]]
+            line, constraint, _ = self._taken[row[0]]
             some = [token_id for token_id in choices if token_id >= 0]
             try:
                 constraint.settle(self._host[line], _num_output(row, constraint), some)
@@ -213,12 +215,12 @@ class MaskLines:
         step = crew.follow(crewed.rows, self._host)
         for place, error in step.failures.items():
             self._fail(crewed.rows[place][2], crewed.indices[place], error, failures)
-        waiting = [crewed.indices[place] for place in step.waiting]
-        for index in crewed.indices:
-            line, constraint = self._taken[rows[index][0]]
-            if constraint.narrows and index not in failures and index not in waiting:
-                constraint.narrow(self._host[line], _num_output(rows[index], constraint))
-        return waiting
+        for place in crewed.narrowed:
+            if place not in step.failures and place not in step.waiting:
+                row = rows[crewed.indices[place]]
+                line, constraint, _ = self._taken[row[0]]
+                constraint.narrow(self._host[line], _num_output(row, constraint))
+        return [crewed.indices[place] for place in step.waiting]
 
     def _fail(
         self, line: int, index: int, error: GrammarFailed, failures: dict[int, Failure]

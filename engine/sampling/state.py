@@ -143,13 +143,6 @@ class SamplingState:
         """Of these rows: [rows] float32, 0 for greedy ones."""
         return self._host["temperature"][slots]
 
-    def cuts_off(self, slots: np.ndarray) -> np.ndarray:
-        """Which of these rows choose among fewer tokens by top-k, top-p or min-p: [rows] bool."""
-        host = self._host
-        top_p, min_p = host["top_p"][slots], host["min_p"][slots]
-        cuts = (host["top_k"][slots] > 0) | (top_p < 1.0) | (min_p > 0.0)
-        return cuts & (host["temperature"][slots] > 0.0)
-
     def count_lines(self, slots: np.ndarray) -> np.ndarray:
         """The lines of these rows in the counts: [rows] int32, -1 for those without penalties."""
         return self._host["count_line"][slots]
