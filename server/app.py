@@ -100,10 +100,21 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
         *(message_batches, embeddings, scoring, files, batches, models, tokens),
         *(system, dashboard, profile, resting, lora, usage_route),
     )
+    # What settings have switched off answers that it is, and is not described.
+    is_on = {
+        dashboard: settings.shows_dashboard,
+        profile: settings.profile is not None,
+        resting: settings.enable_sleep_mode,
+        lora: settings.lora_dir is not None,
+        usage_route: state.access.usage is not None,
+    }
+    described = [room for room in rooms if is_on.get(room, True)]
     for room in rooms:
-        app.include_router(room.router, dependencies=[Depends(permit)])
+        app.include_router(
+            room.router, dependencies=[Depends(permit)], include_in_schema=room in described
+        )
     asks_for_keys = state.access.keys.asks_for_keys
-    schema.install(app, [room.router for room in rooms], with_keys=asks_for_keys)
+    schema.install(app, [room.router for room in described], with_keys=asks_for_keys)
     # The last one added is the outermost.
     app.add_middleware(
         BodyGuard,

@@ -39,7 +39,7 @@ class ProfileWritten(Struct):
 @router.post(
     "/start_profile",
     summary="Record the next steps of the engine",
-    openapi_extra=describe(ProfileRequest, ProfileStarted, body_required=False, errors=(404, 409)),
+    openapi_extra=describe(ProfileRequest, ProfileStarted, body_required=False, errors=(409,)),
 )
 async def start_profile(request: Request) -> Response:
     """Record the next ``num_steps`` steps, whoever's requests they serve, into one trace."""
@@ -53,7 +53,7 @@ async def start_profile(request: Request) -> Response:
 @router.post(
     "/stop_profile",
     summary="End the recording and name its file",
-    openapi_extra=describe(None, ProfileWritten, errors=(404, 409)),
+    openapi_extra=describe(None, ProfileWritten, errors=(409,)),
 )
 async def stop_profile(request: Request) -> Response:
     """End the recording, unless all its steps are done already, and name the trace's file."""

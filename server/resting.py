@@ -68,7 +68,7 @@ class WeightsReloaded(Struct):
 @router.post(
     "/sleep",
     summary="Give the engine's memory back until it is woken",
-    openapi_extra=describe(None, SleepState, errors=(404, 409)),
+    openapi_extra=describe(None, SleepState, errors=(409,)),
 )
 async def sleep(
     request: Request, level: _Level = 1, mode: _Mode = "wait", timeout_s: _Wait = _WAIT_S
@@ -82,7 +82,7 @@ async def sleep(
 @router.post(
     "/wake_up",
     summary="Have a sleeping engine serve again",
-    openapi_extra=describe(None, SleepState, errors=(404, 409)),
+    openapi_extra=describe(None, SleepState, errors=(409,)),
 )
 async def wake_up(request: Request, tags: _Tags = None) -> Response:
     """Answered once requests are served; without effect on a server that does not sleep."""
@@ -96,14 +96,14 @@ async def wake_up(request: Request, tags: _Tags = None) -> Response:
 @router.get(
     "/is_sleeping",
     summary="Whether the engine sleeps",
-    openapi_extra=describe(None, SleepState, errors=(404,)),
+    openapi_extra=describe(None, SleepState),
 )
 async def is_sleeping(request: Request) -> Response:
     """Told by what the engine has last said of itself."""
     return _told(await _state_with_sleep(request))
 
 
-_RELOAD = describe(ReloadRequest, WeightsReloaded, body_required=False, errors=(404, 409))
+_RELOAD = describe(ReloadRequest, WeightsReloaded, body_required=False, errors=(409,))
 
 
 @router.post("/reload_weights", summary="Go on with other weights", openapi_extra=_RELOAD)

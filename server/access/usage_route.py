@@ -52,7 +52,7 @@ class UsageList(Struct, kw_only=True):
 @router.get(
     "/v1/usage",
     summary="What was used, by day",
-    openapi_extra=describe(None, UsageList, errors=(404,)),
+    openapi_extra=describe(None, UsageList),
 )
 async def read_usage(
     request: Request,

@@ -40,7 +40,7 @@ async def dashboard(request: Request) -> Response:
 @router.get(
     "/dashboard/state",
     summary="What the live page shows",
-    openapi_extra=describe(None, DashboardState, errors=(404,)),
+    openapi_extra=describe(None, DashboardState),
 )
 async def dashboard_state(request: Request) -> Response:
     """The engine's last steps, requests and KV blocks.

@@ -27,25 +27,21 @@ from server.state import Model, ServerState
 
 router = APIRouter()
 
+_RERANK, _SCORE = describe(RerankRequest, Reranked), describe(ScoreRequest, ScoreList)
+
 
 @router.post(
-    "/v1/rerank",
-    summary="Order documents by their relevance to a query",
-    openapi_extra=describe(RerankRequest, Reranked),
+    "/v1/rerank", summary="Order documents by their relevance to a query", openapi_extra=_RERANK
 )
-@router.post("/rerank", include_in_schema=False)
-@router.post("/v2/rerank", include_in_schema=False)
+@router.post("/rerank", summary="The same, by Jina's name", openapi_extra=_RERANK)
+@router.post("/v2/rerank", summary="The same, by Cohere's name", openapi_extra=_RERANK)
 async def rerank(request: Request) -> Response:
     """The documents' scores against the query, the most relevant first."""
     return await respond(request, RerankRequest, RerankCall.prepare)
 
 
-@router.post(
-    "/v1/score",
-    summary="Score pairs of texts",
-    openapi_extra=describe(ScoreRequest, ScoreList),
-)
-@router.post("/score", include_in_schema=False)
+@router.post("/v1/score", summary="Score pairs of texts", openapi_extra=_SCORE)
+@router.post("/score", summary="The same, by vLLM's name", openapi_extra=_SCORE)
 async def score(request: Request) -> Response:
     """How well each pair goes together: one text with several, or as many with as many."""
     return await respond(request, ScoreRequest, ScoreCall.prepare)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.asgi import Application, running_app
+from tests.server.test_access import walk
 
 
 def references(node: Any) -> set[str]:
@@ -61,6 +63,58 @@ async def test_what_is_referred_to_is_there_and_what_is_there_is_referred_to(
     assert named == set(document["components"]["schemas"])
 
 
+OFF = {
+    "/start_profile",
+    "/stop_profile",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/dashboard",
+    "/dashboard/state",
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+    "/reload_weights",
+    "/update_weights_from_disk",
+}
+
+
+async def test_what_settings_switch_off_is_not_described(tmp_path: Path) -> None:
+    options = {
+        "profile": str(tmp_path),
+        "lora_dir": str(tmp_path),
+        "dashboard": True,
+        "enable_sleep_mode": True,
+    }
+    async with running_app(**options, api_keys=["sk-a"]) as application:
+        document = application.app.openapi()
+        told = {(method, path) for method, path, _ in operations(document)}
+        prefix = "#/components/schemas/"
+        named = {ref.removeprefix(prefix) for ref in references(document)}
+        assert named == set(document["components"]["schemas"])
+    async with running_app(api_keys=["sk-a"], dashboard=False) as application:
+        left = {(method, path) for method, path, _ in operations(application.app.openapi())}
+    assert left < told
+    assert {path for _, path in told - left} == OFF
+    assert "/v1/usage" not in {path for _, path in told}  # no key file
+
+
+async def test_other_names_are_described_as_what_they_name(application: Application) -> None:
+    paths = application.app.openapi()["paths"]
+    for name in ("/rerank", "/v2/rerank"):
+        assert paths[name]["post"]["responses"] == paths["/v1/rerank"]["post"]["responses"]
+        assert paths[name]["post"]["requestBody"] == paths["/v1/rerank"]["post"]["requestBody"]
+    assert paths["/score"]["post"]["requestBody"] == paths["/v1/score"]["post"]["requestBody"]
+
+
+async def test_every_route_that_answers_is_described(application: Application) -> None:
+    """Whatever is not described is a page for people, the document itself, or switched off."""
+    described = set(application.app.openapi()["paths"])
+    served = {path for path, _ in walk(application.app.routes)}
+    people = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    left = {path.replace(":path}", "}") for path in served - people} - described
+    assert left - OFF <= {"/v1/usage"}
+
+
 async def test_a_body_that_cannot_be_empty_is_required(application: Application) -> None:
     paths = application.app.openapi()["paths"]
     body = paths["/v1/chat/completions"]["post"]["requestBody"]
@@ -72,5 +126,3 @@ async def test_a_body_that_cannot_be_empty_is_required(application: Application)
     shapes = data["contentSchema"]["anyOf"]
     assert [shape["$ref"].rsplit("/", 1)[1] for shape in shapes] == ["ChatChunk", "Error"]
     assert done == {"const": "[DONE]"}
-    if "/start_profile" in paths:
-        assert not paths["/start_profile"]["post"]["requestBody"]["required"]
