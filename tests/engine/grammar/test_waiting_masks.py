@@ -101,7 +101,8 @@ def crowd(tokenizer: Tokenizer) -> list[Request]:
         {"temperature": 0.8, "bad_token_ids": (word, (word[0], word[0]), (65,))},
         {"temperature": 1.2, "ignore_eos": True},
         {"temperature": 1.5, "top_p": 0.8},
-        {"temperature": 0.0, "min_tokens": 9, "logit_bias": {end: 5.0, 70: 4.0, 71: 3.0}},
+        {"temperature": 0.0, "min_tokens": 9, "logit_bias": {end: 40.0, 70: 4.0, 71: 3.0}},
+        {"temperature": 0.5, "bad_token_ids": ((word[0],),), "logit_bias": {word[0]: 40.0}},
         {"temperature": 2.0, "allowed_token_ids": tuple(range(0, 2000, 2))},
     ]
     requests: list[Request] = []
