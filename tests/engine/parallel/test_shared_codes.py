@@ -21,7 +21,7 @@ def widened(monkeypatch):
 
 # Groups of inputs that end where ranks' inputs do, or one for all of them.
 SHARED_FORMATS = sorted(FORMATS.keys() - {"gptq4_act", "w4a16_act", "fp8_block"})
-QUICK = ("awq", "gptq8", "w4a16_zeros", "w8a8", "fp8_compressed_block", "nf4")
+QUICK = ("awq", "w8a8", "nf4")
 FORMAT_SHAPE = {"hidden_size": 128, "intermediate_size": 256}
 
 
@@ -39,7 +39,7 @@ def test_codes_are_shared_out_as_they_are(tmp_path, written):
 
 
 @pytest.mark.usefixtures("widened")
-@pytest.mark.parametrize(("kind", "written"), [("phi3", "awq"), ("mixtral", "w8a8")])
+@pytest.mark.parametrize(("kind", "written"), [("phi3", "w8a8"), ("mixtral", "w8a8")])
 def test_codes_of_fused_projections_and_experts(tmp_path, kind, written):
     directory, expected = _write(kind, written, tmp_path, **FORMAT_SHAPE)
     torch.testing.assert_close(shared_logits(directory, 2), expected, atol=1e-4, rtol=0)
@@ -57,7 +57,7 @@ def test_groups_that_ranks_would_cut_in_two_are_named(tmp_path, written, problem
 
 
 @pytest.mark.usefixtures("widened")
-@pytest.mark.parametrize("kind", ["llama", "qwen2_moe", "gpt2", "phi3"])
+@pytest.mark.parametrize("kind", ["qwen2_moe", "gpt2"])
 def test_gguf_files_are_shared_out(tmp_path, kind):
     model = tiny_models.build(kind, **({"mlp_only_layers": []} if kind == "qwen2_moe" else {}))
     with torch.no_grad():
