@@ -26,7 +26,9 @@ class HostCopy:
         self._copies: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         for storage in storages:
             # One after the other: what is copied is freed before the next is.
-            self._copies.append((storage, storage.cpu().clone()))
+            copy = torch.UntypedStorage(storage.nbytes())
+            copy.copy_(storage)
+            self._copies.append((storage, copy))
             storage.resize_(0)
 
     @classmethod
@@ -64,7 +66,7 @@ def _storages(root: object, device: torch.device) -> Iterator[tuple[int, torch.U
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):
             storage = thing.untyped_storage()
-            if storage.device == device and storage.nbytes():
+            if storage.device.type == device.type and storage.nbytes():
                 yield storage.data_ptr(), storage
         else:
             stack += _parts(thing)
