@@ -30,6 +30,7 @@ from engine.client import LoadProgress
 from engine.collector import reclaim
 from engine.config import EngineConfig, SchedulerConfig
 from engine.errors import (
+    EngineAsleep,
     EngineDead,
     Failure,
     InvalidParameter,
@@ -196,7 +197,10 @@ class EngineCore:
             InvalidParameter: it names tokens that the model does not have, its prompt is empty,
                 its id is in use, its grammar is known not to work, its adapter cannot be used, or
                 the model is of another kind.
+            EngineAsleep: it sleeps.
         """
+        if self._resting is not None:
+            raise EngineAsleep("the engine is asleep; wake it first")
         check_kind(request, self._info)
         check_tokens(request, self._info.vocab_size)
         if request.adapter is not None:

@@ -35,6 +35,7 @@ from engine.errors import InvalidParameter
 from engine.memory import device_memory
 from engine.offline_adapters import Lora, OfflineAdapters
 from engine.offline_inputs import Prompt, as_prompts, new_id, params_for
+from engine.offline_rest import OfflineRest
 from engine.offline_text import Conversation, OfflineText
 from engine.paths import default_model_dir
 from engine.pool_offline import EmbeddingResult, embed_all, score_all
@@ -47,7 +48,7 @@ from engine.speculation.options import speculation_config
 from engine.types import Adapter, EngineInfo, SamplingParams, Trace
 
 
-class LLM(OfflineText):
+class LLM(OfflineText, OfflineRest):
     """A loaded model. Not thread-safe; use the server to share one.
 
     Prompts run as one continuous batch: each joins as soon as there is room and leaves as soon as

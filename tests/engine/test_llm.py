@@ -9,6 +9,7 @@ from engine import LLM, SamplingParams
 from engine.driver import Driver
 from engine.errors import (
     ContextLengthExceeded,
+    EngineAsleep,
     EngineDead,
     Failure,
     InvalidParameter,
@@ -16,6 +17,7 @@ from engine.errors import (
     ProfileRefused,
     RequestError,
     RequestFailed,
+    RestRefused,
     TemplateError,
 )
 from engine.types import EngineOutput
@@ -76,6 +78,29 @@ def test_a_profile_holds_the_steps_of_what_was_generated(llm: LLM, tmp_path: Pat
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         LLM(profile=tmp_path / "file")
+
+
+def test_it_sleeps_between_batches(llm: LLM, tmp_path: Path) -> None:
+    before = llm.generate(PROMPTS, GREEDY)
+    with llm.stream("Once upon a time", GREEDY) as stream:
+        next(stream)
+        with pytest.raises(RestRefused):
+            llm.sleep()
+    for rest in (llm.sleep, lambda: llm.sleep(2)):
+        rest()
+        with pytest.raises(EngineAsleep):
+            llm.generate("Hello", GREEDY)
+        llm.wake_up()
+        again = llm.generate(PROMPTS, GREEDY)
+        assert [result.outputs for result in again] == [result.outputs for result in before]
+    with pytest.raises(InvalidParameter, match="level"):
+        llm.sleep(3)
+    llm.reload_weights()
+    assert llm.model_info().generation == 1
+    with pytest.raises(ModelLoadError):
+        llm.reload_weights(tmp_path)
+    after = llm.generate(PROMPTS, GREEDY)
+    assert [result.outputs for result in after] == [result.outputs for result in before]
 
 
 def test_several_choices_differ_and_repeat_by_seed(llm: LLM) -> None:
