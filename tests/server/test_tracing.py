@@ -215,6 +215,7 @@ async def test_what_fails_says_why(collector: Collector, monkeypatch) -> None:
     assert collector.resources[-1]["service.name"] == "mine"
 
 
+@pytest.mark.slow  # waits for a connection that never comes
 def test_without_a_collector_requests_go_on_and_it_is_said_once(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
