@@ -181,7 +181,7 @@ def test_bad_requests_are_refused(server: Server) -> None:
     assert activity(server) == "serving"
 
 
-@pytest.mark.slow  # a second server; what clients share is held by tests/engine/process/test_rest.py
+@pytest.mark.slow  # a second server; see tests/engine/process/test_rest.py
 def test_every_worker_knows(workers: Server) -> None:
     assert workers.post("/sleep?level=2", None).status_code == 200
     for _ in range(6):  # each over a connection of its own, and so at whichever worker
