@@ -72,7 +72,7 @@ class Life:
         self.limit = min(self.max_len, num_blocks * size)
         self.window = random.Random(seed).randint(1, 24) if seed % 5 >= 3 else None
         max_idle = random.Random(seed).choice((None, None, 0, 3))
-        self.num_host_blocks = random.Random(-seed).choice((0, 0, 1, 3, 10, 200))
+        self.num_host_blocks = random.Random(f"host {seed}").choice((0, 0, 1, 3, 10, 200))
         if not self.config.cache.enable_prefix_caching:
             self.num_host_blocks = 0
         info = make_info(
@@ -325,6 +325,8 @@ class Life:
             assert not plan.added, "a newcomer waits for passes"
             assert not plan.num_preempted, "somebody waits for passes"
             assert self.scheduler.num_running == len(counts), "somebody waits for passes"
+            running = self.scheduler._state.running.values()
+            assert all(seq.first_token_s is not None for seq in running), "a first token waits"
         self.seen["passes"] += sum(count - 1 for count in counts)
 
     def _check_books(self) -> None:
