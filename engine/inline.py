@@ -17,28 +17,21 @@ from engine.frames import (
     Abort,
     Activity,
     Answered,
-    Look,
     Question,
     Ready,
-    Reload,
     Shutdown,
-    Sleep,
-    StartProfile,
-    StopProfile,
     Submit,
-    Wake,
 )
 from engine.loop import EngineLoop
-from engine.questions import Questions
+from engine.questions import Asker, Questions
 from engine.rest import Asked
-from engine.snapshot import Snapshot
 from engine.streams import StreamTable
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request
 
 LoadCore = Callable[[EngineConfig, LoadProgress | None], EngineCore]
 
 
-class InlineClient:
+class InlineClient(Asker):
     """A :class:`engine.client.EngineClient` without a process boundary, and so without restarts.
 
     Args:
@@ -119,35 +112,6 @@ class InlineClient:
     def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
         """Call ``listener`` with each step's output, on the event loop."""
         self._listeners.append(listener)
-
-    async def start_profile(self, num_steps: int) -> None:
-        """Record the next steps; see :class:`engine.client.EngineClient`."""
-        await self._ask(StartProfile(num_steps))
-
-    async def stop_profile(self) -> Trace:
-        """Record no longer; see :class:`engine.client.EngineClient`."""
-        trace = (await self._ask(StopProfile())).trace
-        assert trace is not None
-        return trace
-
-    async def look(self) -> Snapshot:
-        """How the engine stands; see :class:`engine.client.EngineClient`."""
-        snapshot = (await self._ask(Look())).snapshot
-        assert snapshot is not None
-        return snapshot
-
-    async def sleep(self, level: int, timeout_s: float) -> None:
-        """Give memory back; see :class:`engine.client.EngineClient`."""
-        await self._ask(Sleep(level, timeout_s))
-
-    async def wake(self) -> None:
-        """Take it again; see :class:`engine.client.EngineClient`."""
-        await self._ask(Wake())
-
-    async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
-        """Exchange the weights; see :class:`engine.client.EngineClient`."""
-        await self._ask(Reload(model, timeout_s))
-        return self.info
 
     async def close(self) -> None:
         """End the engine after the step in flight, or once it has loaded. Idempotent."""

@@ -16,26 +16,20 @@ from engine.frames import (
     Abort,
     Activity,
     Answered,
-    Look,
     Output,
     Question,
     Ready,
-    Reload,
-    Sleep,
-    StartProfile,
-    StopProfile,
     Submit,
-    Wake,
 )
 from engine.link import EngineLink
-from engine.snapshot import Snapshot
+from engine.questions import Asker
 from engine.streams import StreamTable
-from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request
 
 logger = logging.getLogger(__name__)
 
 
-class RemoteClient:
+class RemoteClient(Asker):
     """The part of a :class:`engine.client.EngineClient` that does not depend on who starts and
     restarts the engine: that is its subclasses' to know.
     """
@@ -100,35 +94,6 @@ class RemoteClient:
     def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
         """Call ``listener`` with each step's output."""
         self._listeners.append(listener)
-
-    async def start_profile(self, num_steps: int) -> None:
-        """Record the next steps; see :class:`engine.client.EngineClient`."""
-        await self._ask(StartProfile(num_steps))
-
-    async def stop_profile(self) -> Trace:
-        """Record no longer; see :class:`engine.client.EngineClient`."""
-        trace = (await self._ask(StopProfile())).trace
-        assert trace is not None
-        return trace
-
-    async def look(self) -> Snapshot:
-        """How the engine stands; see :class:`engine.client.EngineClient`."""
-        snapshot = (await self._ask(Look())).snapshot
-        assert snapshot is not None
-        return snapshot
-
-    async def sleep(self, level: int, timeout_s: float) -> None:
-        """Give memory back; see :class:`engine.client.EngineClient`."""
-        await self._ask(Sleep(level, timeout_s))
-
-    async def wake(self) -> None:
-        """Take it again; see :class:`engine.client.EngineClient`."""
-        await self._ask(Wake())
-
-    async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
-        """Exchange the weights; see :class:`engine.client.EngineClient`."""
-        await self._ask(Reload(model, timeout_s))
-        return self.info
 
     async def _ask(self, question: Question) -> Answered:
         if self._link is None or not self._link.open:

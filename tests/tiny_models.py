@@ -8,6 +8,7 @@ They have no tokenizer. ``tests/engine/models`` holds them against Hugging Face'
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +326,18 @@ def edit_config(directory: Path, **changes: Any) -> None:
         else:
             config[key] = value
     path.write_text(json.dumps(config))
+
+
+def greedy_tokens(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """How Hugging Face's own generate continues a prompt, always by the likeliest token."""
+    import torch
+
+    output = model.generate(
+        torch.tensor([list(prompt)]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()

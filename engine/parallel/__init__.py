@@ -1,7 +1,7 @@
 """Tensor parallelism: one model on several devices, a process for each (docs/parallel.md).
 
     engine process, rank 0                       rank 1, 2, ... (follower.py)
-    scheduler ─ runner ─ team.py  ── frames ──►  the same layers over their own share
+    scheduler ─ runner ─ leader.py ── frames ──►  the same layers over their own share
                   │                                │
                   └──────── group.py: all-reduce, broadcast, gather ──┘
 

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.errors import InvalidParameter, RequestError
+from engine.errors import InvalidParameter, RequestError, RestRefused
 from engine.profiler import Spans
 from engine.runner.protocol import Launched, Resting
 from engine.types import (
@@ -116,8 +116,8 @@ class CostRunner:
         return False
 
     def rest(self, level: int) -> Resting:
-        """A simulated engine does not rest."""
-        raise NotImplementedError
+        """A simulated engine does not rest. Raises RestRefused."""
+        raise RestRefused("a simulated engine does not rest")
 
 
 class _Passing:

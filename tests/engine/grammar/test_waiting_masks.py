@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def crowd(tokenizer: Tokenizer) -> list[Request]:
     """All grammars, each with other parameters beside it."""
     end = tokenizer.eos_token_ids[0]
     word = tuple(tokenizer.encode(" is", add_special_tokens=False))
-    extras: list[dict[str, object]] = [
+    extras: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0, "logprobs": 3},
         {"temperature": 2.0, "presence_penalty": 1.0, "repetition_penalty": 1.3},

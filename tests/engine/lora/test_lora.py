@@ -96,18 +96,7 @@ def make_served(kind, root, options_of):
 
 
 def continuations(model, prompts):
-    texts = []
-    for prompt in prompts:
-        output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=NUM_OUTPUT,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        texts.append(output[0, len(prompt) :].tolist())
-    return texts
+    return [tiny_models.greedy_tokens(model, prompt, NUM_OUTPUT) for prompt in prompts]
 
 
 def engine(base, *, max_loaded=8, **scheduler):

@@ -43,17 +43,7 @@ def checkpoint(tmp_path_factory):
     shared = [rng.randrange(3, 160) for _ in range(22)]
     prompts = [shared[:18] + [rng.randrange(3, 160) for _ in range(n)] for n in (1, 9, 17)]
     prompts += [[rng.randrange(3, 160) for _ in range(n)] for n in (1, 33)]
-    texts = []
-    for prompt in prompts:
-        output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=NUM_OUTPUT,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        texts.append(output[0, len(prompt) :].tolist())
+    texts = [tiny_models.greedy_tokens(model, prompt, NUM_OUTPUT) for prompt in prompts]
     return directory, prompts, texts
 
 

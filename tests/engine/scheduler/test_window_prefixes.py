@@ -20,18 +20,9 @@ OTHERS = [[_RNG.randrange(3, 160) for _ in range(12)] for _ in range(4)]
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory):
     """(directory, the greedy continuation of PROMPT by Hugging Face)."""
-    import torch
-
-    output = tiny_models.build("mistral").generate(
-        torch.tensor([PROMPT]),
-        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
-        max_new_tokens=NUM_OUTPUT,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    expected = tiny_models.greedy_tokens(tiny_models.build("mistral"), PROMPT, NUM_OUTPUT)
     directory = tiny_models.save("mistral", tmp_path_factory.mktemp("mistral"))
-    return directory, output[0, len(PROMPT) :].tolist()
+    return directory, expected
 
 
 def answer(core: EngineCore, prompt: list[int], name: str) -> tuple[list[int], int]:
