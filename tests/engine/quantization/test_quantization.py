@@ -60,8 +60,9 @@ def test_the_demo_model_answers(quantization, how, request, caplog):
     assert "Paris" in answer
     assert ("linear layers: native" in caplog.text) == (how == "native")
     parameters, told = info.num_parameters, info.memory.weights_bytes
-    # The head of a model in four bits is int8; in torch alone it stays in bfloat16.
-    bytes_each = {None: 2.0, "int8": 1.1, "fp8": 1.1, "int4": 0.9, "nf4": 0.9}[quantization]
+    # A head in bfloat16 has its codes beside it (kernels/cpu/screened.py). That of a model in four
+    # bits is int8; in torch alone it stays in bfloat16.
+    bytes_each = {None: 2.22, "int8": 1.1, "fp8": 1.1, "int4": 0.9, "nf4": 0.9}[quantization]
     spare = 0 if how == "native" else parameters * 0.6
     assert parameters * 0.5 < told <= parameters * bytes_each * 1.01 + spare
 
