@@ -33,15 +33,22 @@ class Group:
         device: where tensors are.
         meeting: a file that does not exist yet, the same for all ranks.
         timeout_s: how long a call waits for the others.
+        name_lost: says who is gone when a call has failed; a rank that cannot know says "another".
 
     Raises:
         EngineDead: here and by every method, when another rank is gone.
     """
 
     def __init__(
-        self, shard: Shard, device: torch.device, meeting: Path, timeout_s: float = TIMEOUT_S
+        self,
+        shard: Shard,
+        device: torch.device,
+        meeting: Path,
+        timeout_s: float = TIMEOUT_S,
+        name_lost: Callable[[], str] = lambda: "another",
     ) -> None:
         self._shard = shard
+        self._name_lost = name_lost
         timeout = timedelta(seconds=timeout_s)
         make = _nccl if device.type == "cuda" else _gloo
         self._group: Any = None
@@ -85,7 +92,7 @@ class Group:
             return call()
         except RuntimeError as error:
             reason = str(error).splitlines()[0][:200]
-            raise EngineDead(f"rank {self.rank} has lost another: {reason}") from error
+            raise EngineDead(f"rank {self.rank} has lost {self._name_lost()}: {reason}") from error
 
 
 def _gloo(shard: Shard, meeting: Path, timeout: timedelta) -> Any:

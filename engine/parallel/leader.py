@@ -58,6 +58,7 @@ from engine.types import Adapter, BlockCopy, MemoryPlan
 logger = logging.getLogger(__name__)
 
 _END_GRACE_S = 2.0
+_NAMING_S = 2.0
 _Expected = TypeVar("_Expected", Loaded, Prepared)
 
 
@@ -111,7 +112,7 @@ class Team:
         for rank in range(1, self.shard.size):
             self._expect(rank, Prepared)
         self._fate.watch(self._children)
-        self.group = Group(self.shard, device, self._meeting)
+        self.group = Group(self.shard, device, self._meeting, name_lost=self._fate.name_lost)
         if device.type == "cpu":  # NCCL looks at the file now and then
             shutil.rmtree(self._directory, ignore_errors=True)
         weights = (memory.weights_bytes, *(told.weights_bytes for told in loaded))
@@ -187,10 +188,11 @@ class Team:
             self._send(rank, frame)
 
     def _send(self, rank: int, frame: bytes) -> None:
+        child = self._children[rank - 1]
         try:
-            self._children[rank - 1].socket.sendall(frame)
+            child.socket.sendall(frame)
         except OSError as error:
-            raise EngineDead(f"rank {rank} is gone: {error.strerror}") from None
+            raise EngineDead(f"{_name(rank, child)} is gone: {error.strerror}") from None
 
     def _expect(self, rank: int, kind: type[_Expected]) -> _Expected:
         try:
@@ -213,6 +215,8 @@ class _Fate:
     def __init__(self) -> None:
         self.act: Callable[[str], None] | None = None
         self._is_ending = False
+        self._lost = "another"
+        self._has_seen = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, children: Sequence[Child]) -> None:
@@ -225,6 +229,12 @@ class _Fate:
     def end(self) -> None:
         """The sockets are about to be shut down, and that is no loss."""
         self._is_ending = True
+
+    def name_lost(self) -> str:
+        """Who is gone. A collective can fail before the socket of that rank has told of it, so
+        this waits for a moment; "another" where all sockets are whole after it."""
+        self._has_seen.wait(_NAMING_S)
+        return self._lost
 
     def join(self) -> None:
         """Wait until nobody looks at the sockets any more."""
@@ -239,13 +249,16 @@ class _Fate:
         gone = poll.poll()
         if self._is_ending:
             return
-        names = ", ".join(
-            f"rank {ranks[descriptor]} (process {children[ranks[descriptor] - 1].pid})"
-            for descriptor, _ in gone
-        )
-        logger.critical("%s ended: the model is no longer whole", names)
+        lost = [ranks[descriptor] for descriptor, _ in gone]
+        self._lost = ", ".join(_name(rank, children[rank - 1]) for rank in lost)
+        self._has_seen.set()
+        logger.critical("%s ended: the model is no longer whole", self._lost)
         if self.act is not None:
-            self.act(f"{names} ended")
+            self.act(f"{self._lost} ended")
+
+
+def _name(rank: int, child: Child) -> str:
+    return f"rank {rank} (process {child.pid})"
 
 
 def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], bytes]:
