@@ -109,7 +109,7 @@ def crowd(tokenizer: Tokenizer) -> list[Request]:
     requests: list[Request] = []
     for number, grammar in enumerate(GRAMMARS):
         for index, extra in enumerate(extras):
-            params = SamplingParams(grammar=grammar, seed=index, max_tokens=40, **extra)  # type: ignore[arg-type]
+            params = SamplingParams(grammar=grammar, seed=index, max_tokens=40, **extra)
             prompt = tokenizer.encode(f"Question {number}: what is the capital of France?")
             requests += fan_out(f"{number}-{index}", prompt, params)
     return requests
