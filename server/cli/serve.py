@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
             _check_parts(settings)
             read_chat_template(settings.chat_template)
             _check_adapters(settings)
+            _check_weights_directory(settings)
             _make_profile_directory(settings)
             settings = with_model_directory(settings)
             logs.configure(settings.log_level, settings.log_format)
@@ -211,6 +212,21 @@ def _check_adapters(settings: Settings) -> None:
     for name, path in settings.adapters.items():
         if not Path(path, "adapter_config.json").is_file():
             raise InvalidSettings(f"--lora {name}: there is no adapter_config.json in {path}")
+
+
+def _check_weights_directory(settings: Settings) -> None:
+    """See that weights which a request names can be read, and that reading them runs no code."""
+    if settings.weights_dir is None:
+        return
+    if not settings.enable_sleep_mode:
+        raise InvalidSettings("--weights-dir needs --enable-sleep-mode")
+    if settings.load_format == "bin":
+        raise InvalidSettings(
+            "--weights-dir cannot be used with --load-format bin: pickles are read from the model "
+            "that the server is started with, and from nowhere else"
+        )
+    if not settings.weights_dir.is_dir():
+        raise InvalidSettings(f"--weights-dir: {settings.weights_dir} is not a directory")
 
 
 def _make_profile_directory(settings: Settings) -> None:

@@ -108,6 +108,15 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["--chat-template", "/no.jinja"], "cannot read /no.jinja: No such file or directory"),
         (["--lora", "a=/no/adapter"], "--lora a: there is no adapter_config.json in /no/adapter"),
+        (["--weights-dir", "demo"], "--weights-dir needs --enable-sleep-mode"),
+        (
+            ["--enable-sleep-mode", "--weights-dir", "/no/weights"],
+            "--weights-dir: /no/weights is not a directory",
+        ),
+        (
+            ["--enable-sleep-mode", "--weights-dir", "demo", "--load-format", "bin"],
+            "--weights-dir cannot be used with --load-format bin",
+        ),
         (["nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
     ],
 )
