@@ -7,20 +7,25 @@ Importing this package does not import torch; taking ``LLM`` from it does.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.beam_search import BeamParams
-from engine.types import SamplingParams
-
 if TYPE_CHECKING:
+    from engine.beam_search import BeamParams
     from engine.llm import LLM
+    from engine.types import SamplingParams
 
 __all__ = ["LLM", "BeamParams", "SamplingParams"]
 
+# Imported where they are asked for: the modules of this package have no need of them.
+_HOMES = {
+    "LLM": "engine.llm",
+    "BeamParams": "engine.beam_search",
+    "SamplingParams": "engine.types",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from engine.llm import LLM
-
-        return LLM
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -52,6 +52,12 @@ class Child:
         """Its process id."""
         return self.process.pid
 
+    def kill(self) -> None:
+        """End it at once, whatever it does. Idempotent."""
+        self.socket.close()
+        self.process.kill()
+        self.process.wait()
+
     def end(self, grace_s: float) -> int:
         """Wait for its end, and force it when it takes too long; returns the exit code."""
         for force in (self.process.terminate, self.process.kill):

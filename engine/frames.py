@@ -50,9 +50,14 @@ Activity = Literal["serving", "falling_asleep", "asleep", "waking", "reloading"]
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure", array_like=True):
-    """To the engine, first of all: what to load."""
+    """To the engine, first of all: what to load.
+
+    Where it ``listens``, a listening Unix socket comes along, on which it takes further clients.
+    """
 
     config: EngineConfig
+    runner: str | None = None  # module:factory, where it is not the engine's own
+    listens: bool = False
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):

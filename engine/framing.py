@@ -70,14 +70,25 @@ class Framing(Generic[MessageT]):
             raise FrameError(f"not a message: {error}") from None
 
 
-def receive(connection: socket.socket, reader: Framing[MessageT]) -> list[MessageT]:
+def receive(
+    connection: socket.socket, reader: Framing[MessageT], descriptors: list[int] | None = None
+) -> list[MessageT]:
     """Block until at least one message is complete; none means that the other side has gone.
+
+    Args:
+        connection: a blocking stream socket.
+        reader: of what comes there.
+        descriptors: takes an open file that may come along; without it none is expected.
 
     Raises:
         FrameError: what came is no frame.
     """
     while True:
-        data = connection.recv(_RECEIVE_BYTES)
+        if descriptors is None:
+            data = connection.recv(_RECEIVE_BYTES)
+        else:
+            data, came, _, _ = socket.recv_fds(connection, _RECEIVE_BYTES, 1)
+            descriptors += came
         if not data:
             return []
         messages = reader.feed(data)

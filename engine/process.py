@@ -12,6 +12,7 @@ End-of-file is the death notice, in both directions. Several API processes share
 
 from __future__ import annotations
 
+from engine.child import Child
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
@@ -26,13 +27,17 @@ class SubprocessClient(RemoteClient):
     Args:
         config: what to load; sent to the child.
         runner: ``module:factory`` of the runner, if it is not the engine's own.
+        child: see :class:`EngineSupervisor`.
     """
 
-    def __init__(self, config: EngineConfig, *, runner: str | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, *, runner: str | None = None, child: Child | None = None
+    ) -> None:
         super().__init__()
         self._supervisor = EngineSupervisor(
             config,
             runner=runner,
+            child=child,
             take=self._take,
             on_change=self._change,
             on_restart=self._attach,

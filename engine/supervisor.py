@@ -51,6 +51,7 @@ class EngineSupervisor:
     Args:
         config: what to load; sent to the child.
         runner: ``module:factory`` of the runner, if it is not the engine's own.
+        child: a process of ``engine.worker`` that waits to be told what to load, to begin with.
         listener: a listening Unix socket where the engine takes further clients; it stays ours,
             so that clients which come between two engines wait for the second.
         take: called with each step's output; without a ``listener`` only.
@@ -64,6 +65,7 @@ class EngineSupervisor:
         config: EngineConfig,
         *,
         runner: str | None = None,
+        child: Child | None = None,
         listener: socket.socket | None = None,
         take: Callable[[Output], None] = lambda output: None,
         on_change: Callable[[Ready], None] = lambda ready: None,
@@ -77,6 +79,7 @@ class EngineSupervisor:
         self._on_change = on_change
         self._on_restart = on_restart
         self._on_death = on_death
+        self._spare = child  # not told yet what to load
         self._child: Child | None = None
         self._dialled: EngineLink | None = None  # to the child there is, also while it loads
         self._task: asyncio.Task[None] | None = None
@@ -96,14 +99,12 @@ class EngineSupervisor:
         """
         if self._child is not None:
             return
-        arguments = [] if self._runner is None else ["--runner", self._runner]
-        inherited = []
-        if self._listener is not None:
-            inherited.append(self._listener.fileno())
-            arguments += ["--listen", str(self._listener.fileno())]
-        self._child = Child("engine.worker", *arguments, pass_fds=inherited)
+        self._child, self._spare = self._spare or Child("engine.worker"), None
+        listeners = [] if self._listener is None else [self._listener.fileno()]
+        frame = encode(Configure(self._config, self._runner, bool(listeners)))
         with contextlib.suppress(BrokenPipeError):  # it is dead already: end-of-file will tell
-            self._child.socket.sendall(encode(Configure(self._config)))
+            sent = socket.send_fds(self._child.socket, [frame], listeners)
+            self._child.socket.sendall(frame[sent:])
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
         """Load the model. Raises ModelLoadError or EngineDead."""

@@ -1,11 +1,12 @@
-"""The engine process: ``python -m engine.worker FD``, started by ``engine/supervisor.py``.
+"""The engine process: ``python -m engine.worker FD``, started for ``engine/supervisor.py``.
 
 ``FD`` is one end of a socket pair whose other end the supervising process holds. The first frame
-says what to load. End-of-file means that the supervisor has gone, however that came about: this
-process then ends at once, in the middle of a step if need be, and the kernel frees what it held.
-Ctrl-C is the supervisor's to decide upon, so SIGINT is ignored here; SIGTERM ends the process after
-its step. Requests come over the same connection, or with ``--listen`` over those that clients open
-at a listening socket.
+says what to load, and nothing else does: so a process can be started before that is known, with
+``--ahead``, and imports the tensor library meanwhile. End-of-file means that the supervisor has
+gone, however that came about: this process then ends at once, in the middle of a step if need be,
+and the kernel frees what it held. Ctrl-C is the supervisor's to decide upon, so SIGINT is ignored
+here; SIGTERM ends the process after its step. Requests come over the same connection, or over those
+that clients open at a listening socket that came with the first frame.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ import argparse
 import importlib
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from engine import logs
 from engine.child import die_with_parent
-from engine.client import LoadProgress
-from engine.collector import settle
-from engine.config import EngineConfig
+from engine.collector import settle, undisturbed
+from engine.core import EngineCore
 from engine.errors import EngineDead, Failure, ModelLoadError
 from engine.frames import (
     Abort,
@@ -47,12 +47,15 @@ from engine.frames import (
     encode,
     receive,
 )
+from engine.hub import ClientHub
+from engine.loop import EngineLoop
+from engine.rest import Asked
+from engine.runner import loader_of
+from engine.runner.protocol import LoadRunner, Losable
+from engine.watchdog import StepWatchdog
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_RUNNER = "engine.runner:load_runner"
-
-LoadRunner = Callable[[EngineConfig, LoadProgress | None], Any]
 Instruction = Submit | Abort | Question | Shutdown
 
 
@@ -60,8 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run an engine for the process at the other end of the socket; returns the exit code."""
     parser = argparse.ArgumentParser(prog="engine.worker")
     parser.add_argument("fd", type=int, help="the engine's end of the socket pair")
-    parser.add_argument("--runner", default=DEFAULT_RUNNER, help="module:factory of the runner")
-    parser.add_argument("--listen", type=int, metavar="FD", help="where clients are accepted")
+    parser.add_argument("--ahead", action="store_true", help="it is not known yet what to load")
     parser.add_argument("--die-with-parent", action="store_true")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -70,40 +72,28 @@ def main(argv: list[str] | None = None) -> int:
     with socket.socket(fileno=args.fd) as connection:
         connection.setblocking(True)
         try:
-            return _serve(connection, args.runner, args.listen)
+            return _serve(connection, is_ahead=args.ahead)
         except (BrokenPipeError, ConnectionResetError):
             return 0  # nobody is left to tell
 
 
-def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int:
-    reader = FrameReader()
-    messages = receive(connection, reader)
-    if not messages or not isinstance(messages[0], Configure):
-        return 1
-    config, others = messages[0].config, messages[1:]
-    logs.configure(config.log_level, config.log_format)
+def _serve(connection: socket.socket, *, is_ahead: bool) -> int:
     sending = threading.Lock()  # the loop's thread tells what is new, the inbox's that we live
 
     def send(message: FromEngine) -> None:
         with sending:
             connection.sendall(encode(message))
 
-    inbox = _Inbox(connection, reader, send)
+    inbox = _Inbox(connection, send)
     inbox.start()
 
     def on_progress(fraction: float, what: str) -> None:
         send(Loading(fraction, what))
 
-    # Not at the top: the reader is already at its post when the tensor library is imported.
-    from engine.core import EngineCore
-    from engine.hub import ClientHub
-    from engine.loop import EngineLoop
-    from engine.rest import Asked
-    from engine.runner.protocol import Losable
-    from engine.watchdog import StepWatchdog
-
     try:
-        loaded = _resolve(runner)(config, on_progress)
+        told, load = _prepare(inbox, is_ahead=is_ahead)
+        config = told.config
+        loaded = load(config, on_progress)
         if isinstance(loaded, Losable):
             loaded.on_loss(_end_at_once)
         core = EngineCore(config, loaded)
@@ -118,8 +108,8 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
 
     settle()
     hub = None
-    if listen_fd is not None:
-        hub = ClientHub(socket.socket(fileno=listen_fd), core.info)
+    if told.listens:
+        hub = ClientHub(socket.socket(fileno=inbox.descriptors[0]), core.info)
     emit = hub.emit if hub else lambda output: send(Output(output, time.monotonic()))
 
     def announce(ready: Ready) -> None:
@@ -133,7 +123,7 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
     def obey(message: Instruction) -> None:
         loop.inbox.put(Asked(message, send) if isinstance(message, Question) else message)
 
-    inbox.connect(obey, others)
+    inbox.connect(obey)
     send(Ready(core.info))
     if hub:
         hub.start(loop.inbox.put)
@@ -149,37 +139,60 @@ def _serve(connection: socket.socket, runner: str, listen_fd: int | None) -> int
     return 0
 
 
+def _prepare(inbox: _Inbox, *, is_ahead: bool) -> tuple[Configure, LoadRunner]:
+    """Hear what is to be loaded and import all that it needs; the inbox is at its post by now."""
+    with undisturbed():
+        if is_ahead:
+            importlib.import_module("torch")
+        told = inbox.first()
+        logs.configure(told.config.log_level, told.config.log_format)
+        return told, _loader(told)
+
+
 class _Inbox(threading.Thread):
     """Reads the socket, from before loading until the end, and leaves when the other side does.
 
     It answers by itself whether the process is there: the loop may be deep in a step.
+    ``descriptors`` are of the files that came with the first message.
     """
 
-    def __init__(
-        self, connection: socket.socket, reader: FrameReader, send: Callable[[FromEngine], None]
-    ) -> None:
+    def __init__(self, connection: socket.socket, send: Callable[[FromEngine], None]) -> None:
         super().__init__(name="engine-inbox", daemon=True)
         self._connection = connection
         self._send = send
-        self._reader = reader
+        self._first: queue.SimpleQueue[Configure] = queue.SimpleQueue()
         self._put: Callable[[Instruction], None] | None = None
         self._early: list[Message] = []
         self._lock = threading.Lock()
+        self.descriptors: list[int] = []
 
-    def connect(self, put: Callable[[Instruction], None], others: list[Message]) -> None:
+    def first(self) -> Configure:
+        """What the supervisor says first; waits for it."""
+        return self._first.get()
+
+    def connect(self, put: Callable[[Instruction], None]) -> None:
         """From now on hand commands to ``put``, first those that have already come."""
         with self._lock:
-            for message in (*others, *self._early):
+            for message in self._early:
                 _forward(put, message)
             self._put = put
 
     def run(self) -> None:
         """Read until there is nothing more to read."""
+        reader = FrameReader()
         try:
-            while messages := receive(self._connection, self._reader):
+            messages = receive(self._connection, reader, self.descriptors)
+            first = messages.pop(0) if messages else None
+            if not isinstance(first, Configure):
+                os._exit(1)
+            self._first.put(first)
+            while True:
                 with self._lock:
                     for message in messages:
                         self._take(message)
+                messages = receive(self._connection, reader)
+                if not messages:
+                    break
         except FrameError as error:
             logger.critical("the supervisor sent something else than a frame: %s", error)
             os._exit(1)
@@ -214,8 +227,10 @@ def _end_at_once(reason: str) -> None:
     os._exit(1)
 
 
-def _resolve(runner: str) -> LoadRunner:
-    module, _, factory = runner.partition(":")
+def _loader(told: Configure) -> LoadRunner:
+    if told.runner is None:
+        return loader_of(told.config)
+    module, _, factory = told.runner.partition(":")
     return getattr(importlib.import_module(module), factory)
 
 

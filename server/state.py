@@ -153,7 +153,6 @@ class ServerState:
             names=tuple(settings.model_names),
             created=int(time.time()),
         )
-        template.start()  # the first request finds its process warm
         self.metrics.set_model(info)
         self._loaded.set()
 
@@ -275,4 +274,5 @@ def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, A
     template = ChatTemplate.from_dir(
         settings.model_dir, tokenizer, override=read_chat_template(settings.chat_template)
     )
+    template.start()  # its process, too, is there by the time that the engine is
     return tokenizer, template, read_sampling_defaults(settings.model_dir)

@@ -9,11 +9,20 @@ from engine.errors import ModelLoadError
 if TYPE_CHECKING:
     from engine.client import LoadProgress
     from engine.config import EngineConfig
-    from engine.runner.protocol import Runner
+    from engine.runner.protocol import LoadRunner, Runner
 
 
 def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
     """Load the model that ``config`` names, with its KV cache, ready to run plans.
+
+    Raises:
+        ModelLoadError: the model cannot be served as asked; one line that says why.
+    """
+    return loader_of(config)(config, on_progress)
+
+
+def loader_of(config: EngineConfig) -> LoadRunner:
+    """What loads the model that ``config`` names, imported with all that it needs.
 
     Raises:
         ModelLoadError: the model cannot be served as asked; one line that says why.
@@ -23,7 +32,7 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
             raise ModelLoadError("tensor_parallel_size: the stub has no model to be shared out")
         from engine.runner.stub_runner import load_stub_runner
 
-        return load_stub_runner(config, on_progress)
+        return load_stub_runner
     from engine.runner.load import load_runner
 
-    return load_runner(config, on_progress)
+    return load_runner

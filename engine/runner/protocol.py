@@ -55,6 +55,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from engine.client import LoadProgress
+from engine.config import EngineConfig
 from engine.profiler import Spans
 from engine.types import Adapter, EngineInfo, StepPlan, StepResult
 
@@ -73,6 +75,14 @@ class Launched(Protocol):
             EngineDead: the device is lost, and no later call can work; the engine ends.
             Exception: anything else; the rows to blame are searched for as told above.
         """
+        ...
+
+
+class LoadRunner(Protocol):
+    """Loads a model and puts a runner of it together."""
+
+    def __call__(self, config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
+        """See ``engine.runner.load_runner``. Raises ModelLoadError."""
         ...
 
 

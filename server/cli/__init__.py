@@ -1,7 +1,7 @@
 """The ``quire`` command.
 
-Nothing heavy is imported here: each command's module is imported once it has been chosen, so
-that ``quire serve`` can set its engine process going within a few hundred milliseconds.
+Nothing heavy is imported here: each command's module is imported once it has been chosen, and
+``quire serve`` sets its engine process going before it imports anything else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         match command:
             case "serve":
-                from server.cli.serve import main as run
+                from server.cli.ahead import serve as run
             case "chat":
                 from server.cli.talk import chat_main as run
             case "complete":

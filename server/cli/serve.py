@@ -1,11 +1,12 @@
 """``quire serve``: from a command line to a server that answers.
 
-    parse ─► bind the port ─► find the model ─► spawn the engine process ─► import the API ─► serve
-                 │                  │                    └── loads the weights meanwhile ──┐
-             port busy: 1      no such model: 1                          cannot load: 1 ◄──┘
+    parse ─► bind the port ─► find the model ─► tell the engine process ─► import the API ─► serve
+                 │                  │                   └── loads the weights meanwhile ──┐
+             port busy: 1      no such model: 1                         cannot load: 1 ◄──┘
 
 The order is what makes the start quick: a busy port is told before anything heavy, and the
-engine process imports its tensor library while this one imports its web framework.
+engine process, which was started first of all (``server/cli/ahead.py``), imports its tensor library
+while this one imports its web framework.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from engine import logs
+from engine.child import Child
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelLoadError
@@ -34,8 +36,13 @@ from server.settings import InvalidSettings, Settings
 _BACKLOG = 2048  # connections the kernel holds for us until they are accepted
 
 
-def main(argv: Sequence[str]) -> int:
-    """Serve until told to stop. Returns the exit status."""
+def main(argv: Sequence[str], child: Child | None = None) -> int:
+    """Serve until told to stop. Returns the exit status.
+
+    Args:
+        argv: the command line behind ``quire serve``.
+        child: see :class:`engine.supervisor.EngineSupervisor`.
+    """
     started_s = time.monotonic()
     try:
         settings = parse_settings(argv)
@@ -52,16 +59,18 @@ def main(argv: Sequence[str]) -> int:
             logs.configure(settings.log_level, settings.log_format)
             announcer = Announcer(settings, sockets[0], started_s)
             if settings.api_workers > 1:
-                return _serve_workers(settings, sockets, announcer)
-            return _serve(settings, sockets[0], announcer)
+                return _serve_workers(settings, sockets, announcer, child)
+            return _serve(settings, sockets[0], announcer, child)
     except (InvalidSettings, ModelLoadError, BindError) as error:
         print(f"quire serve: {error}", file=sys.stderr)
         return 1
 
 
-def _serve(settings: Settings, sock: socket.socket, announcer: Announcer) -> int:
+def _serve(
+    settings: Settings, sock: socket.socket, announcer: Announcer, child: Child | None
+) -> int:
     """Serve from this process."""
-    engine = AnnouncedEngine(settings.engine_config(), announcer)
+    engine = AnnouncedEngine(settings.engine_config(), announcer, child)
     engine.spawn()
 
     from server.app import create_app  # after the spawn: the two processes import side by side
@@ -74,12 +83,15 @@ def _serve(settings: Settings, sock: socket.socket, announcer: Announcer) -> int
 
 
 def _serve_workers(
-    settings: Settings, sockets: Sequence[socket.socket], announcer: Announcer
+    settings: Settings,
+    sockets: Sequence[socket.socket],
+    announcer: Announcer,
+    child: Child | None,
 ) -> int:
     """Serve from processes of their own; this one only sees to them."""
     from server.workers.supervisor import Supervisor
 
-    supervisor = Supervisor(settings, sockets, announcer.announce)
+    supervisor = Supervisor(settings, sockets, announcer.announce, child)
     supervisor.spawn()
     status = asyncio.run(supervisor.run())
     _tell_failure(supervisor.failure)
@@ -180,8 +192,10 @@ class Announcer:
 class AnnouncedEngine(SubprocessClient):
     """The engine process, with its loading shown and its readiness told on standard error."""
 
-    def __init__(self, config: EngineConfig, announcer: Announcer) -> None:
-        super().__init__(config)
+    def __init__(
+        self, config: EngineConfig, announcer: Announcer, child: Child | None = None
+    ) -> None:
+        super().__init__(config, child=child)
         self._announcer = announcer
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:

@@ -38,6 +38,7 @@ class Supervisor:
         settings: of the server; ``api_workers`` says how many.
         sockets: listening, one a worker.
         announce: awaits the engine's start, telling a person how it goes.
+        child: see :class:`EngineSupervisor`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Supervisor:
         settings: Settings,
         sockets: Sequence[socket.socket],
         announce: Callable[[Start], Awaitable[EngineInfo]],
+        child: Child | None = None,
     ) -> None:
         self._settings = settings
         self._sockets = sockets
@@ -55,7 +57,7 @@ class Supervisor:
         self._listener.bind(self._path)
         self._listener.listen()
         self._engine = EngineSupervisor(
-            settings.engine_config(), listener=self._listener, on_death=self._fail
+            settings.engine_config(), child=child, listener=self._listener, on_death=self._fail
         )
         self._workers: dict[int, _Worker] = {}  # by the number of their socket
         self._departed = Numbers.zero()  # what workers that have ended had counted

@@ -35,8 +35,17 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("quire ")
 
 
-def test_nothing_heavy_is_imported_before_the_engine_is_spawned():
-    """The engine process is spawned once this module is imported and the flags are parsed."""
+def test_the_engine_is_spawned_before_anything_else_is_imported():
+    code = (
+        "import sys; import server.cli; import server.cli.ahead; "
+        "print(*{'asyncio', 'msgspec', 'pydantic', 'yaml', 'server.settings'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_nothing_heavy_is_imported_before_the_engine_is_told_what_to_load():
+    """It is told once this module is imported and the flags are parsed."""
     code = (
         "import sys; import server.cli.serve; from server.cli.flags import parse_settings; "
         "parse_settings([]); "

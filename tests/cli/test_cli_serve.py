@@ -121,12 +121,15 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
     ],
 )
 def test_what_cannot_be_served_is_told_in_one_line(arguments, told, capsys):
+    """The engine's process, which has been started by then, is ended."""
     from server.cli import main
 
+    before = psutil.Process().children()
     assert main(["serve", "--port", "0", *arguments]) == 1
     error = capsys.readouterr().err
     assert error.startswith("quire serve: ")
     assert told in error
+    assert psutil.Process().children() == before
     assert error.count("\n") == 1
 
 

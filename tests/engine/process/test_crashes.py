@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -15,7 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.child import Child
 from engine.errors import EngineDead, ModelLoadError, RequestFailed
+from engine.frames import Configure, FrameReader, Loading, encode, receive
 from engine.process import SubprocessClient
 from engine.requests import fan_out
 from engine.types import RequestOutput, SamplingParams
@@ -253,6 +256,32 @@ def test_a_worker_that_is_told_nonsense_ends(data: bytes) -> None:
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
         assert worker.wait(20) == 1
+
+
+async def test_a_process_that_was_started_ahead_is_the_first_engine() -> None:
+    child = Child("engine.worker", "--ahead")
+    config = fakes.make_config(json.dumps({"step_s": 0.002}))
+    client = SubprocessClient(config, runner="tests.engine.fakes:load", child=child)
+    client.spawn()
+    assert client.pid == child.pid
+    await client.start()
+    (request,) = make_requests(1, 60, ignore_eos=True)
+    (stream,) = client.submit([request])
+    outputs, _ = await asyncio.gather(collect(stream), kill_after(client, 5))
+    assert tokens_of(outputs) == fakes.expected_output(request, MAX_LEN)[0]
+    assert client.pid != child.pid
+    await client.close()
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["waiting", "loading"])
+def test_a_process_that_was_started_ahead_ends_with_its_parent(is_told: bool) -> None:
+    child = Child("engine.worker", "--ahead")
+    if is_told:
+        config = fakes.make_config(json.dumps({"load_s": 60.0}))
+        child.socket.sendall(encode(Configure(config, "tests.engine.fakes:load")))
+        assert isinstance(receive(child.socket, FrameReader())[0], Loading)
+    child.socket.close()
+    assert child.process.wait(20) == (0 if is_told else 1)
 
 
 def test_the_clients_side_imports_no_tensor_library() -> None:
