@@ -7,7 +7,8 @@
 What a beam has in common with its parent, the prompt and nearly all of the output, is found in the
 prefix cache; so a token costs a beam at most one block of recomputation. To whoever submits, the
 hypotheses are streams like others, of one output each: they can be aborted, they fail with the
-engine's errors, and they go on when the engine is restarted.
+engine's errors, and they go on when the engine is restarted. A search in whose midst the weights
+are exchanged begins again.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class _Group:
     ) -> None:
         self._client = client
         self._leader = requests[0]
-        self._search = search_for(self._leader, params, client.info)
+        self._params = params
+        self._begin()
         self._num_steps = 0
         self._live: list[RequestStream] = self._submit()
         self._num_cached: int | None = None
@@ -75,12 +77,21 @@ class _Group:
                 if self._num_steps:
                     self._live = await self._submit_again()
                 self._num_steps += 1
-                self._search.advance([await self._next(stream) for stream in self._live])
+                told = [await self._next(stream) for stream in self._live]
+                if self._client.info.generation == self._generation:
+                    self._search.advance(told)
+                else:  # no answer is made by two sets of weights
+                    self._begin()
             self._tell(self._search.best)
         except Exception as error:
             for stream in self.streams:
                 stream.fail(error)
             self._abort()
+
+    def _begin(self) -> None:
+        info = self._client.info
+        self._generation = info.generation
+        self._search = search_for(self._leader, self._params, info)
 
     def _abort(self) -> None:
         for stream in self._live:

@@ -81,10 +81,8 @@ class EngineLoop:
     def _next_command(self) -> Command | None:
         """A command if there is one; waits for it when there is nothing else to do."""
         core = self._core
-        if self._rest.is_pending:
-            return self._poll()
         if not core.has_work:
-            return self._wait_idle()
+            return self._poll() if self._rest.is_pending else self._wait_idle()
         idle_s = core.idle_s
         if not idle_s:
             return self._poll()

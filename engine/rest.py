@@ -84,10 +84,14 @@ class Rest:
 
     def begin(self, asked: Asked) -> None:
         """Do what a RestQuestion asks for, as soon as nothing runs."""
-        self._asked, question = asked, asked.question
+        question = asked.question
         self._ends_s = time.monotonic()
         if isinstance(question, (Sleep, Reload)):
             self._ends_s += question.timeout_s
+        elif not self._core.is_asleep:  # it is to wake, and is awake: who runs goes on
+            asked.answer(Answered(None, None))
+            return
+        self._asked = asked
         if not self._core.is_asleep:
             if isinstance(question, Sleep):
                 self._change("falling_asleep")
@@ -120,7 +124,7 @@ class Rest:
                     core.sleep(question.level)
             elif isinstance(question, Reload):
                 core.reload(question.model or core.info.model)
-            elif core.is_asleep:
+            else:
                 self._change("waking")
                 core.wake()
         except EngineDead:

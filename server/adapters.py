@@ -13,6 +13,7 @@ from engine.errors import ModelLoadError, RequestError
 from engine.types import Adapter, Request, SamplingParams
 from server.adapter_table import AdapterTable, Served
 from server.errors import ApiError, bad_field
+from server.named_paths import find_within
 
 
 class Adapters:
@@ -98,14 +99,10 @@ class Adapters:
         """
         if self._directory is None:
             raise ApiError(404)
-        root = self._directory.resolve()
-        try:
-            found = (root / path).resolve()
-            if found.is_relative_to(root) and found.is_dir():
-                return found
-        except (OSError, ValueError):  # too long, or with a NUL
-            pass
-        raise unknown_adapter(path)
+        found = find_within(self._directory, path)
+        if found is None or not found.is_dir():
+            raise unknown_adapter(path)
+        return found
 
 
 def unknown_adapter(name: str) -> ApiError:

@@ -10,8 +10,9 @@ from msgspec import Struct
 from pydantic import Field
 from starlette.responses import Response
 
-from engine.errors import InvalidParameter
-from server.errors import ApiError, bad_field
+from engine.errors import EngineAsleep, InvalidParameter
+from server.errors import ApiError, asleep, bad_field
+from server.named_paths import find_within
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.inputs import Shape
 from server.openai.schema import describe
@@ -89,7 +90,11 @@ async def wake_up(request: Request, tags: _Tags = None) -> Response:
     state = await _state_with_sleep(request)
     if tags and len(set(tags)) == 1:
         raise bad_field("tags", "must name both or be left out: all of the memory is taken at once")
-    await state.engine.wake()
+    model = state.engine.info.model
+    try:
+        await state.engine.wake()
+    except EngineAsleep as error:  # as when weights are exchanged, its path is not told
+        raise asleep(str(error).replace(model, state.settings.model_names[0])) from None
     return _told(state)
 
 
@@ -117,14 +122,14 @@ async def reload_weights(request: Request) -> Response:
     """
     state = await _state_with_sleep(request)
     body, headers = await read_request(request, ReloadRequest, optional=True)
-    path = None if body.model_path is None else _find(state, body.model_path)
+    path = None if body.model_path is None else str(_find(state, body.model_path))
+    last = state.engine.info.model
     timeout_s = 0.0 if body.mode == "abort" else body.timeout_s
     try:
-        info = await state.engine.reload(None if path is None else str(path), timeout_s)
-    except InvalidParameter as error:
-        told = error.message
-        if path is not None:  # what lies around the directory is not told
-            told = told.replace(str(path), str(body.model_path))
+        info = await state.engine.reload(path, timeout_s)
+    except InvalidParameter as error:  # what lies around the directory is not told
+        shown = body.model_path or state.settings.model_names[0]
+        told = error.message.replace(path or last, shown)
         raise ApiError(400, told, param="model_path", code="weights_not_usable") from None
     answer = WeightsReloaded(
         success=True,
@@ -156,11 +161,7 @@ def _find(state: ServerState, path: str) -> Path:
     """A directory or GGUF file within that of the weights. Raises ApiError (400)."""
     if state.settings.weights_dir is None:
         raise bad_field("model_path", "is taken only by a server with --weights-dir")
-    root = state.settings.weights_dir.resolve()
-    try:
-        found = (root / path).resolve()
-        if found.is_relative_to(root) and found.exists():
-            return found
-    except (OSError, ValueError):  # too long, or with a NUL
-        pass
-    raise bad_field("model_path", "is not in the directory of --weights-dir")
+    found = find_within(state.settings.weights_dir, path)
+    if found is None:
+        raise bad_field("model_path", "is not in the directory of --weights-dir")
+    return found

@@ -105,6 +105,7 @@ class ChatCall:
             async for turns in conversation.turns(generation):
                 for choice, gained, delta in turns:
                     gathered.add(choice, gained, delta)
+        self._head["system_fingerprint"] = generation.fingerprint
         answer = self._answer(generation, gathered)
         if self._keeper is not None and not await self._keeper.keep(answer):
             answer.store = False
@@ -141,6 +142,8 @@ class ChatCall:
             readers = [conversation.reader(choice) for choice in generation.choices]
             gathered = None if self._keeper is None else Gathered(generation)
             async for step in generation.steps():
+                if not started:
+                    self._head["system_fingerprint"] = generation.fingerprint
                 usage = generation.usage if tells_usage else None
                 event = self._step_events(step, started, readers, usage, gathered)
                 if event:

@@ -113,6 +113,7 @@ class CompletionCall:
             async for step in generation.steps():
                 for choice, delta in step:
                     wholes[choice.index].add(delta)
+        self._head["system_fingerprint"] = generation.fingerprint
         wholes = answered(wholes, self._body.n or 1, by_likelihood=self._body.chooses_best)
         return Completion(
             **self._head,
@@ -140,6 +141,8 @@ class CompletionCall:
         tells_usage = self._body.continuous_usage
         with self._generation() as generation:
             async for step in generation.steps():
+                if not offsets:
+                    self._head["system_fingerprint"] = generation.fingerprint
                 usage = generation.usage if tells_usage else None
                 event = self._step_events(step, offsets, usage)
                 if event:

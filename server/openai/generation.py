@@ -139,6 +139,8 @@ class Generation:
         self._charge: Charge | None = None
         self._late = False
         self._timer: asyncio.TimerHandle | None = None
+        # Of the weights that answer: one that waits while they are exchanged has the new ones.
+        self.fingerprint = model.info.fingerprint
         self.choices: list[Choice] = []
 
     def __enter__(self) -> Self:
@@ -334,6 +336,8 @@ class Generation:
             self._cached_tokens += output.num_cached_tokens
             metrics.cached(output.num_cached_tokens)
         choice.progress = output.progress
+        if not choice.num_tokens:
+            self.fingerprint = self._state.engine.info.fingerprint
         delta = choice.decoder.push(output)
         if not choice.num_tokens and delta.token_ids:
             choice.first_token_s = time.monotonic()

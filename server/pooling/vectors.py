@@ -49,14 +49,18 @@ async def compute_vectors(
         RequestFailed: one failed through our own fault.
         EngineDead: the engine is gone.
     """
-    vectors: list[bytes] = []
     size = min(_WAVE, state.admission.most)
-    for first in range(0, len(prompts), size):
-        wave = prompts[first : first + size]
-        wave_id = id if len(prompts) <= size else f"{id}.{first}"
-        with _Pooling(state, caller, model, body, wave_id, wave) as pooling:
-            vectors += await pooling.vectors()
-    return vectors
+    while True:
+        generation = state.engine.info.generation
+        vectors: list[bytes] = []
+        for first in range(0, len(prompts), size):
+            wave = prompts[first : first + size]
+            wave_id = id if len(prompts) <= size else f"{id}.{first}"
+            with _Pooling(state, caller, model, body, wave_id, wave) as pooling:
+                vectors += await pooling.vectors()
+        # Between two waves weights may be exchanged, and vectors of both have nothing in common.
+        if len(prompts) <= size or state.engine.info.generation == generation:
+            return vectors
 
 
 def pooling_of(model: Model) -> PoolingInfo:

@@ -190,6 +190,27 @@ async def test_a_search_outlives_the_engine(
         await client.close()
 
 
+async def test_a_search_in_whose_midst_weights_are_exchanged_is_made_by_the_new(
+    twin: tuple[Path, Any], tmp_path: Path
+) -> None:
+    other = tiny_models.save("llama", tmp_path / "other", seed=2)
+    beams, prompt = BeamParams(width=3), tuple(PROMPTS[0])
+    requests = fan_out("r", prompt, SamplingParams(n=3, max_tokens=40, ignore_eos=True))
+    client = InlineClient(make_config(twin[0]))
+    await client.start()
+    try:
+        some = asyncio.Event()
+        client.on_output(lambda output: some.set() if output.stats.num_steps > 10 else None)
+        group = submit_beams(client, requests, beams)
+        await some.wait()
+        await client.reload(str(other), 30.0)
+        told = [await stream.next() for stream in group]
+        again = [await stream.next() for stream in submit_beams(client, requests, beams)]
+    finally:
+        await client.close()
+    assert [output.token_ids for output in told] == [output.token_ids for output in again]
+
+
 def test_a_beam_search_of_the_embedded_model() -> None:
     with LLM(num_threads=1, use_tqdm=False) as llm:
         params = SamplingParams(max_tokens=8)

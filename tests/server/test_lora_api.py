@@ -69,6 +69,7 @@ def lora_server(
     """One adapter from the start, the other in a directory to load from."""
     home = tmp_path_factory.mktemp("lora-server")
     shutil.copytree(adapters["two"][0], home / "shelf" / "two")
+    (home / "shelf" / "circle").symlink_to("circle")
     flags = (
         *("--lora", f"one={adapters['one'][0]}", "--lora-dir", str(home / "shelf")),
         *("--dtype", "float32"),
@@ -133,7 +134,7 @@ def test_an_adapter_comes_and_goes(
 
 
 @pytest.mark.parametrize(
-    "path", ["../one", "/etc", "https://example.com/a", "no", "two\0", "a" * 999]
+    "path", ["../one", "/etc", "https://example.com/a", "no", "two\0", "a" * 999, "circle"]
 )
 def test_nothing_is_loaded_from_elsewhere(lora_server: Server, path: str) -> None:
     answer = lora_server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": path})
@@ -176,6 +177,7 @@ def two_workers(
     """The same with two API workers."""
     home = tmp_path_factory.mktemp("lora-workers")
     shutil.copytree(adapters["two"][0], home / "shelf" / "two")
+    (home / "shelf" / "circle").symlink_to("circle")
     flags = ("--lora", f"one={adapters['one'][0]}", "--lora-dir", str(home / "shelf"))
     flags = (*flags, "--dtype", "float32", "--api-workers", "2")
     with running_server(home / "server.log", *flags) as running:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.errors import EngineAsleep, InvalidParameter
 from engine.paths import default_model_dir
-from tests.server.asgi import running_app
+from engine.pooling import PoolingInfo
+from engine.types import EngineInfo
+from tests.server.asgi import FakeEngine, running_app
 from tests.servers import Server, running_server
 
+BODY = {"model": "quire-demo", "prompt": "Once", "max_tokens": 3, "temperature": 0}
 TEXT = "What is the capital of France?"
 
 
@@ -35,6 +41,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file({**tensors, name: noise.to(tensors[name].dtype)}, path, {"format": "pt"})
     with (home / "short" / "model.safetensors").open("r+b") as file:
         file.truncate(1_000_000)
+    (home / "circle").symlink_to("circle")
     config = json.loads((home / "other" / "config.json").read_text())
     (home / "other" / "config.json").write_text(json.dumps({**config, "rope_theta": 5000.0}))
     return home
@@ -152,6 +159,7 @@ def test_other_weights_and_back(server: Server) -> None:
         ("other", "rope"),
         ("none", "--weights-dir"),
         ("../..", "--weights-dir"),
+        ("circle", "--weights-dir"),
     ):
         noisy = answer(server)
         refused = server.post("/update_weights_from_disk", {"model_path": path})
@@ -171,6 +179,88 @@ def test_other_weights_and_back(server: Server) -> None:
 def _directory(server: Server) -> Path:
     arguments = Path(f"/proc/{server.process.pid}/cmdline").read_bytes().split(b"\0")
     return Path(os.fsdecode(arguments[arguments.index(b"--weights-dir") + 1]))
+
+
+class Meanwhile(threading.Thread):
+    """Calls something in a thread; its answer is there at the end."""
+
+    def __init__(self, ask, *args, **fields) -> None:
+        super().__init__()
+        self._ask = lambda: ask(*args, **fields)
+        self.start()
+
+    def run(self) -> None:
+        self.answer = self._ask()
+
+    def whole(self):
+        self.join()
+        assert self.answer.status_code == 200, self.answer.text
+        return self.answer.json()
+
+
+def test_who_waits_for_other_weights_is_told_which_have_answered(server: Server) -> None:
+    running = Meanwhile(server.complete, "Once", max_tokens=600, ignore_eos=True)
+    server.wait_for(lambda m: m["num_requests_running"] == 1, "a running request")
+    reload = Meanwhile(server.post, "/reload_weights", {})
+    while activity(server) != "reloading":
+        assert running.is_alive(), "it has not waited"
+    streamed = Meanwhile(server.post, "/v1/completions", {**BODY, "stream": True})
+    whole = Meanwhile(server.chat, TEXT, max_tokens=2).whole()
+    print_ = reload.whole()["system_fingerprint"]
+    assert whole["system_fingerprint"] == print_ != running.whole()["system_fingerprint"]
+    streamed.join()
+    chunks = streamed.answer.text.split("\n\n")[:-2]
+    assert {json.loads(chunk[6:])["system_fingerprint"] for chunk in chunks} == {print_}
+
+
+def test_being_awake_is_no_reason_to_end_anybody(server: Server) -> None:
+    running = Meanwhile(server.complete, "Once", max_tokens=600, ignore_eos=True)
+    server.wait_for(lambda m: m["num_requests_running"] == 1, "a running request")
+    assert server.post("/wake_up", None).status_code == 200
+    assert running.whole()["usage"]["completion_tokens"] == 600
+
+
+async def test_where_the_model_lies_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def reload(engine: FakeEngine, model: str | None, timeout_s: float) -> None:
+        raise InvalidParameter(f"{engine.info.model}/config.json: missing", param="model_path")
+
+    async def wake(engine: FakeEngine) -> None:
+        raise EngineAsleep(f"The engine cannot be woken: {engine.info.model}/config.json: missing")
+
+    monkeypatch.setattr(FakeEngine, "reload", reload, raising=False)
+    monkeypatch.setattr(FakeEngine, "wake", wake, raising=False)
+    async with running_app(enable_sleep_mode=True) as app:
+        assert app.engine.info.model == "fake"
+        for path, status in (("/reload_weights", 400), ("/wake_up", 503)):
+            refused = await app.request("POST", path).done()
+            assert refused.status == status
+            message = refused.error["message"]
+            assert "quire-demo/config.json: missing" in message
+            assert "fake" not in message
+
+
+async def test_vectors_of_one_answer_are_of_the_same_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generation = 0
+    fake = FakeEngine().info
+
+    def info(engine: FakeEngine) -> EngineInfo:
+        pooling = PoolingInfo(kind="last", size=1)
+        return msgspec.structs.replace(fake, pooling=pooling, generation=generation)
+
+    monkeypatch.setattr(FakeEngine, "info", property(info))
+    async with running_app(enable_sleep_mode=True, max_num_seqs=512) as app:
+        asked = app.post("/v1/embeddings", input=["a"] * 300)
+        for number, count in enumerate((256, 44, 256, 44)):
+            await app.engine.next_stream()
+            streams, app.engine.streams = app.engine.streams, []
+            assert len(streams) == count
+            generation = min(number, 1)  # exchanged while the first of two waves is computed
+            for stream in streams:
+                stream.put(end="length", embedding=struct.pack("<f", generation))
+        told = json.loads((await asked.done()).body)
+    assert [item["embedding"] for item in told["data"]] == [[1.0]] * 300
 
 
 def test_bad_requests_are_refused(server: Server) -> None:
