@@ -130,6 +130,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False  # no CUDA graphs, no recorded steps
     pooling_type: PoolingKind | None = None  # of embeddings; None: what the model was made for
     tensor_parallel_size: int = 1  # processes that the model is shared out to, a GPU for each
+    enable_expert_parallel: bool = False  # ranks have whole experts, not a part of each
     num_threads: int | None = None  # CPU threads of each rank; None: all have one a core together
     seed: int = 0  # of dummy weights
     generation: int = 0  # how many times the weights have been exchanged for others

@@ -71,6 +71,7 @@ class LLM(OfflineText, OfflineRest):
         enforce_eager: bool = False,
         pooling_type: PoolingKind | None = None,
         tensor_parallel_size: int = 1,
+        enable_expert_parallel: bool = False,
         num_threads: int | None = None,
         seed: int = 0,
         max_loras: int = 8,
@@ -111,6 +112,7 @@ class LLM(OfflineText, OfflineRest):
             enforce_eager: capture no CUDA graphs, and record no steps on a CPU.
             pooling_type: which hidden states make an embedding; what the model was made for.
             tensor_parallel_size: processes that the model is shared out to.
+            enable_expert_parallel: by whole experts, not a part of each.
             num_threads: CPU threads of each; one a core for all when left out.
             seed: of dummy weights.
             max_loras: LoRA adapters kept on the device; more where one step needs more.
@@ -155,6 +157,7 @@ class LLM(OfflineText, OfflineRest):
             enforce_eager=enforce_eager,
             pooling_type=pooling_type,
             tensor_parallel_size=tensor_parallel_size,
+            enable_expert_parallel=enable_expert_parallel,
             num_threads=num_threads,
             seed=seed,
             lora=LoraConfig(max_loaded=max_loras, max_on_host=max_cpu_loras),

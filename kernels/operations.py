@@ -96,6 +96,7 @@ class Operations(Protocol):
         expert_weights: torch.Tensor,
         activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
         weighs_input: bool = False,
+        some_elsewhere: bool = False,
         /,
     ) -> torch.Tensor:
         """See ``kernels.reference.moe``."""

@@ -25,6 +25,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         enforce_eager=settings.enforce_eager,
         pooling_type=settings.pooling_type,
         tensor_parallel_size=settings.tensor_parallel_size,
+        enable_expert_parallel=settings.enable_expert_parallel,
         num_threads=settings.num_threads,
         seed=settings.seed,
         stub_step_ms=settings.stub_step_ms,

@@ -173,6 +173,12 @@ class Settings(SchedulingSettings, SpeculationSettings, OperationSettings):
         ge=1,
         le=64,
     )
+    enable_expert_parallel: bool = setting(
+        False,
+        _MODEL,
+        "With --tensor-parallel-size: share the experts of a mixture out whole, in place of a part "
+        "of each.",
+    )
     num_threads: int | None = setting(
         None,
         _MODEL,

@@ -21,7 +21,7 @@ from engine.gguf.config import architecture_of
 from engine.gguf.file import GgufFile, GgufTensor
 from engine.gguf.rules import CONFIG_TENSORS, STACKED, rules_of
 from engine.models.linear import Weight
-from engine.models.loader import Cuts, Weights
+from engine.models.loader import Cuts, Weights, is_held
 from engine.models.readers import Readers
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target, parameters, targets
@@ -85,7 +85,8 @@ class GgufWeights(Weights):
         self._packed = frozenset(packed) & FORMATS.keys()
         self._places: dict[str, list[_Place]] = {}
         for place in _assign(file, spec, wanted):
-            self._places.setdefault(place.target.parameter, []).append(place)
+            if is_held(self._cuts, place.target):
+                self._places.setdefault(place.target.parameter, []).append(place)
         matrices = {tensor.type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
         widened = matrices - self._packed - _DENSE.keys()
         if self._packed and widened:

@@ -64,12 +64,17 @@ class Experts:
         )
         self._shared = None if weights.shared is None else Mlp(weights.shared, activate)
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
+        self._held, self._num_held = spec.held, spec.num_held
         self._mix = _bind(spec, weights, activate, operations)
 
     def __call__(self, x: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size]. Of the experts only the one that all tokens see has
-        adapters: none is read for others."""
+        adapters: none is read for others. Where a rank has some of the experts, what the others
+        give is left out."""
         ids, shares = self._route(x, *self._router, self._rule)
+        if self._held is not None:  # as the experts here are numbered; all others stand for nothing
+            ids = ids - self._held[0]
+            ids = ids.masked_fill_((ids < 0) | (ids >= self._num_held), self._num_held)
         shared = None
         if self._shared is not None:
             shared = _feed(self._shared, self._shared_names, x, adapters)
@@ -112,7 +117,8 @@ def _stacked(
     shared: torch.Tensor | None,
 ) -> torch.Tensor:
     assert weights.stacked is not None
-    out = operations.fused_moe(x, weights.stacked, ids, shares, activate, spec.weighs_input)
+    how = activate, spec.weighs_input, spec.held is not None
+    out = operations.fused_moe(x, weights.stacked, ids, shares, *how)
     return _with_shared(out, shared, weights.shared_gate, x)
 
 

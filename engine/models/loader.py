@@ -109,10 +109,14 @@ class _CheckpointWeights(Weights):
         self._cuts = cuts or {}
         self._spec = spec
         packed = find_packed(spec, headers, tables, stored_as)
-        self._packed = packed.places
+        self._packed = {
+            name: [place for place in places if is_held(self._cuts, place.target)]
+            for name, places in packed.places.items()
+        }
         self._places: dict[str, list[tuple[Header, TensorEntry, Target]]] = {}
         for header, entry, target in _assign(spec, headers, tables, packed):
-            self._places.setdefault(target.parameter, []).append((header, entry, target))
+            if is_held(self._cuts, target):
+                self._places.setdefault(target.parameter, []).append((header, entry, target))
         self._readers = Readers()
         self._ahead = _Ahead(self._places)
 
@@ -252,6 +256,12 @@ class _DummyWeights(Weights):
             digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
             _tile(tensor.view(-1), self._pool, int.from_bytes(digest, "little") % _DUMMY_POOL)
         return "making random weights"
+
+
+def is_held(cuts: Cuts, target: Target) -> bool:
+    """Whether a rank has anything of what fills ``target``."""
+    cut = cuts.get(target.parameter)
+    return cut is None or cut.has(target.part)
 
 
 def stored(weights: Mapping[str, torch.Tensor], name: str) -> Weight:

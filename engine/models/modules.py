@@ -191,25 +191,23 @@ def _experts(
 ) -> ExpertWeights:
     def biases(name: str) -> torch.Tensor | None:
         tensor = weights.get(f"{i}.experts.{name}.bias")
-        return None if tensor is None else tensor.unflatten(0, (moe.num_experts, -1))
+        return None if tensor is None else tensor.unflatten(0, (moe.num_held, -1))
 
     names = f"{i}.experts.gate_up", f"{i}.experts.down"
     gate_up_bias, down_bias = biases("gate_up"), biases("down")
     experts: tuple[MlpWeights, ...] = ()
     tensors: ExpertTensors | None = None
     if stacked:
-        gate_up, down = (
-            method.make_experts(stored(weights, name), moe.num_experts) for name in names
-        )
+        gate_up, down = (method.make_experts(stored(weights, name), moe.num_held) for name in names)
         tensors = ExpertTensors(gate_up, down, gate_up_bias, down_bias)
     else:
-        gate_ups, downs = (_each_expert(stored(weights, name), moe.num_experts) for name in names)
+        gate_ups, downs = (_each_expert(stored(weights, name), moe.num_held) for name in names)
         experts = tuple(
             MlpWeights(
                 method.make(gate_ups[e], None if gate_up_bias is None else gate_up_bias[e]),
                 method.make(downs[e], None if down_bias is None else down_bias[e]),
             )
-            for e in range(moe.num_experts)
+            for e in range(moe.num_held)
         )
     shared = None
     if moe.shared_intermediate_size:

@@ -147,6 +147,12 @@ class MoeSpec:
     weighs_input: bool = False  # a weight multiplies what an expert reads, not what it gives
     shared_intermediate_size: int = 0  # of an expert that all tokens go to; 0: there is none
     shared_gate: bool = False  # the shared expert's share is a sigmoid of the token
+    held: tuple[int, int] | None = None  # the run of experts, [begin, end), that a rank has; all
+
+    @property
+    def num_held(self) -> int:
+        """How many experts there are here; tokens choose among ``num_experts``."""
+        return self.num_experts if self.held is None else self.held[1] - self.held[0]
 
 
 @dataclass(frozen=True)

@@ -175,9 +175,13 @@ def _mlp(spec: DecoderSpec) -> dict[str, Parameter]:
 
 
 def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
-    """All experts of a layer one after the other in one tensor."""
+    """All experts of a layer one after the other in one tensor; without rows where a rank does
+    not have them."""
     hidden, inner, shared = spec.hidden_size, moe.intermediate_size, moe.shared_intermediate_size
-    gate_up, down = (inner,) * (2 * moe.num_experts), (hidden,) * moe.num_experts
+    begin, end = moe.held or (0, moe.num_experts)
+    is_held = [begin <= expert < end for expert in range(moe.num_experts)]
+    gate_up = tuple(inner if held else 0 for held in is_held for _ in ("gate", "up"))
+    down = tuple(hidden if held else 0 for held in is_held)
     found = {
         "router": Parameter((moe.num_experts,), (hidden,), is_exact=moe.exact_router),
         "experts.gate_up": Parameter(gate_up, (hidden,)),

@@ -109,7 +109,7 @@ def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) ->
     def send(message: FromRank) -> None:
         connection.sendall(encode(message))
 
-    shard = Shard(join.rank, join.config.tensor_parallel_size)
+    shard = Shard.of(join.config, join.rank)
     try:
         follower = _load(join, shard, messages, send)
     except ModelLoadError as error:

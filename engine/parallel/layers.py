@@ -64,7 +64,7 @@ class SharedHead:
         self._sizes = [
             end - begin
             for begin, end in (
-                Shard(rank, shard.size).bounds(vocab_size) for rank in range(shard.size)
+                replace(shard, rank=rank).bounds(vocab_size) for rank in range(shard.size)
             )
         ]
         self._group = group

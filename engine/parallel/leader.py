@@ -75,7 +75,7 @@ class Team:
 
     def __init__(self, config: EngineConfig, spec: DecoderSpec) -> None:
         refuse_unshared(config, spec)
-        self.shard = Shard(0, config.tensor_parallel_size)
+        self.shard = Shard.of(config, 0)
         self._spec = spec
         self._directory = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
         self._fate = _Fate()

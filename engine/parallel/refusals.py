@@ -32,20 +32,24 @@ def _problems(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[st
     heads = spec.num_kv_heads
     if spec.latent is None and heads % size and size % heads:
         yield f"num_key_value_heads ({heads}) neither divides it nor is divided by it"
-    for what, count in _divided(spec):
+    for what, count in _divided(spec, whole_experts=config.enable_expert_parallel):
         if count % size:
             yield f"{what} ({count}) cannot be divided by it"
+    if config.enable_expert_parallel and (spec.moe is None or spec.moe.num_experts < size):
+        count = 0 if spec.moe is None else spec.moe.num_experts
+        yield f"enable_expert_parallel, and the model has {count} experts"
     if spec.vocab_size < size:
         yield f"there are {spec.vocab_size} tokens"
     if spec.wide_qk_norm and spec.norm.kind != "rms":
         yield "norms over all heads are shared out only where they are RMS norms"
 
 
-def _divided(spec: DecoderSpec) -> Iterator[tuple[str, int]]:
+def _divided(spec: DecoderSpec, *, whole_experts: bool) -> Iterator[tuple[str, int]]:
     """What every rank has an equal part of, by the names of config.json."""
     yield "num_attention_heads", spec.num_heads
     if spec.moe is None or not all(layer.experts for layer in spec.layers):
         yield "intermediate_size", spec.intermediate_size
     if spec.moe is not None:
-        yield "moe_intermediate_size", spec.moe.intermediate_size
+        if not whole_experts:
+            yield "moe_intermediate_size", spec.moe.intermediate_size
         yield "shared_expert_intermediate_size", spec.moe.shared_intermediate_size

@@ -10,6 +10,11 @@ outputs, by whole heads, and the last one by inputs, so that what lies between n
 
 A rank is therefore a smaller model of the same kind, with fewer heads and narrower MLPs:
 ``share_of`` makes its spec, and comparing the two tables of parameters tells what it has of each.
+
+Experts of a mixture are narrow as it is. They may be shared out whole instead (Lepikhin et al.
+2020, GShard): a rank has a run of them, and what it makes is the sum over those of a token's
+experts that it has. All ranks have all tokens, and sum behind the MLP anyway: nothing else is
+exchanged.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from engine.config import EngineConfig
 from engine.models.spec import DecoderSpec, MoeSpec
 from engine.models.weights import Parameter, parameters
 
@@ -30,10 +36,21 @@ _ADDED_ONCE = (".output.bias", ".down.bias", ".experts.down.bias")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank of so many."""
+    """One rank of so many, and how they share."""
 
     rank: int
     size: int
+    whole_experts: bool = False  # in place of a part of each
+
+    @classmethod
+    def of(cls, config: EngineConfig, rank: int) -> Shard:
+        """As the engine is to be shared out."""
+        return cls(rank, config.tensor_parallel_size, config.enable_expert_parallel)
+
+    def __str__(self) -> str:
+        """How the model is shared out, by the names of the settings."""
+        experts = ", whole experts" if self.whole_experts else ""
+        return f"tensor_parallel_size {self.size}{experts}"
 
     def bounds(self, total: int) -> tuple[int, int]:
         """Its run of ``total`` things: [begin, end). Runs differ by one at most."""
@@ -65,6 +82,10 @@ class Cut:
     columns: slice | None
     is_zero: bool = False
 
+    def has(self, part: int | None) -> bool:
+        """Whether the rank has anything of a part, or of any."""
+        return any(self.own.parts[slice(None) if part is None else slice(part, part + 1)])
+
     def of(self, part: int | None) -> Cut:
         """What the rank has of a part by itself, as if that were the parameter."""
         if part is None:
@@ -79,6 +100,8 @@ class Cut:
         parts = range(len(self.begins)) if part is None else (part,)
         filled = self.whole.rows(part).start
         for at in parts:
+            if not self.own.parts[at]:
+                continue
             begin = self.whole.rows(at).start - filled + self.begins[at]
             yield Piece(slice(begin, begin + self.own.parts[at]), self.own.rows(at))
 
@@ -95,17 +118,22 @@ def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         num_heads=spec.num_heads // size,
         num_kv_heads=max(1, spec.num_kv_heads // size),
         intermediate_size=spec.intermediate_size // size,
-        moe=None if spec.moe is None else _share_of_experts(spec.moe, size),
+        moe=None if spec.moe is None else _share_of_experts(spec.moe, shard),
     )
 
 
 def cuts_of(spec: DecoderSpec, shard: Shard) -> dict[str, Cut]:
     """What the rank has of each parameter of the whole model."""
     own = parameters(share_of(spec, shard))
+
+    def is_zero(name: str) -> bool:
+        is_whole = shard.whole_experts and ".experts." in name  # then it is the rank's own
+        return shard.rank > 0 and name.endswith(_ADDED_ONCE) and not is_whole
+
     return {
         name: _cut_table(whole, shard)
         if name in _TABLES
-        else _cut(whole, own[name], shard, is_zero=shard.rank > 0 and name.endswith(_ADDED_ONCE))
+        else _cut(whole, own[name], shard, is_zero=is_zero(name))
         for name, whole in parameters(spec).items()
     }
 
@@ -120,12 +148,13 @@ def num_elements(cuts: Mapping[str, Cut]) -> int:
     return sum(math.prod(cut.own.shape) for cut in cuts.values())
 
 
-def _share_of_experts(moe: MoeSpec, size: int) -> MoeSpec:
-    return replace(
-        moe,
-        intermediate_size=moe.intermediate_size // size,
-        shared_intermediate_size=moe.shared_intermediate_size // size,
-    )
+def _share_of_experts(moe: MoeSpec, shard: Shard) -> MoeSpec:
+    shared = moe.shared_intermediate_size // shard.size
+    if shard.whole_experts:
+        held = shard.bounds(moe.num_experts)
+        return replace(moe, held=held, shared_intermediate_size=shared)
+    inner = moe.intermediate_size // shard.size
+    return replace(moe, intermediate_size=inner, shared_intermediate_size=shared)
 
 
 def _cut(whole: Parameter, own: Parameter, shard: Shard, *, is_zero: bool) -> Cut:
@@ -148,4 +177,6 @@ def _cut_table(whole: Parameter, shard: Shard) -> Cut:
 def _begin(length: int, share: int, shard: Shard) -> int:
     """Where a rank's ``share`` of ``length`` begins. With fewer shares than ranks, neighbours have
     the same one."""
+    if share in (0, length):
+        return 0
     return share * (shard.rank * (length // share) // shard.size)

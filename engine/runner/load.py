@@ -191,6 +191,8 @@ def _load_decoder(
     """Read a decoder; with ``threads`` and ``memory`` as they were planned for it before."""
     assert isinstance(model.spec, DecoderSpec)
     if config.tensor_parallel_size == 1:
+        if config.enable_expert_parallel:
+            raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
         plan = make_plan(config, model, model.spec, threads=threads)
         return _read_decoder(plan, on_progress, memory)
     from engine.parallel.leader import Team  # torch.distributed is for those who need it
@@ -402,7 +404,7 @@ def _info(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
     rounding = config.quantization or "unquantised"
     kind = config.pooling_type or model.sentence.kind or "last"
     headers = plan.files.headers
-    ranks = [] if plan.shard is None else [f"tensor_parallel_size {plan.shard.size}"]
+    ranks = [] if plan.shard is None else [str(plan.shard)]
     return EngineInfo(
         model=config.model,
         architecture=spec.architecture,

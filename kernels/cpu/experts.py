@@ -120,6 +120,7 @@ def fused_moe(
     expert_weights: torch.Tensor,
     activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
     weighs_input: bool = False,
+    some_elsewhere: bool = False,
 ) -> torch.Tensor:
     """See ``kernels.reference.moe``."""
     gate_up, down, *biases = experts
@@ -208,7 +209,7 @@ class PanelExperts:
 
         Args:
             x: [n, hidden].
-            expert_ids: [n, top_k] int64, different ones for a token.
+            expert_ids: [n, top_k] int64, different ones for a token, or of none here.
             expert_weights: [n, top_k] float32.
             shared: [n, hidden], what an expert gave that all tokens go to; it is added.
 

@@ -65,16 +65,19 @@ def fused_moe(
     expert_weights: torch.Tensor,
     activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
     weighs_input: bool = False,
+    some_elsewhere: bool = False,
 ) -> torch.Tensor:
     """``sum_j w_j * expert_j(x)`` over each token's experts.
 
     Args:
         x: [n, hidden].
         experts: gated MLPs.
-        expert_ids: [n, top_k] int64, different ones for a token.
+        expert_ids: [n, top_k] int64, different ones for a token. The number of experts itself
+            stands for any that is elsewhere, on another rank: nothing is added for it.
         expert_weights: [n, top_k] float32.
         activate: from [rows, 2 * inner] to [rows, inner]; None: SiLU of the gate, times up.
         weighs_input: ``sum_j expert_j(w_j * x)`` instead; only for experts without biases.
+        some_elsewhere: there may be such ids. Kernels that write pair by pair have zeros to write.
 
     Returns:
         [n, hidden] in x's dtype, summed in float32.
@@ -107,7 +110,7 @@ def one_by_one(
     top_k = expert_ids.shape[1]
     chosen = expert_ids.flatten()
     pairs = chosen.argsort(stable=True)  # token * top_k + choice, by expert
-    counts = chosen.bincount(minlength=len(experts)).tolist()
+    counts = chosen.bincount(minlength=len(experts) + 1).tolist()[:-1]
     tokens, factors = pairs // top_k, expert_weights.flatten()[pairs].unsqueeze(1)
     output = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     begin = 0

@@ -37,6 +37,12 @@ class _Routing(NamedTuple):
     tile_starts: torch.Tensor  # [experts + 1] int64, first of each expert's tiles
     num_tiles: int  # at most so many
     rows: int  # of a tile
+    some_elsewhere: bool  # pairs from the last start on are in no tile
+
+    def output(self, x: torch.Tensor, outputs: int) -> torch.Tensor:
+        """Room for what is made of the pairs, zero for those that nothing is made of."""
+        make = torch.zeros if self.some_elsewhere else torch.empty
+        return make((self.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
 
 
 def fused_moe(
@@ -46,11 +52,12 @@ def fused_moe(
     expert_weights: torch.Tensor,
     activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
     weighs_input: bool = False,
+    some_elsewhere: bool = False,
 ) -> torch.Tensor:
     """See ``kernels.reference.moe.fused_moe``; all contiguous."""
     num_tokens, top_k = expert_ids.shape
     gate_up, down, gate_up_bias, down_bias = experts
-    routing = route(expert_ids, experts.num_experts)
+    routing = route(expert_ids, experts.num_experts, some_elsewhere=some_elsewhere)
     # Without a bias, what an expert reads may as well be weighed behind its first product.
     before, after = (expert_weights, None) if weighs_input else (None, expert_weights)
     projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias)
@@ -59,8 +66,9 @@ def fused_moe(
     return expanded.view(num_tokens, top_k, -1).sum(dim=1, dtype=torch.float32).to(x.dtype)
 
 
-def route(expert_ids: torch.Tensor, num_experts: int) -> _Routing:
-    """Which pairs each expert works on: expert_ids [n, top_k] int64, each below num_experts."""
+def route(expert_ids: torch.Tensor, num_experts: int, *, some_elsewhere: bool = False) -> _Routing:
+    """Which pairs each expert works on: expert_ids [n, top_k] int64, each below num_experts, or
+    that: such pairs come last and are nobody's."""
     num_pairs = expert_ids.numel()
     # Small tiles where an expert sees few rows: a tile reads all of its expert's weights.
     rows = min(128, max(16, power_of_2(num_pairs // num_experts)))
@@ -70,7 +78,7 @@ def route(expert_ids: torch.Tensor, num_experts: int) -> _Routing:
     counts = (starts.diff() + rows - 1) // rows
     tile_starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
     num_tiles = min(num_pairs, num_pairs // rows + num_experts)
-    return _Routing(pairs, starts, tile_starts, num_tiles, rows)
+    return _Routing(pairs, starts, tile_starts, num_tiles, rows, some_elsewhere)
 
 
 def grouped_matmul(
@@ -94,7 +102,7 @@ def grouped_matmul(
     if isinstance(weights, TiledWeight):
         return _grouped_packed(x, weights, routing, pairs_a_row, factors, biases)
     num_experts, outputs, inputs = weights.shape
-    output = torch.empty((routing.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
+    output = routing.output(x, outputs)
     launch(
         _grouped_matmul_kernel,
         (routing.num_tiles, -(-outputs // _COLUMNS)),
@@ -132,7 +140,7 @@ def _grouped_packed(
     biases: torch.Tensor | None,
 ) -> torch.Tensor:
     num_experts, outputs = weights.num_matrices, weights.outputs
-    output = torch.empty((routing.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
+    output = routing.output(x, outputs)
     _, columns, warps = tile_shape(routing.rows)
     launch(
         _grouped_packed_kernel,

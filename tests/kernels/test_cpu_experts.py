@@ -56,6 +56,7 @@ def mixtures(draw) -> dict:
         "weighs_input": draw(st.booleans()),
         "shared": draw(st.sampled_from(["none", "plain", "gated"])),
         "favoured": draw(st.booleans()),
+        "elsewhere": draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
         "seed": draw(st.integers(0, 2**16)),
     }
 
@@ -81,6 +82,8 @@ class Case:
         if drawn["favoured"]:  # most go to the first few
             scores[:, : self.top_k] += 0.8
         self.ids = scores.topk(self.top_k, dim=1).indices
+        is_elsewhere = torch.rand(self.ids.shape, generator=self.random) < drawn["elsewhere"]
+        self.ids.masked_fill_(is_elsewhere, experts)  # some of another rank's experts
         self.shares = torch.rand(rows, self.top_k, generator=self.random)
         self.shared = None if drawn["shared"] == "none" else self.noise(rows, hidden)
         self.shared_gate = self.noise(1, hidden) if drawn["shared"] == "gated" else None
@@ -216,7 +219,7 @@ def test_a_token_has_the_same_bits_alone_and_in_a_crowd(kind: str) -> None:
 def _drawn(**changes) -> dict:
     drawn = {"num_experts": 16, "top_k": 4, "rows": 9, "hidden": 96, "inner": 64}
     plain = {"gating": "silu", "biased": False, "weighs_input": False, "favoured": False}
-    return {**drawn, **plain, "shared": "none", "seed": 1, **changes}
+    return {**drawn, **plain, "elsewhere": 0.0, "shared": "none", "seed": 1, **changes}
 
 
 @needs_panels

@@ -31,7 +31,7 @@ struct Mixture {
 // One step's tokens, [tokens][hidden] all three.
 struct MixtureRows {
   const void* x;
-  const int64_t* ids;    // [tokens][top_k], each below num_experts
+  const int64_t* ids;    // [tokens][top_k], each below num_experts, or that: of none here
   const float* weights;  // [tokens][top_k]
   const void* shared;    // what an expert gave that all tokens go to, or null
   void* out;
@@ -43,13 +43,16 @@ struct ExpertRun {
   int64_t expert, begin, count;
 };
 
-// Pairs of token and choice, numbered token * top_k + choice, each at a place of its own.
+// Pairs of token and choice, numbered token * top_k + choice, each at a place of its own; those of
+// experts that are not here have none.
 class Routed {
  public:
-  Routed(const int64_t* ids, int64_t num_pairs, int64_t num_experts)
-      : pairs_(num_pairs), places_(num_pairs), runs_of_(num_pairs) {
-    std::vector<int64_t> next(num_experts + 1);
+  Routed(const int64_t* ids, int64_t num_pairs, int64_t num_experts) : places_(num_pairs) {
+    std::vector<int64_t> next(num_experts + 2);
     for (int64_t i = 0; i < num_pairs; ++i) ++next[ids[i] + 1];
+    const int64_t num_placed = num_pairs - next[num_experts + 1];
+    pairs_.resize(num_placed);
+    runs_of_.resize(num_placed);
     for (int64_t e = 0; e < num_experts; ++e) {
       const int64_t count = next[e + 1], begin = next[e];
       next[e + 1] += begin;
@@ -58,15 +61,15 @@ class Routed {
       runs_.push_back({e, begin, count});
     }
     for (int64_t i = 0; i < num_pairs; ++i) {
-      places_[i] = next[ids[i]]++;
-      pairs_[places_[i]] = i;
+      places_[i] = ids[i] < num_experts ? next[ids[i]]++ : -1;
+      if (places_[i] >= 0) pairs_[places_[i]] = i;
     }
   }
 
   int64_t num_pairs() const { return int64_t(pairs_.size()); }
   const std::vector<ExpertRun>& runs() const { return runs_; }
   int64_t pair_at(int64_t place) const { return pairs_[place]; }
-  int64_t place_of(int64_t pair) const { return places_[pair]; }
+  int64_t place_of(int64_t pair) const { return places_[pair]; }  // -1: none
   size_t run_at(int64_t place) const { return runs_of_[place]; }
 
  private:
@@ -144,8 +147,9 @@ void combine(const Mixture& mixture, const Routed& routed, const float* made,
       for (int64_t h = 0; h < hidden; h += LANES) {
         Floats total = {};
         for (int64_t j = 0; j < top_k; ++j) {
-          const int64_t pair = t * top_k + j;
-          const Floats part = load(made + routed.place_of(pair) * hidden + h, hidden - h);
+          const int64_t pair = t * top_k + j, place = routed.place_of(pair);
+          if (place < 0) continue;
+          const Floats part = load(made + place * hidden + h, hidden - h);
           total += mixture.weighs_input ? part : part * rows.weights[pair];
         }
         if (rows.shared)

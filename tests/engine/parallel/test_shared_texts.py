@@ -186,6 +186,7 @@ REFUSED = {
     "num_key_value_heads (2) neither": {"tensor_parallel_size": 3},
     "intermediate_size (80) cannot": {"tensor_parallel_size": 6},
     "batch_invariant": {"batch_invariant": True},
+    "the model has 0 experts": {"enable_expert_parallel": True},
     "'mtp'": {"speculation": SpeculationConfig(method="mtp")},
     "the stub has no model": {"load_format": "stub"},
 }
