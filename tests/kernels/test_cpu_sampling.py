@@ -11,45 +11,10 @@ from kernels.cpu.native import build
 from kernels.cpu.sampling import candidates, sample
 from kernels.reference.sampling_step import candidates as reference_candidates
 from kernels.reference.sampling_step import sample as reference_sample
-from kernels.sampling import LogitBias, SamplingTable, TokenCounts
-
-SLOTS = 6
+from kernels.sampling import LogitBias, TokenCounts
+from tests.kernels.sampling_cases import SLOTS, check, make_extras, make_table
 
 pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
-
-
-def make_table(random: torch.Generator, **columns: torch.Tensor) -> SamplingTable:
-    """Plain greedy rows but for the columns given."""
-    zeros, ones = torch.zeros(SLOTS), torch.ones(SLOTS)
-    ints = torch.zeros(SLOTS, dtype=torch.int32)
-    table = SamplingTable(
-        temperature=zeros,
-        top_k=ints,
-        top_p=ones,
-        min_p=zeros,
-        presence=zeros,
-        frequency=zeros,
-        repetition=ones,
-        seed=torch.randint(-(2**63), 2**63 - 1, (SLOTS,), generator=random),
-        count_line=ints - 1,
-        mask_line=ints - 1,
-        bias_begin=ints,
-        bias_end=ints,
-    )
-    return table._replace(**columns)
-
-
-def check(
-    random: torch.Generator, logits: torch.Tensor, table: SamplingTable, **extras: object
-) -> torch.Tensor:
-    """Both twins on the same rows, which come in a random order of slots."""
-    slots = torch.randperm(SLOTS, generator=random).to(torch.int32)
-    positions = torch.randint(0, 10_000, (SLOTS,), generator=random)
-    expected = reference_sample(logits.clone(), slots, positions, table, *extras.values())
-    sampled = sample(logits.clone(), slots, positions, table, *extras.values())
-    assert torch.equal(sampled.is_finite, expected.is_finite)
-    assert torch.equal(sampled.token_ids[sampled.is_finite], expected.token_ids[expected.is_finite])
-    return sampled.token_ids
 
 
 @given(
@@ -79,47 +44,22 @@ def test_draws_equal_those_of_sorting(
     if is_coarse:
         logits = logits.round()  # many equals
     logits[4, 5:] = float("-inf")
-    check(random, logits, make_table(random, **columns))
+    check(sample, random, logits, make_table(random, **columns))
 
 
 def test_greedy_takes_the_first_of_equals() -> None:
     random = torch.Generator().manual_seed(1)
     for vocab in (1, 15, 4097):
         logits = torch.randint(0, 5, (SLOTS, vocab), generator=random).float()
-        check(random, logits, make_table(random))
+        check(sample, random, logits, make_table(random))
 
 
 def test_penalties_bias_bans_and_grammar() -> None:
     random, vocab = torch.Generator().manual_seed(5), 4200
-    lines, size = 3, 200
-    counts = TokenCounts(
-        torch.randint(0, 3, (lines, vocab), generator=random, dtype=torch.int32),
-        torch.rand(lines, vocab, generator=random) < 0.3,
-    )
-    bias = LogitBias(
-        token_ids=torch.randperm(vocab, generator=random)[:size].to(torch.int32),
-        values=torch.randn(size, generator=random) * 10,
-        until=torch.full((size,), 2**62),
-    )
-    bias.token_ids[5], bias.values[5] = bias.token_ids[4], float("-inf")  # biased and banned
-    bias.values[100:110] = float("-inf")
-    bias.until[100:110] = 5000
-    masks = torch.randint(-(2**31), 2**31 - 1, (2, -(-vocab // 32)), generator=random)
-    table = make_table(
-        random,
-        temperature=(torch.arange(SLOTS) % 3).float() * 0.5,
-        top_p=torch.full((SLOTS,), 0.9),
-        presence=torch.randn(SLOTS, generator=random),
-        frequency=torch.randn(SLOTS, generator=random),
-        repetition=torch.rand(SLOTS, generator=random) + 0.5,
-        count_line=torch.randint(-1, lines, (SLOTS,), generator=random, dtype=torch.int32),
-        mask_line=torch.randint(-1, 2, (SLOTS,), generator=random, dtype=torch.int32),
-        bias_begin=torch.tensor([0, 100] * 3, dtype=torch.int32),
-        bias_end=torch.tensor([size, 110] * 3, dtype=torch.int32),
-    )
+    table, extras = make_extras(random, vocab)
     for _ in range(10):
         logits = torch.randn(SLOTS, vocab, generator=random) * 3
-        check(random, logits, table, counts=counts, bias=bias, masks=masks.to(torch.int32))
+        check(sample, random, logits, table, extras)
 
 
 def test_broken_rows_are_told_and_harm_no_other() -> None:
@@ -127,8 +67,8 @@ def test_broken_rows_are_told_and_harm_no_other() -> None:
     logits = torch.randn(SLOTS, 5000, generator=random)
     logits[0, 4990], logits[1, 0], logits[2] = float("nan"), float("inf"), float("-inf")
     table = make_table(random, top_k=torch.full((SLOTS,), 4, dtype=torch.int32))
-    check(random, logits, table._replace(temperature=torch.ones(SLOTS)))
-    check(random, logits, table)
+    check(sample, random, logits, table._replace(temperature=torch.ones(SLOTS)))
+    check(sample, random, logits, table)
 
 
 @given(

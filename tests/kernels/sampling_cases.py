@@ -1,0 +1,82 @@
+"""Rows that are sampled by kernels and by their twin, which sorts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from kernels.reference.sampling_step import sample as reference_sample
+from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+
+SLOTS = 6
+Extras = tuple[TokenCounts, LogitBias, torch.Tensor]
+
+
+def make_table(random: torch.Generator, **columns: torch.Tensor) -> SamplingTable:
+    """Plain greedy rows but for the columns given."""
+    zeros, ones = torch.zeros(SLOTS), torch.ones(SLOTS)
+    ints = torch.zeros(SLOTS, dtype=torch.int32)
+    table = SamplingTable(
+        temperature=zeros,
+        top_k=ints,
+        top_p=ones,
+        min_p=zeros,
+        presence=zeros,
+        frequency=zeros,
+        repetition=ones,
+        seed=torch.randint(-(2**63), 2**63 - 1, (SLOTS,), generator=random),
+        count_line=ints - 1,
+        mask_line=ints - 1,
+        bias_begin=ints,
+        bias_end=ints,
+    )
+    return table._replace(**columns)
+
+
+def make_extras(random: torch.Generator, vocab: int) -> tuple[SamplingTable, Extras]:
+    """Rows with penalties, biases, bans and masks, and what these are taken from."""
+    lines, size = 3, 200  # more entries than one tile has
+    counts = TokenCounts(
+        torch.randint(0, 3, (lines, vocab), generator=random, dtype=torch.int32),
+        torch.rand(lines, vocab, generator=random) < 0.3,
+    )
+    bias = LogitBias(
+        token_ids=torch.randperm(vocab, generator=random)[:size].to(torch.int32),
+        values=torch.randn(size, generator=random) * 10,
+        until=torch.full((size,), 2**62),
+    )
+    bias.token_ids[5], bias.values[5] = bias.token_ids[4], float("-inf")  # biased and banned
+    bias.values[100:110] = float("-inf")
+    bias.until[100:110] = 5000
+    masks = torch.randint(-(2**31), 2**31 - 1, (2, -(-vocab // 32)), generator=random)
+    table = make_table(
+        random,
+        temperature=(torch.arange(SLOTS) % 3).float() * 0.5,
+        top_p=torch.full((SLOTS,), 0.9),
+        presence=torch.randn(SLOTS, generator=random),
+        frequency=torch.randn(SLOTS, generator=random),
+        repetition=torch.rand(SLOTS, generator=random) + 0.5,
+        count_line=torch.randint(-1, lines, (SLOTS,), generator=random, dtype=torch.int32),
+        mask_line=torch.randint(-1, 2, (SLOTS,), generator=random, dtype=torch.int32),
+        bias_begin=torch.tensor([0, 100] * 3, dtype=torch.int32),
+        bias_end=torch.tensor([size, 110] * 3, dtype=torch.int32),
+    )
+    return table, (counts, bias, masks.to(torch.int32))
+
+
+def check(
+    sample: Callable[..., Sampled],
+    random: torch.Generator,
+    logits: torch.Tensor,
+    table: SamplingTable,
+    extras: tuple[()] | Extras = (),
+) -> torch.Tensor:
+    """``sample`` and its twin on the same rows, which come in a random order of slots."""
+    slots = torch.randperm(SLOTS, generator=random).to(torch.int32)
+    positions = torch.randint(0, 10_000, (SLOTS,), generator=random)
+    expected = reference_sample(logits.clone(), slots, positions, table, *extras)
+    sampled = sample(logits.clone(), slots, positions, table, *extras)
+    assert torch.equal(sampled.is_finite, expected.is_finite)
+    assert torch.equal(sampled.token_ids[sampled.is_finite], expected.token_ids[expected.is_finite])
+    return sampled.token_ids
