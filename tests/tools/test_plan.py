@@ -14,7 +14,8 @@ from engine.plan_rows import PlanRows, ScheduledRow
 from loadtest.workloads import Shape
 from server.cli import main
 from tools.plan.answer import Slo, greatest_rate, predict, replicas_for
-from tools.plan.cost import Fitted, Roofline, StepShape, fit
+from tools.plan.calibrate import Calibration
+from tools.plan.cost import FitErrors, Fitted, Roofline, StepShape, fit
 from tools.plan.simulate import Replica, simulate
 from tools.plan.traffic import Arrival, TraceError, at_rate, draw, rate_of, read_trace
 
@@ -59,7 +60,13 @@ def test_a_small_cache_preempts_and_loses_nobody() -> None:
     assert len(told.outcomes) == 8
     assert sum(outcome.num_preemptions for outcome in told.outcomes) > 0
     assert simulate(replica(), crowd).duration_s < told.duration_s
-    assert simulate(replica(num_blocks=4), crowd).num_refused == 8
+
+
+def test_what_can_never_fit_is_refused_and_makes_no_tokens() -> None:
+    asks = [Arrival(0.0, 100, 150), Arrival(0.1, 10**15, 1), Arrival(0.2, 10, 10**15)]
+    told = simulate(replica(), asks)
+    assert (told.num_refused, told.num_output, len(told.outcomes)) == (2, 150, 1)
+    assert simulate(replica(num_blocks=4), asks[:1]).num_refused == 1
 
 
 def test_a_shared_beginning_is_computed_once() -> None:
@@ -159,6 +166,9 @@ def test_the_greatest_rate_keeps_the_limits_and_a_little_more_does_not() -> None
     assert count == 4
     assert each.keeps(slo)
     assert each.rate == pytest.approx(3.5 * most.rate / 4)
+    count, each = replicas_for(replica(), asks, slo, 1e5 * most.rate, most)
+    assert 100_000 <= count < 120_000
+    assert each.keeps(slo)
     assert greatest_rate(replica(), asks, Slo(tpot_p99_ms=5.0)) is None
 
 
@@ -238,12 +248,39 @@ def test_a_device_by_its_ceilings(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["{}/odd.json"], "odd.json: "),
         (["{}"], "wants --calibrate or ceilings"),
         (["{}", "--tflops", "3"], "all positive"),
+        (["{}/here.json", "--rate", "nan"], "--rate: must be more than 0, not nan"),
+        (["{}/here.json", "--rate", "inf"], "--rate: must be more than 0, not inf"),
+        (
+            ["{}/here.json", "--rate", "1", "--num-requests", "0"],
+            "--num-requests: must be at least",
+        ),
+        (
+            ["{}/here.json", "--rate", "1", "--max-num-seqs", "0"],
+            "--max-num-seqs: must be at least",
+        ),
+        (["{}/here.json", "--rate", "1", "--input-len", "0"], "--input-len: must be at least 1"),
+        (["{}/here.json", "--rate", "1", "--range-ratio", "7"], "--range-ratio: must be at most 1"),
+        (["{}/here.json", "--rate", "1", "--front-ms", "-1"], "--front-ms: must be at least 0"),
+        (["{}/here.json", "--tpot-p99-ms", "9", "--num-requests", "1"], "must be two moments"),
+        (["{}/less.json", "--rate", "1"], "less.json: 8 costs are wanted"),
+        (["{}/none.json", "--efficiency", "0"], "--efficiency: must be more than 0"),
+        (["--calibrate", "-o", "{}/no/where.json"], "where.json cannot be written"),
+        (["--calibrate", "--seconds", "1e-9"], "no step was measured"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(
-    arguments: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    problem: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "odd.json").write_bytes(msgspec.json.encode({"replica": {}}))
+    found = Calibration(replica(), FitErrors(8, 0.0, 0.0), "float32", 1)
+    (tmp_path / "here.json").write_bytes(msgspec.json.encode(found))
+    less = msgspec.structs.replace(found, replica=replica(cost=Fitted((1.0,))))
+    (tmp_path / "less.json").write_bytes(msgspec.json.encode(less))
+    monkeypatch.chdir(tmp_path)  # where calibrations are written to
     given = [argument.replace("{}", str(tmp_path)) for argument in arguments]
     assert main(["plan", *given]) == 1
     (line,) = capsys.readouterr().err.splitlines()

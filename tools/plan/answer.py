@@ -12,7 +12,6 @@ from tools.plan.simulate import Replica, simulate
 from tools.plan.traffic import Arrival, at_rate, rate_of
 
 _PRECISION = 0.03  # of the greatest rate
-_MAX_REPLICAS = 4096
 
 
 class Slo(msgspec.Struct, frozen=True):
@@ -126,6 +125,6 @@ def replicas_for(
     count = max(1, math.ceil(rate / most.rate))
     while True:
         found = predict(replica, at_rate(arrivals, rate / count), front_ms)
-        if found.keeps(slo) or count >= _MAX_REPLICAS:
+        if found.keeps(slo):
             return count, found
-        count += 1
+        count += max(1, count // 100)

@@ -22,7 +22,7 @@ from engine.requests import fan_out
 from engine.runner import load_runner
 from engine.runner.protocol import Launched, Resting, Runner
 from engine.types import Adapter, EngineInfo, SamplingParams, StepPlan
-from tools.plan.cost import FitErrors, StepShape, fit
+from tools.plan.cost import NUM_COSTS, FitErrors, Fitted, StepShape, fit
 from tools.plan.simulate import Replica
 
 _NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -52,9 +52,17 @@ def read_calibration(path: Path) -> Calibration:
         OSError: it cannot be read.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Calibration)
+        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path}: {error}") from None
+    replica, costs = found.replica, found.replica.cost
+    if min(replica.num_blocks, replica.block_size, replica.max_model_len) < 1:
+        raise CalibrationError(f"{path}: a replica without room for a request")
+    if isinstance(costs, Fitted) and not (
+        len(costs.seconds) == NUM_COSTS and sum(costs.seconds) > 0 <= min(costs.seconds)
+    ):
+        raise CalibrationError(f"{path}: {NUM_COSTS} costs are wanted, none of them negative")
+    return found
 
 
 def calibrate(config: EngineConfig, seconds: float, on_progress: LoadProgress) -> Calibration:
@@ -86,6 +94,8 @@ def calibrate(config: EngineConfig, seconds: float, on_progress: LoadProgress) -
                 break
             on_progress(spent_s / seconds, f"{num_rows} rows of about {context} tokens")
             _run(core, runner, num_rows, context, rng)
+    if not runner.records:
+        raise ValueError("no step was measured: the time or the model's context is too short")
     shapes, taken = zip(*runner.records, strict=True)
     cost, errors = fit(shapes, taken)
     replica = Replica(

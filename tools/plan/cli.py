@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,9 +37,19 @@ examples:
   quire plan ./Llama-3.1-8B --bandwidth-gb-s 3350 --tflops 990 --memory-gib 80 --rate 40 \\
       --workload chat --input-len 1000 --output-len 300 --ttft-p99-ms 500 --tpot-p99-ms 40
 """
+# What numbers may be: more than 0, at least as much, or a share.
+_POSITIVE = ("seconds", "bandwidth_gb_s", "tflops", "memory_gib", "efficiency", "rate")
+_POSITIVE += ("ttft_p99_ms", "tpot_p99_ms")
+_AT_LEAST = {
+    **dict.fromkeys(("num_threads", "num_requests", "input_len", "output_len"), 1),
+    **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens"), 1),
+    **dict.fromkeys(("overhead_ms", "front_ms", "prefix_len", "range_ratio"), 0),
+}
+_SHARES = ("efficiency", "range_ratio")
 _GIB = 2**30
 _USABLE = 0.9  # of a device's memory, as --gpu-memory-utilization has it
 _GPU_BLOCK = 64
+_MAX_BLOCKS = 2**22  # more than any traffic holds; the books of more take memory here
 _ITEMSIZE = 2  # bytes of a weight, and of a number in the KV cache
 
 
@@ -49,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
     """Calibrate or plan. Returns the exit status: 0 done, 1 failed or not possible."""
     options = build_parser().parse_args(argv)
     try:
+        _check(options)
         return _calibrate(options) if options.calibrate else _plan(options)
     except OSError as error:
         told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
@@ -103,9 +116,27 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check(options: argparse.Namespace) -> None:
+    """Raise PlanError where a number makes no sense."""
+    for name, value in vars(options).items():
+        problem = ""
+        if value is None:
+            continue
+        if name in _POSITIVE and not 0 < value < math.inf:
+            problem = "must be more than 0"
+        if name in _AT_LEAST and not _AT_LEAST[name] <= value < math.inf:
+            problem = f"must be at least {_AT_LEAST[name]}"
+        if name in _SHARES and value > 1:
+            problem = "must be at most 1"
+        if problem:
+            raise PlanError(f"--{name.replace('_', '-')}: {problem}, not {value:.6g}")
+
+
 def _calibrate(options: argparse.Namespace) -> int:
     from tools.plan.calibrate import calibrate
 
+    if options.output.is_dir() or not os.access(options.output.absolute().parent, os.W_OK):
+        raise PlanError(f"--output: {options.output} cannot be written")
     config = EngineConfig(
         model=options.source or str(default_model_dir()),
         load_format=cast("LoadFormat", options.load_format),
@@ -128,10 +159,11 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     replica = _replica(options)
-    if any(value is not None and value <= 0 for value in (options.rate, options.num_requests)):
-        raise PlanError("--rate and --num-requests must be positive")
     arrivals = _arrivals(options, replica)
     slo = Slo(options.ttft_p99_ms, options.tpot_p99_ms)
+    is_stretched = slo != Slo() or (options.trace is not None and options.rate is not None)
+    if is_stretched and arrivals[0].at_s == arrivals[-1].at_s:
+        raise PlanError("requests that all come at once have no rate; there must be two moments")
     rate = options.rate or (rate_of(arrivals) if options.trace else None)
     result: dict[str, object] = {"replica": replica.name, "slo": slo}
     if rate is not None:
@@ -167,7 +199,7 @@ def _replica(options: argparse.Namespace) -> Replica:
 
         replica = read_calibration(Path(options.source)).replica
     else:
-        if not all(value is not None and value > 0 for value in ceilings):
+        if None in ceilings:
             raise PlanError("give --bandwidth-gb-s, --tflops and --memory-gib, all positive")
         replica = _by_ceilings(options)
     scheduler = _scheduler(options, replica.scheduler)
@@ -187,7 +219,7 @@ def _by_ceilings(options: argparse.Namespace) -> Replica:
     parameters = num_parameters(spec)
     kv_bytes = spec.kv_bytes_per_token(_ITEMSIZE)
     room = options.memory_gib * _GIB * _USABLE - parameters * _ITEMSIZE
-    num_blocks = int(room // (kv_bytes * _GPU_BLOCK))
+    num_blocks = min(int(room // (kv_bytes * _GPU_BLOCK)), _MAX_BLOCKS)
     if num_blocks < 1:
         needs = parameters * _ITEMSIZE / _GIB
         raise PlanError(f"--memory-gib: the weights alone take {needs:.1f} GiB")

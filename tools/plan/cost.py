@@ -13,6 +13,7 @@ from engine.plan_rows import PlanRows
 
 _HUBER = 0.1  # relative error, beyond which a measured step counts less: others used the machine
 _ROUNDS = 12
+NUM_COSTS = 8  # of a step: StepShape.features
 
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.errors import InvalidParameter, RequestError, RestRefused
+from engine.errors import ContextLengthExceeded, InvalidParameter, RequestError, RestRefused
 from engine.profiler import Spans
 from engine.runner.protocol import Launched, Resting
 from engine.types import (
@@ -141,16 +141,19 @@ def simulate(replica: Replica, arrivals: Sequence[Arrival]) -> Simulated:
     waiting = deque(enumerate(arrivals))
     lengths: dict[str, int] = {}
     outcomes: list[Outcome] = []
-    num_refused = 0
+    num_refused = num_output = 0
     while waiting or core.has_work:
         while waiting and waiting[0][1].at_s <= clock.now_s:
             index, arrival = waiting.popleft()
             try:
+                if arrival.num_prompt >= replica.max_model_len:  # before there is such a prompt
+                    raise ContextLengthExceeded("the prompt does not fit")
                 core.add(_request(index, arrival))
             except RequestError:
                 num_refused += 1
             else:
                 lengths[f"{index}"] = arrival.num_output
+                num_output += arrival.num_output
         if not core.has_work:
             if waiting:
                 clock.now_s = max(clock.now_s, waiting[0][1].at_s)
@@ -174,7 +177,6 @@ def simulate(replica: Replica, arrivals: Sequence[Arrival]) -> Simulated:
                     num_preemptions=told.num_preemptions,
                 )
             )
-    num_output = sum(arrival.num_output for arrival in arrivals)
     return Simulated(outcomes, num_refused, clock.now_s, core.stats.num_steps, num_output)
 
 
