@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic_settings import BaseSettings
-
-from server.setting import setting
+from server.setting import SettingsPart, setting
+from server.setting_values import Endpoint
 
 OPERATION = "Operation"
 
 
-class OperationSettings(BaseSettings):
+class OperationSettings(SettingsPart):
     """Which routes there are for operators; see docs/sleep.md."""
 
     enable_sleep_mode: bool = setting(
@@ -26,11 +25,10 @@ class OperationSettings(BaseSettings):
         "Directory from which /reload_weights may take other weights of the same model; when left "
         "out, it can only read those of MODEL again.",
     )
-    otlp_traces_endpoint: str | None = setting(
+    otlp_traces_endpoint: Endpoint | None = setting(
         None,
         OPERATION,
         "URL of an OpenTelemetry collector that takes spans over HTTP, such as "
         "http://localhost:4318: one for each request, its parent by traceparent. Needs the "
         "packages of quire[otel]. No tracing when left out.",
-        pattern=r"^https?://[^/?#\s]+",
     )

@@ -16,6 +16,7 @@ from server.named_paths import find_within
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.inputs import Shape
 from server.openai.schema import describe
+from server.openai.unsupported import report_ignored
 from server.state import ServerState
 
 router = APIRouter()
@@ -76,8 +77,9 @@ async def sleep(
 ) -> Response:
     """Answered once the memory is given back; without effect on a server that sleeps."""
     state = await _state_with_sleep(request)
+    headers = _ignored(state, request, "level", "mode", "timeout_s")
     await state.engine.sleep(level, 0.0 if mode == "abort" else timeout_s)
-    return _told(state)
+    return _told(state, headers)
 
 
 @router.post(
@@ -90,12 +92,13 @@ async def wake_up(request: Request, tags: _Tags = None) -> Response:
     state = await _state_with_sleep(request)
     if tags and len(set(tags)) == 1:
         raise bad_field("tags", "must name both or be left out: all of the memory is taken at once")
+    headers = _ignored(state, request, "tags")
     model = state.engine.info.model
     try:
         await state.engine.wake()
     except EngineAsleep as error:  # as when weights are exchanged, its path is not told
         raise asleep(str(error).replace(model, state.settings.model_names[0])) from None
-    return _told(state)
+    return _told(state, headers)
 
 
 @router.get(
@@ -152,9 +155,15 @@ async def _state_with_sleep(request: Request) -> ServerState:
     return state
 
 
-def _told(state: ServerState) -> Response:
+def _ignored(state: ServerState, request: Request, *known: str) -> dict[str, str]:
+    """The header that names the query's other parameters. Raises ApiError (400) under --strict."""
+    names = sorted(set(request.query_params) - set(known))
+    return report_ignored(names, strict=state.settings.strict)
+
+
+def _told(state: ServerState, headers: dict[str, str] | None = None) -> Response:
     activity = state.engine.activity
-    return json_response(SleepState(activity in ("asleep", "waking"), activity))
+    return json_response(SleepState(activity in ("asleep", "waking"), activity), headers)
 
 
 def _find(state: ServerState, path: str) -> Path:

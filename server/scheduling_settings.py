@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic_settings import BaseSettings
-
 from engine.config import Policy
-from server.setting import setting
+from server.setting import SettingsPart, setting
 from server.setting_values import ScaledInt
 
 SCHEDULING = "Scheduling and batching"
 
 
-class SchedulingSettings(BaseSettings):
+class SchedulingSettings(SettingsPart):
     """Who runs, and when; ``server/settings.py`` has them among its own."""
 
     max_num_seqs: int = setting(256, SCHEDULING, "Sequences that run at once.", ge=1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
+from pydantic_settings import BaseSettings
 
 _ENV_PREFIX = "QUIRE_"
+_MAX_INT = 2**63 - 1
 
 
 def setting(default: Any, group: str, help: str, *, name: str = "", **limits: Any) -> Any:
@@ -18,6 +21,20 @@ def setting(default: Any, group: str, help: str, *, name: str = "", **limits: An
         json_schema_extra={"group": group, "name": name},
         **limits,
     )
+
+
+class SettingsPart(BaseSettings):
+    """A part of the table. What no number here may be: infinite, or wider than the 64 bits in which
+    the engine is told of it."""
+
+    @field_validator("*")
+    @classmethod
+    def _check_number(cls, value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("must be a finite number")
+        if isinstance(value, int) and not -_MAX_INT <= value <= _MAX_INT:
+            raise ValueError(f"must be at most {_MAX_INT}")
+        return value
 
 
 class Setting(NamedTuple):

@@ -66,6 +66,7 @@ def explain(rows: Sequence[Setting], error: ValidationError, flags: Mapping[str,
         where = row.variable
     else:
         where = f"'{row.name}' in the YAML file"
-    reason = problem["msg"][:1].lower() + problem["msg"][1:]
+    reason = problem["msg"].removeprefix("Value error, ")
+    reason = reason[:1].lower() + reason[1:]
     secret = row.name == "api_key"
     return f"{where}: {reason}" + ("" if secret else f", not {str(problem['input'])[:80]!r}")

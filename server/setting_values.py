@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -21,7 +23,7 @@ def _read_number(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?|[KMGT]i?B)", value.strip())
-    return round(float(match[1]) * _SCALES[match[2]]) if match else value
+    return round(Decimal(match[1]) * _SCALES[match[2]]) if match else value
 
 
 def _read_list(value: Any) -> Any:
@@ -42,7 +44,20 @@ def _check_adapters(rows: list[str]) -> list[str]:
     return rows
 
 
+def _check_endpoint(url: str) -> str:
+    """A URL that can be connected to."""
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        is_url = False
+    if not is_url or re.search(r"[\s?#]", url):
+        raise ValueError("must be a URL such as http://localhost:4318")
+    return url
+
+
 ScaledInt = Annotated[int, BeforeValidator(_read_number)]
+Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
 StringList = Annotated[list[str], BeforeValidator(_read_list)]
 AdapterList = Annotated[StringList, AfterValidator(_check_adapters)]
 Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic_settings import BaseSettings
-
 from engine.config import DraftSampling, Speculation, SpeculationConfig
 from engine.speculation.options import speculation_config
-from server.setting import setting
+from server.setting import SettingsPart, setting
 
 SPECULATION = "Speculation"
 
 
-class SpeculationSettings(BaseSettings):
+class SpeculationSettings(SettingsPart):
     """How tokens are guessed ahead; see docs/speculation.md."""
 
     speculation: Speculation | None = setting(

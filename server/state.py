@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from engine.client import EngineClient
-from engine.errors import EngineDead, EngineError, ModelLoadError
+from engine.errors import EngineDead, EngineError, ModelLoadError, TemplateError
 from engine.frames import Activity
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -155,6 +155,7 @@ class ServerState:
         )
         self.metrics.set_model(info)
         self._loaded.set()
+        await _tell_of(template)
 
     def fail(self, error: EngineError) -> None:
         """Nothing can be served any more: those who wait are told, and health turns red."""
@@ -267,6 +268,15 @@ class ServerState:
     def _refuse(self, reason: str, tenant: str = "") -> NoReturn:
         self.metrics.rejected(reason, tenant)
         raise overloaded(self.admission.most)
+
+
+async def _tell_of(template: ChatTemplate) -> None:
+    """Warn of a template that came with the model and cannot be used: nobody has asked for it, and
+    completions do without."""
+    try:
+        await template.check()
+    except TemplateError as error:
+        _log.warning("%s; chats are refused, completions are not; see --chat-template", error)
 
 
 def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:

@@ -89,12 +89,16 @@ class Tracing:
         """What the settings ask for; None: no tracing.
 
         Raises:
-            InvalidSettings: the packages are not installed.
+            InvalidSettings: the packages are not installed, or one of their own variables cannot be
+                used.
         """
         if settings.otlp_traces_endpoint is None:
             return None
-        check_packages()
-        return cls(settings.otlp_traces_endpoint, version)
+        _check_packages()
+        try:
+            return cls(settings.otlp_traces_endpoint, version)
+        except ValueError as error:
+            raise InvalidSettings(f"OpenTelemetry, by the variables OTEL_*: {error}") from None
 
     def record(self, request: TracedRequest) -> None:
         """Make the spans of a request that has just ended."""
@@ -106,9 +110,13 @@ class Tracing:
     async def close(self) -> None:
         """Send what is left, if a collector takes it within a moment."""
         # Not the loop's own threads: the process would wait for them to the end.
-        closing = threading.Thread(target=self._provider.shutdown, name="otel-close", daemon=True)
+        closing = threading.Thread(target=self.shut_down, name="otel-close", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, _CLOSE_S)
+
+    def shut_down(self) -> None:
+        """Send what is left, however long it takes."""
+        self._provider.shutdown()
 
     # ------------------------------------------------------------ helpers
 
@@ -142,7 +150,18 @@ class Tracing:
         span.end(now_ns)
 
 
-def check_packages() -> None:
+def check_tracing(settings: Settings) -> None:
+    """See that spans can be made as the settings ask, before anything heavy.
+
+    Raises:
+        InvalidSettings: as ``Tracing.of`` says.
+    """
+    tracing = Tracing.of(settings, "")
+    if tracing is not None:
+        tracing.shut_down()
+
+
+def _check_packages() -> None:
     """Raise InvalidSettings where spans cannot be made, for want of the packages."""
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401

@@ -95,6 +95,15 @@ class ChatTemplate:
         if self.templates:
             self._process.start()
 
+    async def check(self) -> None:
+        """Compile all templates, so that what is wrong with one is known before it is asked for.
+
+        Raises:
+            TemplateError: one cannot be.
+        """
+        for name in self.templates:
+            await self._in_turn(partial(self._process.check, name))
+
     def close(self) -> None:
         """End the rendering process. Idempotent."""
         self._executor.shutdown(cancel_futures=True)

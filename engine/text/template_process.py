@@ -36,8 +36,15 @@ class RenderProcess:
             TemplateError: it refused, failed, or was killed for its use of time or memory.
             UnicodeEncodeError: ``context`` holds a lone surrogate.
         """
+        return self._ask({"template": name, "context": context})
+
+    def check(self, name: str) -> None:
+        """Compile template ``name``. Raises TemplateError where that fails."""
+        self._ask({"template": name})
+
+    def _ask(self, request: dict[str, Any]) -> str:
         try:
-            reply = self._process.ask({"template": name, "context": context})
+            reply = self._process.ask(request)
         except TimeoutError:
             limit = f"{self._limit_s:g} s"
             raise TemplateError(f"the chat template did not finish within {limit}") from None

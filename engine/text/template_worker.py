@@ -2,7 +2,8 @@
 
 A template is code that came with a model; it runs in jinja2's immutable sandbox there. The first
 frame holds ``{"templates": {name: source}}``; each further one ``{"template": name, "context":
-{...}}`` and is answered by ``{"text": ...}`` or ``{"error": ...}``.
+{...}}`` and is answered by ``{"text": ...}`` or ``{"error": ...}``. Without a context the template
+is compiled and no more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def prepare(first: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
+            if "context" not in request:
+                return {"text": renderer.check(request["template"])}
             return {"text": renderer.render(request["template"], request["context"])}
         except MemoryError:
             raise
@@ -40,9 +43,9 @@ def syntax_error(source: str) -> str | None:
     from jinja2 import TemplateSyntaxError
 
     try:
-        _Renderer({}).parse(source)
+        _Renderer({"": source}).check("")
     except TemplateSyntaxError as error:
-        return f"{error.message} (line {error.lineno})"
+        return _place(error)
     return None
 
 
@@ -94,25 +97,33 @@ class _Renderer:
         self._sources = sources
         self._compiled: dict[str, Any] = {}
         self._refused = Refused
+        self._syntax_error = jinja2.TemplateSyntaxError
         # Touch the parts that jinja2, json and the clock load on first use.
         environment.from_string("{{ [strftime_now('%Y')] | tojson }}").render()
         self.explain(ValueError())
 
     def render(self, name: str, context: dict[str, Any]) -> str:
-        if name not in self._compiled:
-            self._compiled[name] = self._environment.from_string(self._sources[name])
+        self.check(name)
         return self._compiled[name].render(**context)
 
-    def parse(self, source: str) -> None:
-        """Raises jinja2.TemplateSyntaxError."""
-        self._environment.parse(source)
+    def check(self, name: str) -> str:
+        """Compile a template; its text is told by ``render``. Raises jinja2.TemplateSyntaxError."""
+        if name not in self._compiled:
+            self._compiled[name] = self._environment.from_string(self._sources[name])
+        return ""
 
     def explain(self, error: Exception) -> str:
         """One line for the client: the template's own words, or what went wrong in it."""
-        words = str(error) or type(error).__name__
+        is_syntax = isinstance(error, self._syntax_error)
+        words = _place(error) if is_syntax else str(error) or type(error).__name__
         if not isinstance(error, self._refused):
             words = f"the chat template failed: {words}"
         return words[:_MAX_ERROR_CHARS]
+
+
+def _place(error: Any) -> str:
+    """Of a syntax error."""
+    return f"{error.message} (line {error.lineno})"
 
 
 def _to_json(

@@ -216,9 +216,9 @@ def _check_parts(settings: Settings) -> None:
 
         Tls.of(settings)
     if settings.otlp_traces_endpoint is not None:
-        from server.tracing import check_packages
+        from server.tracing import check_tracing
 
-        check_packages()
+        check_tracing(settings)
 
 
 def _check_adapters(settings: Settings) -> None:

@@ -86,6 +86,25 @@ def test_sizes_as_people_write_them(text, number):
     assert parse_settings(["--kv-cache-memory-bytes", text]).kv_cache_memory_bytes == number
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--kv-offload-bytes", "9" * 23, "must be at most 9223372036854775807"),
+        ("--kv-cache-memory-bytes", "9" * 400, "must be at most"),
+        ("--max-num-seqs", "9" * 23, "must be at most"),
+        ("--step-timeout-s", "inf", "must be a finite number"),
+        ("--otlp-traces-endpoint", "localhost:4318", "must be a URL"),
+        ("--otlp-traces-endpoint", "http://[::1", "must be a URL"),
+        ("--otlp-traces-endpoint", "http://a:http", "must be a URL"),
+        ("--otlp-traces-endpoint", "http://a:99999", "must be a URL"),
+        ("--otlp-traces-endpoint", "http://:4318", "must be a URL"),
+    ],
+)
+def test_what_can_never_be_meant_is_refused(flag, value, told):
+    with pytest.raises(InvalidSettings, match=f"^{flag}: {told}"):
+        parse_settings([flag, value])
+
+
 def test_lists_come_from_repeated_flags_and_from_commas(monkeypatch):
     assert parse_settings(["--api-key", "a", "--api-key", "b"]).api_keys == ["a", "b"]
     monkeypatch.setenv("QUIRE_API_KEY", "hunter2, hunter3")

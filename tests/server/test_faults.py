@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from engine.errors import (
     OutOfMemory,
     RequestFailed,
 )
+from engine.paths import default_model_dir
 from engine.types import RequestTimings
 from tests.server.asgi import running_app
 
@@ -239,6 +241,26 @@ async def test_a_lagging_client_gets_merged_steps() -> None:
         stream.put(300, 301, 302, 303, end="length")  # four steps, merged by the stream
         await call.done()
         assert call.body.count(b'"choices":[{') == 1
+
+
+async def test_a_models_own_template_that_cannot_be_used_is_told_at_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copy(Path(default_model_dir(), "tokenizer.json"), tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}\n{% for m in messages %}")
+    problem = "the chat template failed: Unexpected end of template"
+    async with running_app(model=str(tmp_path), served_model_names=["quire-demo"]) as app:
+        call = await app.post(CHAT, messages=USER).done()
+        assert any(
+            record.levelname == "WARNING" and problem in record.getMessage()
+            for record in caplog.records
+        )
+        assert call.error["code"] == "template_error"
+        assert call.error["message"].startswith(problem)
+        assert call.error["message"].endswith("(line 2)")
+        call = app.post(COMPLETIONS, prompt="Hi")
+        (await app.engine.next_stream()).put(300, end="length")
+        assert (await call.done()).status == 200
 
 
 @pytest.mark.parametrize(

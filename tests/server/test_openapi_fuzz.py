@@ -1,14 +1,17 @@
 """schemathesis over our own document: what it says a client may send, and what it may not.
 
-Every operation of /openapi.json is called with values that fit its description and with values
-that do not. No answer may be a 5xx, and none may have a status, a media type or a shape that the
-document does not tell.
+Every operation of /openapi.json, those that settings switch on among them, is called with values
+that fit its description and with values that do not. No answer may be a 5xx, and none may have a
+status, a media type or a shape that the document does not tell.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +32,23 @@ FLAGS = (
 )
 
 
+def switches(home: Path) -> dict[str, Any]:
+    """The settings that switch routes on, with what they need in a directory."""
+    keys = home / "keys.yaml"
+    keys.write_text("keys: []")
+    return {
+        "enable_sleep_mode": True,
+        "weights_dir": str(home),
+        "lora_dir": str(home),
+        "profile": str(home / "profiles"),
+        "api_key_file": str(keys),
+    }
+
+
 def document() -> dict[str, Any]:
-    app = create_app(Settings(api_keys=[KEY]), SubprocessClient(EngineConfig(model="none")))
+    with tempfile.TemporaryDirectory() as home:
+        settings = Settings(api_keys=[KEY], **switches(Path(home)))
+        app = create_app(settings, SubprocessClient(EngineConfig(model="none")))
     return app.openapi()
 
 
@@ -45,9 +63,17 @@ MODES = {mode.value: mode for mode in schemathesis.GenerationMode}
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("fuzzed")
-    flags = (*FLAGS, "--data-dir", str(home))
+    config = home / "on.yaml"
+    config.write_text(json.dumps(switches(home)))
+    flags = (*FLAGS, "--data-dir", str(home), "--config", str(config))
     with running_server(home / "log", *flags, key=KEY) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def awake(fuzzed: Server) -> Iterator[None]:
+    yield
+    assert fuzzed.post("/wake_up", None).status_code == 200
 
 
 def check(server: Server, label: str, mode: str, max_examples: int) -> None:
@@ -91,7 +117,7 @@ def _excluded(label: str) -> list[Any]:
     # fields; other methods and missing keys have tests of their own; a query may have more names
     # than are looked at.
     names = ["positive_data_acceptance", "unsupported_method", "ignored_auth"]
-    if label.startswith(("GET ", "DELETE ")):
+    if label.startswith(("GET ", "DELETE ", "POST /sleep", "POST /wake_up")):
         names.append("negative_data_rejection")
     checks = schemathesis.checks.CHECKS
     return [check for name in names for check in checks.get_by_names([name])]

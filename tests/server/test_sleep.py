@@ -266,6 +266,8 @@ async def test_vectors_of_one_answer_are_of_the_same_weights(
 def test_bad_requests_are_refused(server: Server) -> None:
     for path in ("/sleep?level=3", "/sleep?mode=keep", "/sleep?timeout_s=-1", "/wake_up?tags=kv"):
         assert server.post(path, None).status_code == 400, path
+    for path in ("/sleep?lvl=2&mode=wait", "/wake_up?lvl=2&tags=weights&tags=kv_cache"):
+        assert server.post(path, None).headers["x-quire-ignored-params"] == "lvl"
     partly = server.post("/wake_up?tags=weights", None)
     assert (partly.status_code, partly.json()["error"]["param"]) == (400, "tags")
     assert activity(server) == "serving"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 import subprocess
 import sys
 import threading
@@ -244,6 +245,17 @@ def test_nothing_is_imported_where_it_is_off() -> None:
         "assert not bad, bad; assert 'google.protobuf' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_variable_that_cannot_be_used_is_one_line() -> None:
+    command = [sys.executable, "-m", "server", "serve", "--port", "0", "--api-workers", "2"]
+    command += ["--otlp-traces-endpoint", "http://c:4318"]
+    env = {**os.environ, "OTEL_BSP_MAX_QUEUE_SIZE": "-4"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("quire serve: OpenTelemetry")
+    assert "max_queue_size" in line
 
 
 def test_without_the_packages_it_is_one_line() -> None:
