@@ -34,8 +34,13 @@ COPY tools tools
 RUN pip install --no-deps . && python -m compileall -q /opt/quire/lib
 
 FROM python:${PYTHON}-slim
-RUN useradd --create-home --uid 10001 quire && install -d -o quire /models /data
+RUN useradd --create-home --uid 10001 quire && install -d -o quire /models /data /home/quire/.triton
 COPY --from=build /opt/quire /opt/quire
+# Triton, which comes with the CUDA build of torch, compiles its link to the driver where it runs.
+# (The headers of Python are in the image already.)
+RUN if [ -d /opt/quire/lib/python*/site-packages/triton ]; then \
+    apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*; fi
 ENV PATH=/opt/quire/bin:$PATH HF_HOME=/models QUIRE_DATA_DIR=/data PYTHONUNBUFFERED=1
 USER quire
 WORKDIR /home/quire

@@ -209,6 +209,14 @@ def test_the_image_is_safe_to_run():
     assert not any(":latest" in arguments for name, arguments in steps if name == "FROM")
 
 
+def test_the_image_can_link_kernels_to_a_driver():
+    """Triton calls a C compiler where it first runs."""
+    steps = dockerfile()
+    last_stage = max(i for i, (name, _) in enumerate(steps) if name == "FROM")
+    installed = " ".join(told for name, told in steps[last_stage:] if name == "RUN").split()
+    assert {"gcc", "libc6-dev", "/home/quire/.triton"} <= set(installed)
+
+
 def test_continuous_integration_checks_and_tests():
     script = (ROOT / ".ci" / "run").read_text()
     assert re.findall(r"^make (\w+)$", script, re.MULTILINE) == ["check", "clients", "test"]

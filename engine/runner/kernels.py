@@ -25,6 +25,9 @@ def choose_kernels(name: str, spec: AttentionSpec, *, invariant: bool = False) -
     except NoKernelsError as error:
         raise ModelLoadError(str(error)) from None
     for loser, reason in refusals:
-        logger.info("attention backend %s: not used, %s", loser, reason)
+        # On a GPU nothing else is nearly as fast, and something is amiss where it cannot be had.
+        is_costly = loser == "triton" and spec.device.type == "cuda"
+        level = logging.WARNING if is_costly else logging.INFO
+        logger.log(level, "attention backend %s: not used, %s", loser, reason)
     logger.info("attention backend: %s", kernels.name)
     return kernels
