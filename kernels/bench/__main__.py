@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def _outcome(
         return _measure(case, ceilings)
     # Whatever the compiler or the driver raises.
     except Exception as error:
+        traceback.print_exc()
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
         return {"case": make.args[0], "is_right": False, "failed": told[:200]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -148,6 +149,32 @@ def test_a_slow_part_cannot_eat_the_rest(tmp_path):
     assert told["time_s"] < 30
     assert "out of time" in format_table([told])
     assert rows((tmp_path / "results.jsonl").read_text()) == [{"part": "part 0", "case": "one"}]
+
+
+def test_a_part_that_hangs_tells_where(tmp_path):
+    code = "import time\ndef wait_for_ever(): time.sleep(60)\nprint('so far')\nwait_for_ever()"
+    (told,) = run(tmp_path, code, limit_s=2.0)
+    assert told["last_lines"] == ["so far"]
+    assert "in wait_for_ever" in (tmp_path / "log.txt").read_text()
+
+
+def test_each_test_is_told_of_as_it_ends(tmp_path):
+    """Where one ends the whole process, too."""
+    file = tmp_path / "test_three.py"
+    file.write_text(
+        "import os\ndef test_good(): pass\n"
+        "def test_bad():\n    wanted = 'a reason'\n    raise ValueError(wanted)\n"
+        "def test_last(): os._exit(9)\n"
+    )
+    plugin = ("-p", "tools.bench.pytest_rows", "-p", "no:cacheprovider", "-c", os.devnull)
+    part = Part("tests", ("-m", "pytest", "-q", *plugin, str(file)), 30.0)
+    record = Record(tmp_path / "out")
+    (told,) = run_parts([part], record, 60.0)
+    record.close()
+    assert [row["is_right"] for row in told["rows"]] == [True, False]
+    assert told["rows"][1]["case"].endswith("test_three.py::test_bad")
+    assert "ValueError: a reason" in told["rows"][1]["failed"]
+    assert "wanted = 'a reason'" in (tmp_path / "out" / "log.txt").read_text()
 
 
 def test_what_a_part_has_started_ends_with_it(tmp_path):

@@ -27,13 +27,15 @@ _ROOT = Path(__file__).resolve().parents[2]
 # What a machine for a check need not have (plugins) or what must not end it (warnings) is left out.
 _PYTEST = (
     *("-m", "pytest", "-o", "addopts=", "-o", "filterwarnings=default", "-p", "no:cacheprovider"),
-    *("-q", "-m", "gpu", "-rfE", "--tb=short"),
+    *("-q", "-m", "gpu", "-rfE", "--tb=short", "-p", "tools.bench.pytest_rows"),
 )
+_TEST_LIMIT_S = 90  # where a plugin can end a test
 _MOST_TESTERS = 6
 _NUM_SHARES = 3  # processes that check the kernels' cases
 _LAST_LINES = 12  # of a part that failed, for whoever sees no more than the end of the output
 _MOST_WIDE = 160
 _LEAST_S = 5.0  # a part that has less is not begun
+_LAST_WORDS_S = 2.0  # for where it stands, of a part that is out of time
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,15 @@ def _gpu_tests() -> list[str]:
 
 
 def _testers() -> list[str]:
-    """Several processes of pytest, where its plugin is there: most time is the compiler's."""
-    if importlib.util.find_spec("xdist") is None:
-        return []
-    return ["-n", str(max(1, min(_MOST_TESTERS, (os.cpu_count() or 1) - 2)))]
+    """Several processes of pytest, most of whose time is the compiler's, and a limit for each test:
+    where the plugins for it are there."""
+    options: list[str] = []
+    if importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(max(1, min(_MOST_TESTERS, (os.cpu_count() or 1) - 2)))]
+    if importlib.util.find_spec("pytest_timeout") is not None:
+        # A signal would not end what waits for a kernel.
+        options += ["--timeout", str(_TEST_LIMIT_S), "--timeout-method", "thread"]
+    return options
 
 
 class Record:
@@ -165,6 +172,7 @@ class _Running:
         self._status: int | str = "ended early"
         self._rows: list[dict[str, Any]] = []
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._is_over = False
         self._process = subprocess.Popen(
             [sys.executable, *part.command],
             stdout=subprocess.PIPE,
@@ -173,18 +181,22 @@ class _Running:
             encoding="utf-8",
             errors="replace",
             cwd=_ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            # The second: SIGABRT has all threads tell where they stand.
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
             process_group=0,  # its own children end with it
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def wait(self) -> None:
-        """Until it has ended, or its time is over."""
+        """Until it has ended, or its time is over: then it tells where it stands, if it can."""
         try:
             self._status = self._process.wait(max(0.0, self._ends_s - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._status = "out of time"
+            self._status, self._is_over = "out of time", True
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(self._process.pid, signal.SIGABRT)
+                self._process.wait(_LAST_WORDS_S)
 
     def end(self) -> None:
         """Nothing of it is left afterwards."""
@@ -206,7 +218,8 @@ class _Running:
                     continue
                 row = self._record.note(self._part.name, line)
                 if row is None:
-                    self._lines.append(line[:_MOST_WIDE])
+                    if not self._is_over:  # what comes then is for the log
+                        self._lines.append(line[:_MOST_WIDE])
                 else:
                     self._rows.append(row)
         self._ended_s = time.monotonic()
