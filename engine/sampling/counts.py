@@ -35,7 +35,7 @@ class CountLines:
         output, prompt = self.counts.output[line], self.counts.prompt[line]
         device = output.device
         prompt.zero_()
-        prompt[to_device(torch.tensor(prompt_ids), device)] = True
+        prompt.index_fill_(0, to_device(torch.tensor(prompt_ids), device), True)
         output.zero_()
         if output_ids:
             ids = to_device(torch.tensor(output_ids), device)

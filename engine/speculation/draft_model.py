@@ -380,7 +380,7 @@ class DraftModel:
             return filled, None
         proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
         order = [at for index in sorted(of_row) for at in of_row[index]]
-        return filled, proposed[torch.tensor(order, device=proposed.device)]
+        return filled, proposed[to_device(torch.tensor(order), proposed.device)]
 
 
 def _unread(slots: np.ndarray, places: list[Place], lengths: list[int]) -> HostBatch:

@@ -23,6 +23,7 @@ from engine.models.decoder import Decoder
 from engine.models.draft_head.network import DraftHead
 from engine.types import BlockCopy
 from kernels.attention import LayerCache
+from kernels.sending import to_device
 
 
 class Features:
@@ -82,6 +83,6 @@ class Features:
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """The second block of each pair becomes what the first one is."""
-        pairs = torch.tensor(copies, device=self._table.device).view(-1, 2)
+        sources, targets = to_device(torch.tensor(copies), self._table.device).T
         blocks = self.blocks()
-        blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
+        blocks.index_copy_(0, targets, blocks.index_select(0, sources))

@@ -41,7 +41,7 @@ def accept_drafts(
     begins = ends - sizes
     places = torch.arange(is_kept.numel(), device=is_kept.device)
     is_refused = ~is_kept
-    is_refused[ends - 1] = True
+    is_refused.index_fill_(0, ends - 1, True)
     # Of each token, how many were refused up to and with it, in all groups so far.
     num_refused = is_refused.long().cumsum(0)
     groups = torch.repeat_interleave(

@@ -37,7 +37,7 @@ def rope_tables(
     Computed anew each step and shared by the layers: a table of all positions of a long context
     would cost more memory and a slower start than these few thousand values cost time.
     """
-    angles = torch.outer(positions.to(torch.float32), inverse_frequencies).unsqueeze_(1)
+    angles = torch.outer(positions.to(torch.float32), inverse_frequencies).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
     return (cos, sin) if scale == 1.0 else (cos.mul_(scale), sin.mul_(scale))
 
