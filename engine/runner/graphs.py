@@ -275,6 +275,12 @@ class CudaCapture:
             function()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # What other threads ask of the driver meanwhile does not end the capture. And where it
+        # fails, the library may leave its stream the current one.
+        mode = "thread_local"
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode),
+        ):
             function()
         return graph.replay
