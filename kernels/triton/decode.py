@@ -126,6 +126,7 @@ def merge_splits(
         "query_start",
         "seq_lens",
         "lines",
+        "tables",
         "split_starts",
         "split_rows",
     ],

@@ -51,7 +51,7 @@ def build_inputs(
 # Slices of one buffer begin anywhere; compiling anew for each alignment would cost a stall.
 @triton.jit(
     do_not_specialize=["width"],
-    do_not_specialize_on_alignment=["slots", "query_start", "starts", "token_ids"],
+    do_not_specialize_on_alignment=["slots", "query_start", "starts", "token_ids", "tables"],
 )
 def _build_inputs_kernel(
     input_ids,

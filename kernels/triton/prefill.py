@@ -96,6 +96,7 @@ def prefill_attention(
         "query_start",
         "seq_lens",
         "lines",
+        "tables",
         "tile_starts",
         "tile_rows",
     ],

@@ -152,7 +152,8 @@ def _is_truncated(slot, top_k, top_p, min_p, vocab):
     return has_k | (tl.load(top_p + slot) < 1.0) | (tl.load(min_p + slot) > 0.0)
 
 
-@triton.jit
+# With drafts both are slices of one transfer, which begin anywhere.
+@triton.jit(do_not_specialize_on_alignment=["mask_line", "masks"])
 def _adjust_kernel(
     logits,
     scores,
