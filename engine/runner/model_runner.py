@@ -173,10 +173,10 @@ class ModelRunner:
 
     def prepare(self) -> bool:
         """Capture a graph, if there is one to be captured; see ``Runner.prepare``."""
-        if self._graphs is None:
-            return False
         with translated_errors(), torch.inference_mode():
-            return self._graphs.capture_next()
+            if self._graphs is not None and self._graphs.capture_next():
+                return True
+            return self._sampler.rehearse_next()
 
     def rest(self, level: int) -> Resting:
         """See ``Runner.rest``."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
 from kernels.sampling import LogitBias, Sampled, TokenCounts
 from kernels.sending import to_device
+
+logger = logging.getLogger(__name__)
 
 # Tokens that a row whose mask has waited asks for. Where a fifth of the vocabulary is allowed, even
 # a model without a clue finds one among them, but for three times in a hundred.
@@ -51,6 +55,23 @@ class Sampler:
         self._rows = rows
         self._uploads = uploads
         self._verifier = Verifier(operations, rows, uploads, rejects=rejects)
+        self._rehearsals = (
+            None if rows.tables.device.type == "cpu" else _rehearsals(operations, rows)
+        )
+
+    def rehearse_next(self) -> bool:
+        """Run one more of the kernels that only some requests ask for; whether there may be more.
+
+        A GPU's are compiled when they first run, and requests should not wait for that.
+        """
+        if self._rehearsals is None:
+            return False
+        try:
+            return next(self._rehearsals, False)
+        except Exception as error:  # who asks for it will be told
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            logger.warning("a way to sample cannot be rehearsed: %s", reason)
+            return False
 
     def is_plain(self, batch: HostBatch) -> bool:
         """Whether no row asks for more than the table's columns say: no counts, biases, masks or
@@ -88,9 +109,10 @@ class Sampler:
         host_slots = batch.slots[batch.sampling_rows]
         num_logprobs = state.num_logprobs[host_slots]
         telling = np.flatnonzero(num_logprobs >= 0)
+        at: torch.Tensor | None = None
         raw: torch.Tensor | None = None
-        at = to_device(torch.from_numpy(telling), logits.device)
         if telling.size:  # a copy of the rows that tell of them: sampling writes in place
+            at = to_device(torch.from_numpy(telling), logits.device)
             raw = logits[at]
         accepted: torch.Tensor | None = None
         if drafts is None:
@@ -99,7 +121,7 @@ class Sampler:
         else:
             judged = self._verifier.sample(logits, batch, drafts, slots, positions)
             sampled, accepted, failures = judged
-        if raw is None:
+        if at is None or raw is None:
             return SampledRows(sampled, failures=failures, num_accepted=accepted)
         num_top = num_logprobs[telling].tolist()
         columns = logprob_columns(raw, sampled.token_ids[at], max(num_top))
@@ -171,6 +193,26 @@ class Sampler:
             {int(masked[index]): why for index, why in failures.items()},
             {int(masked[index]): rows[index] for index in waiting},
         )
+
+
+def _rehearsals(operations: Operations, rows: RowTable) -> Iterator[bool]:
+    """Each time another way to sample, for the spare slot."""
+    table, device, vocab_size = rows.sampling.table, rows.newest.device, rows.sampling.vocab_size
+    slots = torch.full((1,), rows.spare_slot, dtype=torch.int32, device=device)
+    place = torch.zeros(1, dtype=torch.int64, device=device)
+    seen, masks = slots.new_zeros((1, vocab_size)), slots.new_zeros((1, -(-vocab_size // 32)))
+    bias = LogitBias(slots.new_zeros(1), torch.zeros(1, device=device), place)
+    counts = TokenCounts(seen, seen.bool())
+
+    def sample(*given: Any) -> None:
+        logits = torch.zeros((1, vocab_size), device=device)
+        operations.sample(logits, slots, place, table, *given)
+
+    for given in ((None, bias, None), (counts, None, None), (None, None, masks)):
+        sample(*given)
+        yield True
+    sample(counts, None, masks)
+    operations.feed_back(rows.newest, slots, place, table.count_line, counts)
 
 
 def _masked_rows(batch: HostBatch, at: np.ndarray) -> list[MaskedRow]:

@@ -45,6 +45,7 @@ class SamplingState:
         eos_token_ids: tuple[int, ...],
         device: torch.device,
     ) -> None:
+        self.vocab_size = vocab_size
         self._eos = eos_token_ids
         self._device = device
         # Each column begins at 16 bytes, as a tensor of its own would: a GPU's kernels are compiled
