@@ -1,0 +1,118 @@
+"""Texts of the engine on a pretended GPU are those of plain torch, one step after the other.
+
+The overlapped loop, captured steps and those that are not, transfers and kernels are the very ones
+of a GPU; in no step does the host wait.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import SpeculationConfig
+from engine.types import Request, SamplingParams
+from tests import tiny_models
+from tests.pretended_gpu.engines import config_of, on_cpu, on_pretended_gpu, texts
+
+ANY_WAY = (
+    SamplingParams(temperature=0.0, max_tokens=3),
+    SamplingParams(temperature=0.9, seed=3, top_p=0.9, max_tokens=2),
+    SamplingParams(temperature=0.0, frequency_penalty=1.5, logit_bias={30: 4.0}, max_tokens=2),
+    SamplingParams(
+        temperature=0.8,
+        seed=7,
+        allowed_token_ids=(30, 31, 90),
+        bad_token_ids=((30, 31), (31, 30)),
+        logprobs=2,
+        max_tokens=2,
+    ),
+)
+PLAIN = ANY_WAY[:2]
+REPEATING = (SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True), *ANY_WAY[1:])
+
+
+def requests_of(samplings: tuple[SamplingParams, ...], longest: int = 6) -> list[Request]:
+    """Prompts of different lengths."""
+    return [
+        Request(
+            id=str(index),
+            prompt_token_ids=tuple(20 + (7 * index + i) % 90 for i in range(longest - index)),
+            sampling=sampling,
+        )
+        for index, sampling in enumerate(samplings)
+    ]
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return saved("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+def saved(kind: str, directory: Path) -> str:
+    layers = {} if kind in ("llama4", "gpt_oss", "deepseek_v3") else {"num_hidden_layers": 1}
+    return str(tiny_models.save(kind, directory, **layers))
+
+
+@pytest.mark.parametrize("eager", ["none", "main", "side"])
+def test_texts_are_those_of_plain_torch(qwen3: str, eager: str) -> None:
+    config, requests = config_of(qwen3), requests_of(ANY_WAY)
+    expected = on_cpu(config, requests)
+    with on_pretended_gpu(config, eager) as rig:
+        assert texts(rig.core, requests) == expected
+
+
+def test_nothing_is_compiled_while_requests_wait(qwen3: str) -> None:
+    """But for the first prompt. What only some requests ask for has been rehearsed by then."""
+    with on_pretended_gpu(config_of(qwen3)) as rig:
+        texts(rig.core, requests_of(PLAIN))
+        assert not rig.launches.new(lambda: texts(rig.core, requests_of(ANY_WAY[::-1], 9)))
+
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "window": ("mistral", {}),
+    "caps": ("gemma2", {}),
+    "latents and experts": ("deepseek_v3", {}),
+    "sinks and experts": ("gpt_oss", {}),
+    "chunks": ("llama4", {}),
+    "learned positions": ("gpt2", {}),
+    "cache of codes": ("qwen3", {"cache": {"dtype": "int8"}}),
+    "batch-invariant": ("qwen3", {"batch_invariant": True}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_serve_without_waiting(name: str, tmp_path: Path) -> None:
+    kind, changes = FAMILIES[name]
+    config, requests = config_of(saved(kind, tmp_path), **changes), requests_of(PLAIN, 24)
+    expected = on_cpu(config, requests)
+    for eager in ("main", "side"):
+        with on_pretended_gpu(config, eager) as rig:
+            assert texts(rig.core, requests) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eager", ["none", "main", "side"])
+def test_blocks_come_back_from_the_host(eager: str, tmp_path: Path) -> None:
+    cache = {"num_blocks": 6, "offload_bytes": 2**20}
+    config, requests = (
+        config_of(saved("mistral", tmp_path), cache=cache),
+        requests_of(PLAIN * 3, 28),
+    )
+    expected = on_cpu(config, requests)
+    with on_pretended_gpu(config, eager) as rig:
+        assert texts(rig.core, requests) == expected
+        assert rig.core.stats.tier.num_loaded > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eager", ["none", "main", "side"])
+def test_drafts_are_judged_without_waiting(qwen3: str, eager: str) -> None:
+    guessing = SpeculationConfig(method="ngram", min_ngram=1, adaptive=False)
+    config, requests = config_of(qwen3, speculation=guessing), requests_of(REPEATING)
+    expected = on_cpu(config_of(qwen3), requests)
+    with on_pretended_gpu(config, eager) as rig:
+        assert texts(rig.core, requests) == expected
+        assert rig.core.stats.drafts.num_draft_tokens > 0

@@ -1,0 +1,92 @@
+"""The engine on a pretended GPU, in whose steps the host may not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.runner import load_runner
+from engine.runner.model_runner import ModelRunner
+from engine.runner.protocol import Launched
+from engine.types import Request, StepPlan
+from tests.pretended_gpu.launches import Launches
+from tests.pretended_gpu.stand_in import pretended_gpu
+from tests.pretended_gpu.tensor import PretendedGpu
+
+Texts = dict[str, list[object]]
+
+
+class Rig(NamedTuple):
+    """An engine on its device."""
+
+    core: EngineCore
+    gpu: PretendedGpu
+    launches: Launches
+
+
+def config_of(model: str, **changes: Any) -> EngineConfig:
+    """Of a tiny model on the pretended GPU, with few rows and blocks."""
+    cache = {"block_size": 16, "num_blocks": 24, **changes.pop("cache", {})}
+    limits = {"max_num_seqs": 3, "max_num_batched_tokens": 64, **changes.pop("scheduler", {})}
+    given = {"device": "cuda", "dtype": "float32", "attention_backend": "triton", **changes}
+    return EngineConfig(
+        model=model,
+        num_threads=1,
+        cache=CacheConfig(**cache),
+        scheduler=SchedulerConfig(**limits),
+        **given,
+    )
+
+
+@contextmanager
+def on_pretended_gpu(config: EngineConfig, eager: str = "none") -> Iterator[Rig]:
+    """The engine of ``config``, all of whose graphs are captured.
+
+    Args:
+        config: of the engine.
+        eager: see ``Queues``.
+    """
+    with pretended_gpu(eager) as (gpu, launches):
+        runner = load_runner(config)
+        assert isinstance(runner, ModelRunner)
+        launch = runner.launch
+
+        def without_waiting(plan: StepPlan) -> Launched:
+            with gpu.step():
+                return launch(plan)
+
+        runner.launch = without_waiting
+        core = EngineCore(config, runner)
+        while runner.prepare():
+            pass
+        yield Rig(core, gpu, launches)
+
+
+def on_cpu(config: EngineConfig, requests: Sequence[Request]) -> Texts:
+    """What is right: the same requests, one step after the other, by plain torch."""
+    scheduler = msgspec.structs.replace(config.scheduler, overlap=False, max_step_passes=1)
+    cache = msgspec.structs.replace(config.cache, offload_bytes=0)
+    config = msgspec.structs.replace(
+        config, device="cpu", attention_backend="reference", scheduler=scheduler, cache=cache
+    )
+    return texts(EngineCore(config, load_runner(config)), requests)
+
+
+def texts(core: EngineCore, requests: Sequence[Request]) -> Texts:
+    """What is told of each request."""
+    for request in requests:
+        core.add(request)
+    told: Texts = {}
+    while core.has_work:
+        output = core.step()
+        assert not output.errors, output.errors
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            told.setdefault(row_id, []).extend(tokens)
+            told[row_id] += [entry.top_ids for entry in output.logprobs.get(row_id, ())]
+    assert core.stats.blocks.held == 0
+    return told

@@ -1,0 +1,124 @@
+"""``torch.cuda`` on the pretended device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.triton import launch as launcher
+from tests.pretended_gpu.launches import Launches
+from tests.pretended_gpu.queues import Event, Stream, Violation, Work
+from tests.pretended_gpu.tensor import PretendedGpu, poison
+
+TOTAL_BYTES = 2**30
+
+
+class Graph:
+    """``torch.cuda.CUDAGraph``: what was queued while it was captured is done again, in the same
+    memory."""
+
+    def __init__(self, gpu: PretendedGpu) -> None:
+        self._gpu = gpu
+        self._work: list[Work] | None = None
+        self._pool: list[torch.Tensor] = []
+
+    def replay(self) -> None:
+        """Queue it. What it does not write itself, another graph may have overwritten."""
+        self._gpu.queues.refuse_in_capture("replays a graph")
+        assert self._work is not None
+        work, pool = self._work, self._pool
+
+        def run() -> None:
+            for held in pool:
+                poison(held)
+            for each in work:
+                each()
+
+        self._gpu.queues.do(run)
+
+    @contextmanager
+    def captured(
+        self, pool: object = None, stream: Stream | None = None, **_: object
+    ) -> Iterator[None]:
+        """Within, work is noted and not done."""
+        queues, before = self._gpu.queues, len(self._gpu.pool)
+        if stream is queues.main:
+            raise Violation("the default stream cannot be captured")
+        queues.wait_for_all("begins to capture")
+        queues.capture = []
+        try:
+            yield
+            self._work = queues.capture
+        finally:
+            queues.capture = None
+            self._pool = self._gpu.pool[before:]
+
+
+@contextmanager
+def pretended_gpu(eager: str = "none") -> Iterator[tuple[PretendedGpu, Launches]]:
+    """A GPU that torch finds, and whose kernels the interpreter runs.
+
+    Args:
+        eager: streams that do their work as it comes; see ``Queues``.
+    """
+    gpu = PretendedGpu(eager)
+    launches = Launches(gpu)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _functions(gpu).items():
+            patch.setattr(torch.cuda, name, value)
+        # Interpreted kernels refuse a GPU; these run on what the host has behind its tensors.
+        patch.setattr(launcher, "INTERPRETED", False)
+        for module in launches.modules():
+            patch.setattr(module, "launch", launches)
+        with gpu.plugged_in():
+            yield gpu, launches
+
+
+def _functions(gpu: PretendedGpu) -> dict[str, Any]:
+    queues = gpu.queues
+
+    def register(address: int, num_bytes: int, flags: int) -> int:
+        gpu.lock_address(address)
+        return 0
+
+    runtime = SimpleNamespace(
+        cudaHostRegister=register, cudaHostUnregister=lambda address: gpu.unlock_address(address)
+    )
+
+    def capture(graph: Graph, *options: Any, **more: Any) -> Any:
+        return graph.captured(*options, **more)
+
+    def synchronize(device: object = None) -> None:
+        gpu.refuse_wait("for all")
+        queues.wait_for_all("waits for all")
+
+    functions: dict[str, Callable[..., Any]] = {
+        "_lazy_init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_name": lambda device=None: "a pretended GPU",
+        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=2),
+        "mem_get_info": lambda device=None: (TOTAL_BYTES, TOTAL_BYTES),
+        "empty_cache": lambda: None,
+        "synchronize": synchronize,
+        "Stream": lambda device=None, priority=0: queues.new_stream(),
+        "Event": lambda **options: Event(queues, **options),
+        "stream": queues.using,
+        "current_stream": lambda device=None: queues.current,
+        "default_stream": lambda device=None: queues.main,
+        "graph_pool_handle": lambda: (0, 1),
+        "CUDAGraph": lambda: Graph(gpu),
+        "graph": capture,
+        "cudart": lambda: runtime,
+        "check_error": lambda status: None,
+    }
+    return functions

@@ -1,0 +1,371 @@
+"""Tensors that say they lie on a GPU, and what the tensor library does with them there.
+
+Each stands for memory of the host, where its operations are done, by the streams of ``queues.py``:
+so results are right if, and only if, whoever asked for them waited. The shapes of results are told
+at once, as a GPU's are. Memory that is given back is overwritten, as it would be by who gets it
+next, as soon as the stream that had it comes to that.
+
+Refused, with a ``Violation``:
+
+- operations on tensors of both sides, but for numbers without dimensions;
+- in a *step* all that lets the host wait: reading a value, shapes that depend on values, copies
+  from memory that is not page-locked or that are not told to be asynchronous;
+- while a graph is captured, what a capture does not allow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from tests.pretended_gpu.queues import Queues, Stream, Violation
+
+DEVICE = torch.device("cuda", 0)
+_CPU, _META = torch.device("cpu"), torch.device("meta")
+
+aten = torch.ops.aten
+# Operations that tell the host a value, or make shapes of values.
+_READS = {
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.masked_select,
+    aten.bincount,
+    aten.equal,
+    aten.repeat_interleave,
+    aten._unique2,
+    aten.unique_dim,
+    aten.unique_consecutive,
+}
+_INDEXED = {aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_}
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+
+
+class Memory:
+    """What a tensor and its views lie in.
+
+    Args:
+        gpu: whose.
+        held: the host's tensor behind it.
+    """
+
+    __slots__ = ("_gpu", "_stream", "held", "users")
+
+    def __init__(self, gpu: PretendedGpu, held: torch.Tensor) -> None:
+        self._gpu = gpu
+        self.held = held
+        self._stream = gpu.queues.current
+        self.users: set[Stream] = set()  # other streams, told by ``record_stream``
+        if gpu.queues.capture is not None:
+            gpu.pool.append(held)
+
+    def __del__(self) -> None:
+        """It is somebody else's once the stream comes to that, and those that were told of."""
+        held = self.held
+        if self._gpu.is_on and not any(held is kept for kept in self._gpu.pool):
+            events = [user.record_event() for user in self.users if user is not self._stream]
+            for event in events:
+                assert event.mark is not None
+                self._stream.append(event.mark.reach)
+            self._stream.append(lambda: poison(held))
+
+
+def poison(held: torch.Tensor) -> None:
+    """Make of memory what nobody wants to read."""
+    if held.dtype.is_floating_point and held.dtype.itemsize > 1:
+        held.fill_(float("nan"))
+    else:
+        held.view(torch.uint8).fill_(0) if held.dtype.itemsize == 1 else held.fill_(1)
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor of the device; ``inner`` is the host's, with the same shape and strides."""
+
+    inner: torch.Tensor
+    memory: Memory
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, memory: Memory) -> DeviceTensor:
+        with torch.inference_mode(mode=False):  # views of others need a count of versions
+            made = torch.Tensor._make_wrapper_subclass(
+                cls,
+                inner.shape,
+                strides=inner.stride(),
+                storage_offset=inner.storage_offset(),
+                dtype=inner.dtype,
+                device=DEVICE,
+            )
+        made.inner, made.memory = inner, memory
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: object) -> Any:
+        raise Violation(f"{func}: the device is gone")
+
+    def record_stream(self, s: Stream) -> None:
+        """See ``torch.Tensor``."""
+        self.memory.users.add(s)
+
+    def tolist(self) -> Any:
+        """See ``torch.Tensor``."""
+        return self.cpu().tolist()
+
+    def numpy(self, **_: object) -> Any:
+        """See ``torch.Tensor``."""
+        raise TypeError("a tensor of a GPU is no array of numpy")
+
+    def __repr__(self, **_: object) -> str:
+        return f"DeviceTensor({list(self.shape)}, {self.dtype})"
+
+
+class PretendedGpu(TorchDispatchMode):
+    """The device.
+
+    Args:
+        eager: see ``Queues``.
+    """
+
+    def __init__(self, eager: str = "none") -> None:
+        super().__init__()
+        self.queues = Queues(eager)
+        self.is_on = False
+        self.in_step = False
+        self.pool: list[torch.Tensor] = []  # memory of captured graphs
+        self._locked: dict[int, object] = {}  # addresses of the host's page-locked memory
+
+    @contextmanager
+    def plugged_in(self) -> Iterator[Self]:
+        """Within, tensors can be made on it; what is queued then is done at the end."""
+        _have_guard()
+        self.is_on = True
+        try:
+            with _Functions(), self:
+                yield self
+                self.queues.wait_for_all("ends")
+        finally:
+            self.is_on = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Within, nothing lets the host wait."""
+        self.in_step = True
+        try:
+            yield
+        finally:
+            self.in_step = False
+
+    def refuse_wait(self, what: str) -> None:
+        """Raise Violation where the host must not wait."""
+        if self.in_step:
+            raise Violation(f"in a step, the host waits: {what}")
+        self.queues.refuse_in_capture(f"waits: {what}")
+
+    # ------------------------------------------------------------ the host's page-locked memory
+
+    def lock(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Lock the pages of a tensor of the host."""
+        storage = tensor.untyped_storage()
+        self._locked[storage.data_ptr()] = storage  # kept: nothing else comes to lie there
+        return tensor
+
+    def lock_address(self, address: int) -> None:
+        """``cudaHostRegister``."""
+        if address in self._locked:
+            raise RuntimeError("this memory is locked already")
+        self._locked[address] = None
+
+    def unlock_address(self, address: int) -> None:
+        """``cudaHostUnregister``."""
+        del self._locked[address]
+
+    def is_locked(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the host lies in page-locked memory."""
+        return tensor.untyped_storage().data_ptr() in self._locked
+
+    # ------------------------------------------------------------ operations
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        flat = tree_flatten((args, kwargs))[0]
+        tensors = [value for value in flat if isinstance(value, torch.Tensor)]
+        device = kwargs.get("device")
+        is_ours = any(isinstance(tensor, DeviceTensor) for tensor in tensors)
+        if not is_ours and (device is None or device.type != "cuda"):
+            return self._on_host(func, args, kwargs)
+        with self, torch._C.DisableTorchFunction():
+            made = func.decompose(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
+        packet = func.overloadpacket
+        if packet in (aten._to_copy, aten.copy_):
+            return self._copy(packet, args, kwargs)
+        self._refuse_mixture(func, tensors, is_ours=is_ours)
+        if torch.Tag.inplace_view in func.tags and packet is not aten.detach_:
+            raise NotImplementedError(f"{func} of a pretended GPU")
+        returns = func._schema.returns
+        if returns and returns[0].alias_info is not None and not returns[0].alias_info.is_write:
+            return _view(func, args, kwargs)
+        if kwargs.get("output_size") is None and (
+            packet in _READS or (packet in _INDEXED and _has_mask(args))
+        ):
+            self.refuse_wait(str(func))
+            self.queues.wait_for_all("reads")
+            return self._wrapped(func(*_inner(args), **_inner(kwargs)))
+        if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):
+            inner_args, inner_kwargs = _inner(args), _inner(kwargs)
+            self.queues.do(lambda: func(*inner_args, **inner_kwargs))
+            return kwargs.get("out", args[0]) if returns else None
+        return self._compute(func, args, kwargs)
+
+    def _on_host(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        packet = func.overloadpacket
+        if packet is aten.is_pinned:
+            return self.is_locked(args[0])
+        if packet in (aten._pin_memory, aten.pin_memory):
+            return self.lock(args[0].clone(memory_format=torch.contiguous_format))
+        if kwargs.get("pin_memory"):
+            return self.lock(func(*args, **{**kwargs, "pin_memory": False}))
+        return func(*args, **kwargs)
+
+    def _refuse_mixture(self, func: Any, tensors: Iterable[torch.Tensor], *, is_ours: bool) -> None:
+        strangers = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor)]
+        if not is_ours or not strangers:
+            return
+        if func.overloadpacket in _INDEXED:  # they are copied, and waited for
+            self.refuse_wait(f"{func} is given {len(strangers)} tensor(s) of the host")
+        elif any(tensor.dim() for tensor in strangers):
+            raise Violation(f"{func} is given tensors of the host and of the device")
+
+    def _compute(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Make room for the results, and queue what fills it."""
+        with torch.inference_mode():
+            shapes = func(*_meta(args), **_meta(kwargs))
+        made = tree_map_only(torch.Tensor, self.empty_like, shapes)
+        if "empty" in func.overloadpacket.__name__:
+            return made
+        targets = [tensor.inner for tensor in tree_flatten(made)[0]]
+        inner_args, inner_kwargs = _inner(args), _inner(kwargs)
+
+        def fill() -> None:
+            results = tree_flatten(func(*inner_args, **inner_kwargs))[0]
+            for target, result in zip(targets, results, strict=True):
+                target.copy_(result)
+
+        self.queues.do(fill)
+        return made
+
+    def _copy(self, packet: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+        if packet is aten._to_copy:
+            source, device = args[0], kwargs.get("device") or args[0].device
+            dtype = kwargs.get("dtype") or source.dtype
+            non_blocking = bool(kwargs.get("non_blocking"))
+            is_there = device.type == "cuda"
+            target = torch.empty_like(_shape_of(source), dtype=dtype)
+            target = self.empty_like(target) if is_there else torch.empty_like(target, device=_CPU)
+        else:
+            target, source = args[:2]
+            non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+        to, from_ = (
+            side.inner if isinstance(side, DeviceTensor) else side for side in (target, source)
+        )
+        if isinstance(target, DeviceTensor) and isinstance(source, DeviceTensor):
+            self.queues.do(lambda: to.copy_(from_))
+            return target
+        self.queues.refuse_in_capture("copies from or to its own memory")
+        host = source if isinstance(target, DeviceTensor) else target
+        is_plain = source.dtype == target.dtype and source.shape == target.shape
+        if non_blocking and is_plain and host.is_contiguous() and self.is_locked(host):
+            self.queues.do(lambda: to.copy_(from_))
+            return target
+        self.refuse_wait(f"copies {list(source.shape)} from {source.device} to {target.device}")
+        if isinstance(target, DeviceTensor):
+            taken = from_.clone()
+            self.queues.do(lambda: to.copy_(taken))
+        else:
+            self.queues.wait_for_all("reads")
+            to.copy_(from_)
+        return target
+
+    def empty_like(self, shape: torch.Tensor) -> DeviceTensor:
+        """Memory of this shape and these strides, that holds nothing."""
+        held = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
+        poison(held)
+        return DeviceTensor(held, Memory(self, held))
+
+    def _wrapped(self, results: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda r: DeviceTensor(r, Memory(self, r)), results)
+
+
+class _Functions(TorchFunctionMode):
+    """``torch.tensor(list, device=...)`` copies in a way that operations do not see."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if func in (torch.tensor, torch.as_tensor) and device is not None:
+            device = torch.device(device)
+            if device.type == "cuda" and not isinstance(args[0], torch.Tensor):
+                return func(*args, **{**kwargs, "device": _CPU}).to(DEVICE)
+        if func is torch.Tensor.to and args[1:] and args[1] == "cuda":
+            return func(args[0], DEVICE, *args[2:], **kwargs)
+        return func(*args, **kwargs)
+
+
+def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Nothing is computed: the host's tensor is seen the same way."""
+    memory = args[0].memory
+    seen = func(*_inner(args), **_inner(kwargs))
+    return tree_map_only(torch.Tensor, lambda view: DeviceTensor(view, memory), seen)
+
+
+def _has_mask(args: Sequence[Any]) -> bool:
+    """Whether an index is a mask: how much it takes depends on its values."""
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+
+
+def _inner(values: Any) -> Any:
+    values = tree_map_only(DeviceTensor, lambda tensor: tensor.inner, values)
+    return _placed(values, _CPU)
+
+
+def _meta(values: Any) -> Any:
+    return _placed(tree_map_only(torch.Tensor, _shape_of, values), _META)
+
+
+def _placed(values: Any, device: torch.device) -> Any:
+    if isinstance(values, dict):
+        values = {name: device if name == "device" else v for name, v in values.items()}
+        return {name: False if name == "pin_memory" else v for name, v in values.items()}
+    return values
+
+
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+
+
+def _have_guard() -> None:
+    """Let the library's C++ switch to the device, which changes as little as for ``meta``."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 21).in_dll(library, _GUARDS)
+    guards[1] = guards[14]  # DeviceType::CUDA, DeviceType::Meta
