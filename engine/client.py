@@ -1,8 +1,9 @@
 """What the API layer and the offline ``LLM`` know of an engine, wherever it runs.
 
-Three implementations: ``engine.inline.InlineClient`` (same process; offline use and tests),
-``engine.process.SubprocessClient`` (a process of its own behind a socket pair; the server) and
-``engine.shared.SharedClient`` (the same process for several API workers).
+Four implementations: ``engine.inline.InlineClient`` (same process; offline use and tests),
+``engine.process.SubprocessClient`` (a process of its own behind a socket pair; the server),
+``engine.shared.SharedClient`` (the same process for several API workers) and
+``engine.replicas.client.ReplicaClient`` (several of these as one).
 """
 
 from __future__ import annotations
@@ -64,6 +65,11 @@ class EngineClient(Protocol):
     @property
     def info(self) -> EngineInfo:
         """What was loaded. Raises EngineDead before ``start`` has returned."""
+        ...
+
+    @property
+    def members(self) -> Sequence[EngineClient]:
+        """The engines behind it, by number: itself, unless it stands for several."""
         ...
 
     @property

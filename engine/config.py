@@ -131,6 +131,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     pooling_type: PoolingKind | None = None  # of embeddings; None: what the model was made for
     tensor_parallel_size: int = 1  # processes that the model is shared out to, a GPU for each
     enable_expert_parallel: bool = False  # ranks have whole experts, not a part of each
+    replica: int = 0  # which of several engines on this machine that serve the same model
+    num_replicas: int = 1  # how many there are; on a CPU they share its cores
+    host_share_bytes: int | None = None  # of the machine's memory, for this one; None: what is free
     num_threads: int | None = None  # CPU threads of each rank; None: all have one a core together
     seed: int = 0  # of dummy weights
     generation: int = 0  # how many times the weights have been exchanged for others
@@ -143,3 +146,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     profile_dir: str | None = None  # where traces of steps are written; None: there are none
     log_level: LogLevel = "info"  # of the engine's own process, where it has one
     log_format: LogFormat = "text"
+
+    @property
+    def first_device(self) -> int:
+        """The GPU of its first rank; the others have those that follow."""
+        return self.replica * self.tensor_parallel_size

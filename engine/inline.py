@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 
-from engine.client import LoadProgress, RequestStream
+from engine.client import EngineClient, LoadProgress, RequestStream
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineDead, EngineError, Failure
@@ -53,6 +53,11 @@ class InlineClient(Asker):
         self._error: EngineError = EngineDead("the engine has not been started")
         self._activity: Activity = "serving"
         self._closed = False
+
+    @property
+    def members(self) -> Sequence[EngineClient]:
+        """Itself."""
+        return (self,)
 
     @property
     def info(self) -> EngineInfo:

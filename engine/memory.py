@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from pathlib import Path
 
 import msgspec
 
@@ -36,3 +37,35 @@ def trim() -> None:
     """Give memory that the process has freed back to the system, where its allocator can."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def free_host_bytes() -> int:
+    """Memory of this machine, and of this process's control group, that could be taken now."""
+    return min(_machine_bytes(), _control_group_bytes())
+
+
+def _machine_bytes() -> int:
+    """What the system calls available, page cache included where it tells."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _control_group_bytes() -> int:
+    """What a container's limit leaves (control groups v2, then v1); huge where there is none."""
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(usage).read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return 2**63 - 1

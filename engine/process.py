@@ -12,8 +12,10 @@ End-of-file is the death notice, in both directions. Several API processes share
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.child import Child
-from engine.client import LoadProgress
+from engine.client import EngineClient, LoadProgress
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
 from engine.remote import RemoteClient
@@ -43,6 +45,11 @@ class SubprocessClient(RemoteClient):
             on_restart=self._attach,
             on_death=self._give_up,
         )
+
+    @property
+    def members(self) -> Sequence[EngineClient]:
+        """Itself."""
+        return (self,)
 
     @property
     def pid(self) -> int | None:

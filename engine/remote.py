@@ -8,6 +8,7 @@ position alone, so each stream goes on as if nothing had happened.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from engine.client import RequestStream
@@ -23,7 +24,7 @@ from engine.frames import (
 )
 from engine.link import EngineLink
 from engine.questions import Asker
-from engine.streams import StreamTable
+from engine.streams import Stream, StreamTable
 from engine.types import EngineInfo, EngineOutput, EngineStats, Request
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class RemoteClient(Asker):
         self._error: EngineError = EngineDead("the engine has not been started")
         self._dead = False
         self._activity: Activity = "serving"
+        self._watchers: list[Callable[[], None]] = []
         self.stats_s = 0.0  # time.monotonic() at which the engine told ``stats``
         self.num_resumed = 0  # requests that went on in another engine
 
@@ -95,6 +97,33 @@ class RemoteClient(Asker):
         """Call ``listener`` with each step's output."""
         self._listeners.append(listener)
 
+    # ------------------------------------------------------------ one of several engines
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this client's sequences, waiting and running: how busy it keeps the engine."""
+        return self._streams.num_tokens
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call ``watcher`` when the engine has died, is there again, has been given up, or has told
+        of a change in what it does. Before ``start``."""
+        self._watchers.append(watcher)
+
+    def let_go(self) -> list[Stream]:
+        """The streams of an engine that has died, for another to take over; what the engine said
+        of itself is not true any more, either."""
+        self._stats, self.stats_s = EngineStats(), time.monotonic()
+        return self._streams.take_all()
+
+    def take_over(self, streams: Sequence[Stream]) -> None:
+        """Have streams that another engine has died with go on in this one, which is alive."""
+        assert self._link is not None
+        requests = self._streams.adopt(streams)
+        if requests:
+            logger.warning("%d requests go on in another engine", len(requests))
+            self.num_resumed += len(requests)
+            self._link.send(Submit(tuple(requests)))
+
     async def _ask(self, question: Question) -> Answered:
         if self._link is None or not self._link.open:
             raise self._error
@@ -106,25 +135,30 @@ class RemoteClient(Asker):
         """There is an engine at the other end of ``link``: whoever waits goes on there."""
         self._link = link
         self._error = EngineDead("the engine is being restarted")  # from when it is not open
-        requests = self._streams.resume_all()
-        if requests:
-            logger.warning("%d requests go on in another engine", len(requests))
-            self.num_resumed += len(requests)
-            link.send(Submit(tuple(requests)))
+        self.take_over(self._streams.take_all())
+        if self._watchers:
+            link.lost.add_done_callback(lambda _: self._tell())
+            self._tell()
 
     def _change(self, ready: Ready) -> None:
         """What an engine has loaded, or does, is this from now on."""
         self._info, self._activity = ready.info, ready.activity
+        self._tell()
 
     def _give_up(self, error: EngineError) -> None:
         """There will be no other engine."""
         self._dead = True
         self._end(error if isinstance(error, EngineDead) else EngineDead(str(error)))
+        self._tell()
 
     def _end(self, error: EngineDead) -> None:
         self._link = None
         self._error = error
         self._streams.fail_all(error)
+
+    def _tell(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def _take(self, news: Output) -> None:
         output = news.output

@@ -13,8 +13,9 @@ the client through ``give_up``.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
-from engine.client import LoadProgress
+from engine.client import EngineClient, LoadProgress
 from engine.errors import EngineDead, EngineError
 from engine.link import EngineLink
 from engine.remote import RemoteClient
@@ -35,6 +36,11 @@ class SharedClient(RemoteClient):
         self._path = path
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
+
+    @property
+    def members(self) -> Sequence[EngineClient]:
+        """Itself."""
+        return (self,)
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
         """Wait until the engine has loaded. Raises what ``give_up`` is told."""

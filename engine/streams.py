@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -187,6 +187,21 @@ class Stream:
         self._num_repeated = self._num_prompt_logprobs
         return msgspec.structs.replace(self.request, resumed_token_ids=tuple(self._token_ids))
 
+    def move(self, abort: Callable[[str], None]) -> None:
+        """Its request lives in another table from now on, whose ``abort`` this is."""
+        self._abort = abort
+
+    @property
+    def num_tokens(self) -> int:
+        """That its sequence holds, but for a prompt that it shares with its leader."""
+        prompt = 0 if self.request.fork_of is not None else len(self.request.prompt_token_ids)
+        return prompt + len(self._token_ids)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether anything has been told of it that another model would have said otherwise."""
+        return bool(self._token_ids) or self._num_prompt_logprobs > 0
+
     @property
     def _ended(self) -> bool:
         return self._finish_reason is not None or self._error is not None
@@ -247,17 +262,30 @@ class StreamTable:
         for stream in streams.values():
             stream.fail(error)
 
-    def resume_all(self) -> list[Request]:
-        """What to submit to a new engine so that every stream goes on, in order of submission.
+    def take_all(self) -> list[Stream]:
+        """All streams that somebody still wants, in order of submission; none is left here."""
+        streams, self._streams = self._streams, {}
+        return [stream for stream in streams.values() if not stream.aborted]
+
+    def adopt(self, streams: Sequence[Stream]) -> list[Request]:
+        """What to submit so that streams whose engine has died go on here, in their order.
 
         What has been there at too many deaths may be what kills, and fails instead.
         """
-        self._streams = {id_: stream for id_, stream in self._streams.items() if not stream.aborted}
-        for id_, stream in list(self._streams.items()):
+        requests: list[Request] = []
+        for stream in streams:
             if stream.num_resumed >= _MAX_RESUMED:
-                del self._streams[id_]
                 stream.fail(RequestFailed("the engine has died too often with this request"))
-        return [stream.resume() for stream in self._streams.values()]
+                continue
+            stream.move(self._abort)
+            self._streams[stream.request_id] = stream
+            requests.append(stream.resume())
+        return requests
+
+    @property
+    def num_tokens(self) -> int:
+        """That the sequences of all streams hold, waiting or running. Looks at each of them."""
+        return sum(stream.num_tokens for stream in self._streams.values())
 
     def _each(self, column: dict[str, Any], tell: Callable[[Stream, Any], None]) -> None:
         for request_id, value in column.items():

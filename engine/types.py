@@ -180,6 +180,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     path: str
     num_steps: int
+    others: tuple[str, ...] = ()  # paths of those of other engines, which served beside this one
 
 
 # ---------------------------------------------------------------- scheduler -> runner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import time
@@ -88,7 +89,7 @@ class Adapters:
     async def _read(self, engine: EngineClient, adapter: Adapter) -> Served:
         if not adapter.name or adapter.name in self._reserved:
             raise bad_field("lora_name", "is the name of the model itself")
-        await _probe(engine, adapter)
+        await _probe_all(engine, adapter)
         return Served(adapter, int(time.time()))
 
     def find(self, path: str) -> Path:
@@ -109,6 +110,23 @@ def unknown_adapter(name: str) -> ApiError:
     """The 404 for an adapter that is not there."""
     message = f"There is no adapter '{name[:200]}'."
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+async def _probe_all(engine: EngineClient, adapter: Adapter) -> None:
+    """Have every engine that is there read the adapter; one that is not reads it with its first
+    request. Raises what any of them says, and then it is served by none.
+    """
+    present = [member for member in engine.members if member.alive]
+    if not present:
+        await _probe(engine, adapter)  # which says why not
+        return
+    waits = [asyncio.create_task(_probe(member, adapter)) for member in present]
+    try:
+        await asyncio.gather(*waits)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
 
 
 async def _probe(engine: EngineClient, adapter: Adapter) -> None:

@@ -79,7 +79,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            app.state.dashboard.looker.close()
+            app.state.dashboard.close()
             await state.close()
 
     app = FastAPI(

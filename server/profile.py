@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastapi import APIRouter, Request
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.responses import Response
 
 from server.errors import ApiError
@@ -29,11 +29,12 @@ class ProfileStarted(Struct):
     num_steps: int
 
 
-class ProfileWritten(Struct):
+class ProfileWritten(Struct, omit_defaults=True):
     """The answer of /stop_profile."""
 
     file: str  # its name in the directory of --profile
     num_steps: int
+    other_files: list[str] | UnsetType = UNSET  # of other engines, where there are several
 
 
 @router.post(
@@ -59,7 +60,8 @@ async def stop_profile(request: Request) -> Response:
     """End the recording, unless all its steps are done already, and name the trace's file."""
     _settings_with_profile(request)
     trace = await state_of(request).engine.stop_profile()
-    return json_response(ProfileWritten(Path(trace.path).name, trace.num_steps))
+    others = [Path(path).name for path in trace.others] or UNSET
+    return json_response(ProfileWritten(Path(trace.path).name, trace.num_steps, others))
 
 
 def _settings_with_profile(request: Request) -> Settings:

@@ -12,7 +12,7 @@ SCHEDULING = "Scheduling and batching"
 class SchedulingSettings(SettingsPart):
     """Who runs, and when; ``server/settings.py`` has them among its own."""
 
-    max_num_seqs: int = setting(256, SCHEDULING, "Sequences that run at once.", ge=1)
+    max_num_seqs: int = setting(256, SCHEDULING, "Sequences that run at once in an engine.", ge=1)
     max_num_batched_tokens: ScaledInt | None = setting(
         None,
         SCHEDULING,

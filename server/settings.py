@@ -41,6 +41,7 @@ from engine.pooling import PoolingKind
 from engine.profiler import DEFAULT_PROFILE_STEPS, MAX_PROFILE_STEPS
 from server.engine_settings import engine_config
 from server.operation_settings import OPERATION, OperationSettings
+from server.parallel_settings import PARALLEL, ParallelSettings
 from server.scheduling_settings import SCHEDULING, SchedulingSettings
 from server.setting import Setting, setting, table_of
 from server.setting_sources import InvalidSettings, explain, read_environment, read_yaml
@@ -56,10 +57,10 @@ ReasoningFields = Literal["both", "reasoning", "reasoning_content"]
 
 _MODEL, _SERVER = "Model", "Server"
 _CACHE, _LIMITS, _LOGS = "KV cache", "Access and limits", "Logs and metrics"
-_GROUPS = (_MODEL, SPECULATION, _SERVER, SCHEDULING, _CACHE, _LIMITS, OPERATION, _LOGS)
+_GROUPS = (_MODEL, PARALLEL, SPECULATION, _SERVER, SCHEDULING, _CACHE, _LIMITS, OPERATION, _LOGS)
 
 
-class Settings(SchedulingSettings, SpeculationSettings, OperationSettings):
+class Settings(SchedulingSettings, SpeculationSettings, OperationSettings, ParallelSettings):
     """The settings of one server, valid once made, and frozen.
 
     Use :meth:`load` where problems are to be told to a person; the constructor takes the same
@@ -164,26 +165,6 @@ class Settings(SchedulingSettings, SpeculationSettings, OperationSettings):
         _MODEL,
         "Which hidden states make an embedding: last (token), mean, cls (the first token) or max. "
         "What the model was made for when left out.",
-    )
-    tensor_parallel_size: int = setting(
-        1,
-        _MODEL,
-        "Processes that the model is shared out to, each with a GPU of this machine, or a part of "
-        "a CPU's cores. See docs/parallel.md.",
-        ge=1,
-        le=64,
-    )
-    enable_expert_parallel: bool = setting(
-        False,
-        _MODEL,
-        "With --tensor-parallel-size: share the experts of a mixture out whole, in place of a part "
-        "of each.",
-    )
-    num_threads: int | None = setting(
-        None,
-        _MODEL,
-        "CPU threads of the engine, or of each of its ranks; one for each core when left out.",
-        ge=1,
     )
     seed: int = setting(0, _MODEL, "Seed of dummy weights.", ge=0)
     stub_step_ms: float = setting(

@@ -118,7 +118,7 @@ class ServerState:
         self.adapters = Adapters(settings.model_names, settings.lora_dir, self.shared.adapters)
         self.access = Access(settings, self.database, self.metrics, self.shared.ledger)
         # This process's share of what may run and wait.
-        most = settings.max_num_seqs + settings.max_queued_requests
+        most = settings.max_num_seqs * settings.data_parallel_size + settings.max_queued_requests
         self.admission = Admission(-(-most // settings.api_workers))
 
     async def load(self) -> None:
@@ -153,7 +153,7 @@ class ServerState:
             names=tuple(settings.model_names),
             created=int(time.time()),
         )
-        self.metrics.set_model(info)
+        self.metrics.set_loaded()
         self._loaded.set()
         await _tell_of(template)
 

@@ -5,21 +5,30 @@ from __future__ import annotations
 import importlib.metadata
 
 from fastapi import APIRouter, Request
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from server.errors import asleep, unavailable
 from server.openai.endpoint import json_response, state_of
 from server.openai.schema import describe
+from server.state import ServerState
 
 router = APIRouter()
 
 
-class Status(Struct):
+class Engines(Struct):
+    """Of a server with several engines."""
+
+    serving: int  # that can be given requests now
+    total: int
+
+
+class Status(Struct, omit_defaults=True):
     """The answer of /health and /ready."""
 
     status: str
+    engines: Engines | UnsetType = UNSET  # where there are several
 
 
 class Version(Struct):
@@ -36,23 +45,23 @@ class Version(Struct):
 async def health(request: Request) -> Response:
     """200 while the process can serve or will again; 503 once only a restart can help.
 
-    Needs no key, and says nothing but this.
+    Needs no key, and says nothing but this, and how many of several engines serve.
     """
     if state_of(request).failure is not None:
         raise unavailable("The engine is gone for good.")
-    return json_response(Status("ok"))
+    return json_response(Status("ok", _engines(state_of(request))))
 
 
 @router.get("/ready", summary="Whether to send requests here", openapi_extra=describe(None, Status))
 async def ready(request: Request) -> Response:
-    """200 when a request would be served at once; 503 while loading, draining, restarting, asleep
-    or given other weights."""
+    """200 when a request would be served at once, by one of several engines at least; 503 while
+    loading, draining, restarting, asleep or given other weights."""
     state = state_of(request)
     if not state.ready:
         if state.resting is not None:
             raise asleep(f"The server {state.resting}.")
         raise unavailable("The server is not ready.")
-    return json_response(Status("ready"))
+    return json_response(Status("ready", _engines(state)))
 
 
 @router.get("/version", summary="Which build this is", openapi_extra=describe(None, Version))
@@ -67,6 +76,14 @@ async def metrics(request: Request) -> Response:
     state = state_of(request)
     text = generate_latest(state.metrics.exposition(await state.numbers()))
     return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def _engines(state: ServerState) -> Engines | UnsetType:
+    members = state.engine.members
+    if len(members) == 1:
+        return UNSET
+    serving = [one for one in members if one.alive and one.responds and one.activity == "serving"]
+    return Engines(len(serving), len(members))
 
 
 def quire_version() -> str:

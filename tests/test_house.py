@@ -122,6 +122,11 @@ class IdleEngine:
     """What the metrics read of an engine."""
 
     stats = EngineStats()
+    alive = True
+
+    @property
+    def members(self):
+        return (self,)
 
     def on_output(self, listener):
         pass

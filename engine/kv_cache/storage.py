@@ -11,14 +11,13 @@ A cache of codes (``kernels/reference/cache_codes.py``) has a scale beside each 
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
+from engine.memory import free_host_bytes
 from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache
@@ -85,12 +84,13 @@ def plan_memory(
     draft_bytes_per_token: int = 0,
     codes: torch.dtype | None = None,
     num_sharers: int = 1,
+    share_bytes: int | None = None,
 ) -> MemoryPlan:
     """How many blocks there are, and the longest context. Called once the weights are loaded.
 
     With ``draft_bytes_per_token``, a draft model has as many blocks of its own. ``codes``: as in
     :class:`KVCache`. ``num_sharers``: processes that plan for as large a cache each; on a CPU they
-    share its memory.
+    share its memory, of which all of them together may take ``share_bytes``, weights included.
 
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` is longer than the model's.
@@ -106,6 +106,8 @@ def plan_memory(
     available, usual_bytes = available_bytes(device), _CPU_USUAL_BYTES
     if device.type == "cpu":
         available, usual_bytes = available // num_sharers, usual_bytes // num_sharers
+        if share_bytes is not None:
+            available = max(0, min(available, share_bytes // num_sharers - weights_bytes))
     num_host_blocks = _host_blocks(cache, block_bytes, num_sharers)
     max_idle_blocks: int | None = None
     if cache.num_blocks is not None:
@@ -133,7 +135,7 @@ def plan_memory(
         )
     host_bytes = num_host_blocks * block_bytes
     free = available - num_blocks * block_bytes
-    on_host = free if device.type == "cpu" else _host_bytes() // num_sharers
+    on_host = free if device.type == "cpu" else free_host_bytes() // num_sharers
     if host_bytes > on_host:
         raise ModelLoadError(
             f"kv_offload_bytes: {host_bytes / 2**20:,.0f} MiB are asked for, "
@@ -167,7 +169,7 @@ def available_bytes(device: torch.device) -> int:
     """Memory that could be taken now: of the GPU, or of this machine and its control group."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return _host_bytes()
+    return free_host_bytes()
 
 
 def _layer(
@@ -235,34 +237,3 @@ def _host_blocks(cache: CacheConfig, block_bytes: int, num_sharers: int) -> int:
             f"{needed:,}"
         )
     return cache.offload_bytes // needed
-
-
-def _host_bytes() -> int:
-    return min(_machine_bytes(), _control_group_bytes())
-
-
-def _machine_bytes() -> int:
-    """What the system calls available, page cache included where it tells."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _control_group_bytes() -> int:
-    """What a container's limit leaves (control groups v2, then v1); huge where there is none."""
-    for limit, usage in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        try:
-            return max(0, int(Path(limit).read_text()) - int(Path(usage).read_text()))
-        except (OSError, ValueError):  # not there, or "max"
-            continue
-    return 2**63 - 1

@@ -6,8 +6,10 @@ import logging
 import os
 from pathlib import Path
 
+import msgspec
 import torch
 
+from engine.config import EngineConfig
 from engine.crowd import is_crowd
 from engine.errors import ModelLoadError
 
@@ -44,6 +46,28 @@ def choose_device(name: str, rank: int = 0) -> torch.device:
     if rank:
         torch.cuda.set_device(rank)
     return torch.device("cuda", rank)
+
+
+def divide_machine(config: EngineConfig) -> EngineConfig:
+    """The config of a process among others that serve the same model on this machine, ranks of one
+    model or engines of their own: on a CPU they divide its cores.
+
+    Raises:
+        ModelLoadError: there are fewer GPUs than processes.
+    """
+    ranks, engines = config.tensor_parallel_size, config.num_replicas
+    if ranks * engines == 1:
+        return config
+    if choose_device(config.device).type == "cuda":
+        found = torch.cuda.device_count()
+        if found < ranks * engines:
+            asked = f"tensor_parallel_size {ranks}" if ranks > 1 else ""
+            if engines > 1:
+                asked = f"data_parallel_size {engines}" + (asked and f" of {asked}")
+            raise ModelLoadError(f"{asked}: torch finds {found} GPUs")
+        return config
+    count = config.num_threads or max(1, usable_threads() // (ranks * engines))
+    return msgspec.structs.replace(config, num_threads=count)
 
 
 def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:

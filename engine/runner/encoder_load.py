@@ -62,7 +62,7 @@ def load_encoder(
     if config.cache.offload_bytes:
         raise ModelLoadError("kv_offload_bytes: an encoder has no KV cache")
     max_len = _longest(config, model, spec)
-    device = choose_device(config.device)
+    device = choose_device(config.device, config.first_device)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     is_dummy = config.load_format == "dummy"
     headers = [] if is_dummy else read_headers(model.directory, config.load_format)

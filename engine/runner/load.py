@@ -34,9 +34,9 @@ from engine.runner.device import (
     choose_device,
     choose_dtype,
     default_threads,
+    divide_machine,
     dtype_name,
     set_threads,
-    usable_threads,
 )
 from engine.runner.encoder_load import load_encoder
 from engine.runner.graphs import CudaCapture, DecodeGraphs
@@ -68,6 +68,7 @@ _BLOCK_SIZES = {"cpu": 16, "cuda": 64}
 
 def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
     """See ``engine.runner.load_runner``. What can be refused is refused before weights load."""
+    config = divide_machine(config)
     model = read_config(config.model)
     if isinstance(model.spec, EncoderSpec):
         if config.tensor_parallel_size > 1:
@@ -197,7 +198,6 @@ def _load_decoder(
         return _read_decoder(plan, on_progress, memory)
     from engine.parallel.leader import Team  # torch.distributed is for those who need it
 
-    config = _shared_out(config)
     team = Team(config, model.spec)
     try:
         plan = make_plan(config, model, model.spec, team.shard)
@@ -242,7 +242,7 @@ def make_plan(
         ModelLoadError: it cannot be served as asked.
     """
     spec = whole if shard is None else share_of(whole, shard)
-    device = choose_device(config.device, 0 if shard is None else shard.rank)
+    device = choose_device(config.device, config.first_device + (shard.rank if shard else 0))
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     files = find_weights(config, model, dtype, device, config.seed)
     codes = cache_codes(config.cache.dtype)
@@ -304,6 +304,7 @@ def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
         draft_bytes_per_token=sum(part.bytes_per_token for part in guessers),
         codes=attention.cache_dtype,
         num_sharers=1 if plan.shard is None else plan.shard.size,
+        share_bytes=config.host_share_bytes,
     )
 
 
@@ -370,23 +371,6 @@ def attention_spec(
         chunk=spec.chunk,
         cache_dtype=codes,
     )
-
-
-def _shared_out(config: EngineConfig) -> EngineConfig:
-    """The config of each rank: those on a CPU divide its cores.
-
-    Raises:
-        ModelLoadError: there are fewer GPUs than ranks.
-    """
-    size = config.tensor_parallel_size
-    if choose_device(config.device).type == "cuda":
-        if torch.cuda.device_count() < size:
-            raise ModelLoadError(
-                f"tensor_parallel_size {size}: torch finds {torch.cuda.device_count()} GPUs"
-            )
-        return config
-    count = config.num_threads or max(1, usable_threads() // size)
-    return msgspec.structs.replace(config, num_threads=count)
 
 
 def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:

@@ -26,6 +26,8 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, ModelLoadError
 from engine.process import SubprocessClient
 from engine.profiler import make_profile_directory
+from engine.replicas.client import ReplicaClient
+from engine.replicas.shares import replica_configs
 from engine.types import EngineInfo
 from server.chat_template import read_chat_template
 from server.cli.flags import parse_settings
@@ -70,7 +72,13 @@ def _serve(
     settings: Settings, sock: socket.socket, announcer: Announcer, child: Child | None
 ) -> int:
     """Serve from this process."""
-    engine = AnnouncedEngine(settings.engine_config(), announcer, child)
+    configs = replica_configs(settings.engine_config(), settings.data_parallel_size)
+    engine: AnnouncedEngine | AnnouncedEngines
+    if len(configs) == 1:
+        engine = AnnouncedEngine(configs[0], announcer, child)
+    else:
+        clients = [SubprocessClient(configs[0], child=child), *map(SubprocessClient, configs[1:])]
+        engine = AnnouncedEngines(clients, announcer, caches=settings.enable_prefix_caching)
     engine.spawn()
 
     from server.app import create_app  # after the spawn: the two processes import side by side
@@ -196,6 +204,20 @@ class AnnouncedEngine(SubprocessClient):
         self, config: EngineConfig, announcer: Announcer, child: Child | None = None
     ) -> None:
         super().__init__(config, child=child)
+        self._announcer = announcer
+
+    async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
+        """Load the model, telling how it goes. Raises ModelLoadError or EngineDead."""
+        return await self._announcer.announce(super().start, on_progress)
+
+
+class AnnouncedEngines(ReplicaClient):
+    """The same of several engine processes."""
+
+    def __init__(
+        self, clients: Sequence[SubprocessClient], announcer: Announcer, *, caches: bool
+    ) -> None:
+        super().__init__(clients, caches=caches)
         self._announcer = announcer
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:

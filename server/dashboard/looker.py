@@ -1,10 +1,11 @@
-"""Looks at the engine for whoever has the page open: together, and not too often."""
+"""Looks at an engine for whoever has the page open: together, and not too often."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
+from engine.client import EngineClient
 from engine.snapshot import Snapshot
 from server.state import ServerState
 
@@ -13,14 +14,15 @@ _PATIENCE_S = 2.0  # for a step to end
 
 
 class Looker:
-    """The looks of one API process. Belongs to its event loop.
+    """The looks of one API process at one engine. Belongs to its event loop.
 
     A look is answered between two steps. One that takes long is not asked again: those who come
     meanwhile wait for the same answer, or are told without it.
     """
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, engine: EngineClient) -> None:
         self._state = state
+        self.engine = engine
         self._task: asyncio.Task[Snapshot] | None = None
         self._asked_s = 0.0
         # By id: for how long an answer was there before its client had read it.
@@ -46,7 +48,7 @@ class Looker:
             self._task.cancel()
 
     async def _ask(self) -> Snapshot:
-        snapshot = await self._state.engine.look()
+        snapshot = await self.engine.look()
         self._note_readers(snapshot)
         return snapshot
 

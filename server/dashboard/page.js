@@ -26,6 +26,7 @@
   const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
   let state = null; // the newest answer with a snapshot in it
+  let engine = 0; // of several, the one that is looked at
   let paused = false;
   let timer = 0;
   let asking = false;
@@ -54,7 +55,7 @@
     let next = INTERVAL_MS;
     try {
       const headers = key ? { authorization: `Bearer ${key}` } : {};
-      const answer = await fetch("dashboard/state", { headers, cache: "no-store" });
+      const answer = await fetch(`dashboard/state?engine=${engine}`, { headers, cache: "no-store" });
       if (answer.status === 401 || answer.status === 403) {
         askForKey(key ? (answer.status === 401 ? "This key is not known here." : "This key lacks the scope admin.") : "");
         next = 0;
@@ -83,6 +84,7 @@
   function take(news) {
     tellStatus(news.status);
     $("version").textContent = `Quire ${news.version}.`;
+    offerEngines(news.engines || 1);
     const model = news.model;
     if (model) {
       const size = model.num_parameters ? `${compact.format(model.num_parameters)} parameters, ` : "";
@@ -90,6 +92,12 @@
       document.title = `Quire: ${model.name}`;
     }
     if (news.totals) { state = news; draw(); }
+  }
+
+  function offerEngines(count) {
+    const choice = $("engine");
+    choice.hidden = count < 2;
+    for (let i = choice.options.length; i < count; i++) choice.add(new Option(`engine ${i}`, i));
   }
 
   function tellStatus(status, look) {
@@ -521,6 +529,10 @@
     if (state) drawRequests();
   });
   $("more").addEventListener("click", () => { showsAll = !showsAll; drawRequests(); });
+  $("engine").addEventListener("change", () => {
+    engine = Number($("engine").value);
+    ask();
+  });
   $("pause").addEventListener("click", () => {
     paused = !paused;
     $("pause").setAttribute("aria-pressed", String(paused));

@@ -6,14 +6,17 @@ one where the state does. The state is for administrators: no row of ``access/sc
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from engine.client import EngineClient
 from engine.errors import EngineDead
 from server.dashboard.looker import Looker
 from server.dashboard.page import Page
 from server.dashboard.state import DashboardState, Status, fill, model_of
-from server.errors import ApiError
+from server.errors import ApiError, bad_field
 from server.openai.endpoint import json_response, state_of
 from server.openai.schema import describe
 from server.state import ServerState
@@ -21,13 +24,20 @@ from server.system import quire_version
 
 router = APIRouter()
 
+_Engine = Annotated[int, Query(ge=0, description="Which of several engines, from 0.")]
+
 
 class Dashboard:
     """What the routes of one application share; on ``app.state.dashboard``."""
 
     def __init__(self, state: ServerState) -> None:
         self.page = Page()
-        self.looker = Looker(state)
+        self.lookers = [Looker(state, engine) for engine in state.engine.members]  # by number
+
+    def close(self) -> None:
+        """Nobody looks any more."""
+        for looker in self.lookers:
+            looker.close()
 
 
 @router.get("/dashboard", summary="The live page", openapi_extra=describe(None, "text/html"))
@@ -42,22 +52,27 @@ async def dashboard(request: Request) -> Response:
     summary="What the live page shows",
     openapi_extra=describe(None, DashboardState),
 )
-async def dashboard_state(request: Request) -> Response:
-    """The engine's last steps, requests and KV blocks.
+async def dashboard_state(request: Request, engine: _Engine = 0) -> Response:
+    """An engine's last steps, requests and KV blocks.
 
     Times are relative to the answer. Without them while the engine loads, restarts, or is in the
     middle of a step that takes long.
     """
     server = state_of(request)
-    looker = _dashboard(request).looker
-    told = DashboardState(status=_status(server), version=quire_version())
+    lookers = _dashboard(request).lookers
+    if engine >= len(lookers):
+        raise bad_field("engine", f"must be below {len(lookers)}, the number of engines")
+    looker = lookers[engine]
+    told = DashboardState(status=_status(server, looker.engine), version=quire_version())
+    if len(lookers) > 1:
+        told.engines = len(lookers)
     snapshot = None
     if told.status in ("serving", "draining"):
-        told.model = model_of(server.settings.model_names[0], server.engine.info)
+        told.model = model_of(server.settings.model_names[0], looker.engine.info)
         try:
             snapshot = await looker.look()
         except EngineDead:
-            told.status = "gone" if server.failure is not None else "restarting"
+            told.status = "gone" if looker.engine.dead else "restarting"
         else:
             if snapshot is None:
                 told.status = "busy"
@@ -67,7 +82,7 @@ async def dashboard_state(request: Request) -> Response:
             snapshot,
             looker.unread_s,
             max_running=server.settings.max_num_seqs,
-            restarts=server.metrics.numbers.num_restarts,
+            restarts=server.metrics.numbers.engines[engine].num_restarts,
         )
     return json_response(told, {"cache-control": "no-store"})
 
@@ -83,16 +98,16 @@ def _dashboard(request: Request) -> Dashboard:
     return request.app.state.dashboard
 
 
-def _status(server: ServerState) -> Status:
-    if server.failure is not None:
+def _status(server: ServerState, engine: EngineClient) -> Status:
+    if server.failure is not None or engine.dead:
         return "gone"
     if not server.is_loaded:
         return "loading"
-    if not server.engine.alive:
+    if not engine.alive:
         return "restarting"
-    if not server.engine.responds:
+    if not engine.responds:
         return "busy"
-    activity = server.engine.activity
+    activity = engine.activity
     if activity != "serving":
         return "reloading" if activity in ("reloading", "waking") else "asleep"
     return "draining" if server.draining else "serving"

@@ -128,6 +128,7 @@ class DashboardState(Struct):
 
     status: Status
     version: str
+    engines: int | UnsetType = UNSET  # how many there are, where there are several
     model: DashboardModel | UnsetType = UNSET
     watched_s: float | UnsetType = UNSET  # for so long steps have been recorded
     totals: DashboardTotals | UnsetType = UNSET

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.types import BlockStats, EngineInfo, EngineStats, TierStats
+from engine.types import EngineInfo
+from server.metrics.engine_families import EngineFamilies
+from server.metrics.families import Families
 from server.metrics.names import COUNTERS, HISTOGRAMS, LABELLED_COUNTERS
 from server.metrics.numbers import Histogram, Numbers
+
+_ALL_ENGINES = "all"  # label of what is counted for several engines together
 
 
 class Exposition(Collector):
     """One scrape's families, for ``prometheus_client.generate_latest``.
 
+    What an engine tells of itself has the engine's number as its label, and so has everything else
+    where there is one engine.
+
     Args:
         numbers: what they tell.
-        info: of the model, once it is loaded.
+        infos: what each engine has loaded, by number; None before it has.
         prefix: first part of every name.
         model_name: the label of every sample.
         max_loras: adapters that may be on the device; 0: nothing is said of adapters.
@@ -33,181 +34,63 @@ class Exposition(Collector):
     def __init__(
         self,
         numbers: Numbers,
-        info: EngineInfo | None,
+        infos: Sequence[EngineInfo | None],
         *,
         prefix: str,
         model_name: str,
         max_loras: int = 0,
     ) -> None:
         self._numbers = numbers
-        self._info = info
+        self._infos = infos
         self._prefix = prefix
+        self._model_name = model_name
         self._max_loras = max_loras
-        self._labels = {"model_name": model_name, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        yield from self._engine_gauges(self._numbers.stats)
-        yield from self._engine_counters(self._numbers)
+        yield from self._of_engines()
+        engines = len(self._numbers.engines)
+        families = self._families("0" if engines == 1 else _ALL_ENGINES)
+        labels = families.labels
         for name, help in COUNTERS.items():
-            yield self._counter(name, help, self._numbers.counts[name])
+            yield families.counter(name, help, self._numbers.counts[name])
         for name, (label, help) in LABELLED_COUNTERS.items():
-            yield self._labelled_counter(name, help, label, self._numbers.labelled[name])
+            yield families.labelled_counter(name, help, label, self._numbers.labelled[name])
         for name, (help, bounds) in HISTOGRAMS.items():
-            family = HistogramMetricFamily(self._name(name), help, labels=list(self._labels))
+            family = HistogramMetricFamily(families.name(name), help, labels=list(labels))
             histogram = self._numbers.histograms[name]
             family.add_metric(
-                list(self._labels.values()), _buckets(bounds, histogram), sum_value=histogram.total
+                list(labels.values()), _buckets(bounds, histogram), sum_value=histogram.total
             )
             yield family
         http = CounterMetricFamily(
-            self._name("http_requests"),
+            families.name("http_requests"),
             "HTTP requests answered.",
             labels=["method", "route", "status"],
         )
-        for labels, count in self._numbers.http.items():
-            http.add_metric(labels, count)
+        for http_labels, count in self._numbers.http.items():
+            http.add_metric(http_labels, count)
         yield http
 
-    def _engine_gauges(self, stats: EngineStats) -> Iterable[Metric]:
-        blocks = stats.blocks
-        if not blocks.total and self._info is not None:  # no step has told them yet
-            num_blocks = self._info.memory.num_blocks
-            blocks = BlockStats(total=num_blocks, free=num_blocks)
-        for name, help, value in (
-            ("num_requests_running", "Sequences in the running batch.", stats.num_running),
-            ("num_requests_waiting", "Sequences that wait for a place.", stats.num_waiting),
-            ("kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", blocks.utilisation),
-            ("kv_blocks_total", "KV blocks there are.", blocks.total),
-            ("kv_blocks_held", "KV blocks that sequences hold.", blocks.held),
-            ("kv_blocks_shared", "KV blocks that several sequences hold.", blocks.shared),
-            ("kv_blocks_cached", "KV blocks with a reusable prefix.", blocks.cached),
-            ("kv_blocks_free", "KV blocks that can be allocated.", blocks.free),
-            ("kv_wasted_slots", "Token slots in held blocks without a token.", blocks.wasted_slots),
-        ):
-            yield self._gauge(name, help, value)
-        yield from self._tier_gauges(stats.tier)
-        info = self._info
-        if info is not None:
-            memory = info.memory
-            family = GaugeMetricFamily(
-                self._name("cache_config_info"),
-                "How the KV cache is laid out; always 1.",
-                labels=[*self._labels, "block_size", "num_gpu_blocks", "cache_dtype"],
-            )
-            dtype = memory.cache_dtype or info.dtype
-            sizes = (str(memory.block_size), str(memory.num_blocks), dtype)
-            family.add_metric([*self._labels.values(), *sizes], 1)
-            yield family
-            told = "Times the weights were exchanged for others."
-            yield self._gauge("weights_generation", told, info.generation)
-        if self._max_loras:
-            family = GaugeMetricFamily(
-                self._name("lora_requests_info"),
-                "Names of the adapters in use, of which most may be on the device; the time of it.",
-                labels=[
-                    *self._labels,
-                    *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
-                ],
-            )
-            names = ",".join(stats.running_adapters), ",".join(stats.waiting_adapters)
-            values = [*self._labels.values(), str(self._max_loras), *names]
-            family.add_metric(values, time.time())
-            yield family
+    def _of_engines(self) -> Iterator[Metric]:
+        """Those of each engine, a family's samples of all of them together."""
+        joined: dict[str, Metric] = {}
+        engines = self._numbers.engines
+        for number, numbers in enumerate(engines):
+            families = self._families(str(number))
+            told = EngineFamilies(numbers, self._infos[number], families, max_loras=self._max_loras)
+            found = list(told.collect())
+            if len(engines) > 1:
+                help = "Whether the engine can be given requests."
+                found.append(families.gauge("engine_up", help, numbers.up))
+            for family in found:
+                known = joined.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        yield from joined.values()
 
-    def _tier_gauges(self, tier: TierStats) -> Iterable[Metric]:
-        """Of blocks in the host's memory, where there are to be any."""
-        memory = None if self._info is None else self._info.memory
-        if memory is None or not memory.num_host_blocks:
-            return
-        total = memory.num_host_blocks
-        for name, help, value in (
-            ("kv_offload_blocks_total", "KV blocks the host has room for.", total),
-            ("kv_offload_blocks_used", "KV blocks in the host's memory.", tier.used),
-            (
-                "kv_offload_bytes_used",
-                "Bytes that these take.",
-                tier.used * (memory.host_bytes // total),
-            ),
-        ):
-            yield self._gauge(name, help, value)
-
-    def _engine_counters(self, numbers: Numbers) -> Iterable[Metric]:
-        stats = numbers.stats
-        for name, help, value in (
-            ("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries),
-            ("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits),
-            (
-                "external_prefix_cache_queries",
-                "Prompt tokens looked up in the host's memory.",
-                stats.tier.num_queries,
-            ),
-            (
-                "external_prefix_cache_hits",
-                "Prompt tokens found there; they are among prefix_cache_hits too.",
-                stats.tier.num_hits,
-            ),
-            ("kv_blocks_offloaded", "KV blocks copied to the host.", stats.tier.num_offloaded),
-            ("kv_blocks_loaded", "KV blocks copied back.", stats.tier.num_loaded),
-            ("num_preemptions", "Sequences sent back to the queue.", stats.num_preemptions),
-            (
-                "recomputed_tokens",
-                "Tokens that preempted sequences computed once more.",
-                stats.num_recomputed,
-            ),
-            ("spec_decode_num_drafts", "Rows that verified guesses.", stats.drafts.num_drafts),
-            (
-                "spec_decode_num_draft_tokens",
-                "Tokens guessed ahead.",
-                stats.drafts.num_draft_tokens,
-            ),
-            (
-                "spec_decode_num_accepted_tokens",
-                "Guesses kept.",
-                stats.drafts.num_accepted_tokens,
-            ),
-            ("engine_steps", "Steps the engine has run.", stats.num_steps),
-            ("kv_slots_held", "Slots of held blocks, summed over steps.", stats.slots_held_sum),
-            ("kv_slots_wasted", "Slots without a token, so summed.", stats.slots_wasted_sum),
-            (
-                "engine_restarts",
-                "Times the engine process was started again.",
-                numbers.num_restarts,
-            ),
-            (
-                "requests_resumed",
-                "Sequences continued after such a restart.",
-                numbers.num_resumed,
-            ),
-        ):
-            yield self._counter(name, help, value)
-        yield self._labelled_counter(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Guesses kept, by their place among those of a row.",
-            "position",
-            {str(at): count for at, count in enumerate(stats.drafts.accepted_per_position)},
-        )
-
-    def _name(self, name: str) -> str:
-        return f"{self._prefix}:{name}"
-
-    def _gauge(self, name: str, help: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(self._name(name), help, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
-    def _counter(self, name: str, help: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(self._name(name), help, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
-    def _labelled_counter(
-        self, name: str, help: str, label: str, counts: Mapping[str, int]
-    ) -> CounterMetricFamily:
-        family = CounterMetricFamily(self._name(name), help, labels=[*self._labels, label])
-        for value, count in counts.items():
-            family.add_metric([*self._labels.values(), value], count)
-        return family
+    def _families(self, engine: str) -> Families:
+        return Families(self._prefix, {"model_name": self._model_name, "engine": engine})
 
 
 def _buckets(bounds: Sequence[float], histogram: Histogram) -> list[tuple[str, float]]:

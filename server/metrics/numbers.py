@@ -21,20 +21,27 @@ class Histogram(msgspec.Struct, array_like=True):
     total: float = 0.0
 
 
+class EngineNumbers(msgspec.Struct):
+    """What one API process last heard from one engine, and of it."""
+
+    stats: EngineStats = EngineStats()
+    stats_s: float = 0.0  # time.monotonic() at which the engine told them
+    up: bool = False  # whether it can be given requests
+    num_restarts: int = 0
+    num_resumed: int = 0  # requests that went on in it
+
+
 class Numbers(msgspec.Struct):
-    """All that one API process has counted, and what it last heard from the engine."""
+    """All that one API process has counted, and what it last heard from the engines."""
 
     counts: dict[str, int]
     labelled: dict[str, dict[str, int]]  # by name, then by label
     http: dict[tuple[str, str, str], int]  # by method, route and status
     histograms: dict[str, Histogram]
-    stats: EngineStats = EngineStats()
-    stats_s: float = 0.0  # time.monotonic() at which the engine told them
-    num_restarts: int = 0  # of the engine
-    num_resumed: int = 0
+    engines: list[EngineNumbers]  # by number
 
     @classmethod
-    def zero(cls) -> Numbers:
+    def zero(cls, num_engines: int = 1) -> Numbers:
         """Nothing counted yet; every name is there."""
         return cls(
             counts=dict.fromkeys(COUNTERS, 0),
@@ -43,6 +50,7 @@ class Numbers(msgspec.Struct):
             histograms={
                 name: Histogram([0] * (len(bounds) + 1)) for name, (_, bounds) in HISTOGRAMS.items()
             },
+            engines=[EngineNumbers() for _ in range(num_engines)],
         )
 
     def count(self, name: str, label: str, times: int = 1) -> None:
@@ -58,8 +66,9 @@ class Numbers(msgspec.Struct):
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
-    """The sum of several processes' numbers, with the newest of their snapshots of the engine."""
-    total = Numbers.zero()
+    """The sum of several processes' numbers, with the newest of their snapshots of each engine."""
+    parts = list(parts)
+    total = Numbers.zero(max((len(part.engines) for part in parts), default=1))
     for part in parts:
         _add(total.counts, part.counts)
         for name, counts in part.labelled.items():
@@ -69,11 +78,17 @@ def merge(parts: Iterable[Numbers]) -> Numbers:
             into = total.histograms[name]
             into.counts = [a + b for a, b in zip(into.counts, histogram.counts, strict=True)]
             into.total += histogram.total
-        if part.stats_s >= total.stats_s:
-            total.stats, total.stats_s = part.stats, part.stats_s
-        total.num_restarts += part.num_restarts
-        total.num_resumed += part.num_resumed
+        for engine, heard in zip(total.engines, part.engines, strict=False):
+            _hear(engine, heard)
     return total
+
+
+def _hear(total: EngineNumbers, part: EngineNumbers) -> None:
+    if part.stats_s >= total.stats_s:
+        total.stats, total.stats_s = part.stats, part.stats_s
+    total.up = total.up or part.up
+    total.num_restarts += part.num_restarts
+    total.num_resumed += part.num_resumed
 
 
 def _add(into: dict[_KeyT, int], part: Mapping[_KeyT, int]) -> None:

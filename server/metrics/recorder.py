@@ -6,9 +6,9 @@ import time
 from functools import partial
 
 from engine.client import EngineClient
-from engine.types import EngineInfo, EngineOutput, RequestTimings
+from engine.types import EngineOutput, RequestTimings
 from server.metrics.exposition import Exposition
-from server.metrics.numbers import Numbers
+from server.metrics.numbers import EngineNumbers, Numbers
 
 
 class Metrics:
@@ -28,7 +28,7 @@ class Metrics:
         self._model_name = model_name
         self._prefix = prefix
         self._max_loras = max_loras
-        self._info: EngineInfo | None = None
+        self._is_loaded = False
         self._numbers = Numbers.zero()
         # Live sequences: when their newest token came, None before the first.
         self._last_token_s: dict[str, float | None] = {}
@@ -37,9 +37,9 @@ class Metrics:
 
     # ------------------------------------------------------------ written by the API
 
-    def set_model(self, info: EngineInfo) -> None:
-        """Tell what was loaded, for the ``cache_config_info`` gauge."""
-        self._info = info
+    def set_loaded(self) -> None:
+        """The engine says from now on what it has loaded, for the ``cache_config_info`` gauge."""
+        self._is_loaded = True
 
     def submitted(self, id: str, arrival_s: float, prompt_tokens: int, max_tokens: int) -> None:
         """A sequence went to the engine."""
@@ -147,19 +147,28 @@ class Metrics:
 
     @property
     def numbers(self) -> Numbers:
-        """This process's numbers as they stand, with the newest from the engine."""
-        numbers, engine = self._numbers, self._engine
-        numbers.stats = engine.stats
-        numbers.stats_s = getattr(engine, "stats_s", 0.0)
-        numbers.num_restarts = getattr(engine, "num_restarts", 0)
-        numbers.num_resumed = getattr(engine, "num_resumed", 0)
-        return numbers
+        """This process's numbers as they stand, with the newest from the engines."""
+        self._numbers.engines = [
+            EngineNumbers(
+                stats=engine.stats,
+                stats_s=getattr(engine, "stats_s", 0.0),
+                up=engine.alive,
+                num_restarts=getattr(engine, "num_restarts", 0),
+                num_resumed=getattr(engine, "num_resumed", 0),
+            )
+            for engine in self._engine.members
+        ]
+        return self._numbers
 
     def exposition(self, numbers: Numbers) -> Exposition:
         """``numbers`` as Prometheus wants them: this process's, or those of all workers."""
         return Exposition(
             numbers,
-            None if self._info is None else self._engine.info,  # its weights may be others by now
+            # Their weights may be others by now.
+            [
+                engine.info if self._is_loaded and not engine.dead else None
+                for engine in self._engine.members
+            ],
             prefix=self._prefix,
             model_name=self._model_name,
             max_loras=self._max_loras,

@@ -13,7 +13,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup", array_like=True):
     """To a worker, first of all."""
 
     settings: str  # JSON
-    engine: str  # path of the Unix socket at which the engine takes clients
+    engines: tuple[str, ...]  # paths of the Unix sockets at which they take clients
+    given_up: tuple[int, ...]  # of these engines: by number
     directory: str  # of the files that the workers share
     index: int  # which of the workers this is, from 0
 
@@ -38,9 +39,16 @@ class Gathered(msgspec.Struct, frozen=True, tag="gathered", array_like=True):
     numbers: Numbers
 
 
+class GivenUp(msgspec.Struct, frozen=True, tag="given_up", array_like=True):
+    """To a worker: one of several engines is gone, and there will be no other in its place."""
+
+    engine: int
+    message: str
+
+
 # Fatal, to a worker: there is no engine, and there will be none. From a worker: it cannot serve,
 # and another could not either.
-Message = Setup | Ask | Told | Gather | Gathered | Fatal
+Message = Setup | Ask | Told | Gather | Gathered | GivenUp | Fatal
 
 _decoder = msgspec.msgpack.Decoder(Message)
 

@@ -8,20 +8,32 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from engine.child import Child
 from engine.client import LoadProgress
+from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineError
 from engine.frames import Fatal
 from engine.framing import encode
 from engine.link import read_fatal
+from engine.replicas.shares import replica_configs, start_together
 from engine.supervisor import CrashLimit, EngineSupervisor
 from engine.types import EngineInfo
 from server.metrics import Numbers, merge
 from server.settings import Settings
-from server.workers.messages import Ask, Gather, Gathered, Message, MessageReader, Setup, Told
+from server.workers.messages import (
+    Ask,
+    Gather,
+    Gathered,
+    GivenUp,
+    Message,
+    MessageReader,
+    Setup,
+    Told,
+)
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
@@ -52,21 +64,23 @@ class Supervisor:
         self._sockets = sockets
         self._announce = announce
         self._directory = TemporaryDirectory(prefix="quire-")  # for its owner alone: mode 0700
-        self._path = str(Path(self._directory.name) / "engine")
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self._path)
-        self._listener.listen()
-        self._engine = EngineSupervisor(
-            settings.engine_config(), child=child, listener=self._listener, on_death=self._fail
-        )
+        self._paths: list[str] = []  # of the sockets at which the engines take workers
+        self._listeners: list[socket.socket] = []
+        configs = replica_configs(settings.engine_config(), settings.data_parallel_size)
+        self._engines = [
+            self._make_engine(index, config, None if index else child)
+            for index, config in enumerate(configs)
+        ]
+        self._given_up: set[int] = set()  # of these: by number
         self._workers: dict[int, _Worker] = {}  # by the number of their socket
-        self._departed = Numbers.zero()  # what workers that have ended had counted
+        self._departed = Numbers.zero(len(configs))  # what workers that have ended had counted
         self._ending = False
         self.failure: EngineError | None = None  # why the server could not go on
 
     def spawn(self) -> None:
-        """Start the engine's process now; ``run`` awaits it."""
-        self._engine.spawn()
+        """Start the engines' processes now; ``run`` awaits them."""
+        for engine in self._engines:
+            engine.spawn()
 
     async def run(self) -> int:
         """Serve until SIGTERM, SIGINT or a failure; returns the exit status."""
@@ -74,14 +88,15 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        starting = asyncio.create_task(self._start_engine())
+        starting = asyncio.create_task(self._start_engines())
         try:
             await asyncio.gather(*map(self._keep, range(len(self._sockets))))
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-            await self._engine.close()
-            self._listener.close()
+            await asyncio.gather(*(engine.close() for engine in self._engines))
+            for listener in self._listeners:
+                listener.close()
             self._directory.cleanup()
         return 1 if self.failure is not None else 0
 
@@ -108,19 +123,46 @@ class Supervisor:
         for worker in self._workers.values():
             worker.send(Fatal(str(self.failure), type(self.failure).__name__))
 
-    async def _start_engine(self) -> None:
+    # ------------------------------------------------------------ engines
+
+    def _make_engine(
+        self, index: int, config: EngineConfig, child: Child | None
+    ) -> EngineSupervisor:
+        """An engine that takes the workers at a socket of its own."""
+        path = str(Path(self._directory.name) / f"engine-{index}")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen()
+        self._paths.append(path)
+        self._listeners.append(listener)
+        on_death = partial(self._lose, index)
+        return EngineSupervisor(config, child=child, listener=listener, on_death=on_death)
+
+    async def _start_engines(self) -> None:
         try:
-            await self._announce(self._engine.start)
+            await self._announce(partial(start_together, self._engines))
         except EngineError as error:
             self._fail(error)
+
+    def _lose(self, index: int, error: EngineError) -> None:
+        """An engine was given up: the others serve on, where there are any."""
+        self._given_up.add(index)
+        if len(self._given_up) == len(self._engines):
+            self._fail(error)
+            return
+        _log.error("engine %d is given up, and the others serve on: %s", index, error)
+        for worker in self._workers.values():
+            worker.send(GivenUp(index, str(error)))
 
     # ------------------------------------------------------------ workers
 
     async def _keep(self, index: int) -> None:
         """Keep a worker on socket ``index``, until the end."""
-        setup = Setup(self._settings.model_dump_json(), self._path, self._directory.name, index)
+        settings, paths = self._settings.model_dump_json(), tuple(self._paths)
         crashes = CrashLimit()
         while not self._ending:
+            given_up = tuple(sorted(self._given_up))
+            setup = Setup(settings, paths, given_up, self._directory.name, index)
             worker = self._workers[index] = _Worker(self._sockets[index], setup)
             await worker.listen(self._take)
             code = await asyncio.to_thread(worker.child.end, _REAP_GRACE_S)
@@ -144,7 +186,8 @@ class Supervisor:
         answers = [worker.ask() for worker in self._workers.values()]
         await asyncio.wait(answers, timeout=_TELL_S)
         total = merge([self._departed, *(worker.numbers for worker in self._workers.values())])
-        total.num_restarts = self._engine.num_restarts
+        for numbers, engine in zip(total.engines, self._engines, strict=True):
+            numbers.num_restarts = engine.num_restarts
         asker.send(Gathered(total))
 
 

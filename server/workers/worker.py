@@ -13,14 +13,16 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine import logs
 from engine.child import die_with_parent
-from engine.errors import EngineError
+from engine.errors import EngineDead, EngineError
 from engine.frames import Fatal
 from engine.framing import encode, receive
 from engine.link import read_fatal
+from engine.replicas.client import in_front_of
 from engine.shared import SharedClient
 from server.access.ledger import Ledger
 from server.adapter_table import AdapterTable
@@ -29,7 +31,16 @@ from server.http import serve
 from server.metrics import Metrics, Numbers
 from server.settings import Settings
 from server.state import Shared
-from server.workers.messages import Ask, Gather, Gathered, Message, MessageReader, Setup, Told
+from server.workers.messages import (
+    Ask,
+    Gather,
+    Gathered,
+    GivenUp,
+    Message,
+    MessageReader,
+    Setup,
+    Told,
+)
 
 _READ_BYTES = 1 << 16
 _GATHER_S = 5.0  # for the supervisor to tell everybody's numbers
@@ -57,7 +68,10 @@ def main(argv: list[str] | None = None) -> int:
 def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> int:
     settings = Settings.from_json(setup.settings)
     logs.configure(settings.log_level, settings.log_format)
-    engine = SharedClient(setup.engine)
+    engines = [SharedClient(path) for path in setup.engines]
+    for index in setup.given_up:
+        engines[index].give_up(EngineDead("the engine keeps dying"))
+    engine = in_front_of(engines, caches=settings.enable_prefix_caching)
     directory = Path(setup.directory)
     shared = Shared(
         ledger=Ledger(directory / "ledger", setup.index, settings.api_workers),
@@ -65,7 +79,7 @@ def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> 
     )
     app = create_app(settings, engine, shared)
     state = app.state.server
-    control = _Control(engine, state.metrics)
+    control = _Control(engines, state.metrics)
     state.gather = control.gather
     listener.setblocking(False)
     # A duplicate: the event loop closes its own when it ends, and that must not look like death.
@@ -79,8 +93,8 @@ def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> 
 class _Control:
     """The worker's side of the socket pair. Belongs to the event loop."""
 
-    def __init__(self, engine: SharedClient, metrics: Metrics) -> None:
-        self._engine = engine
+    def __init__(self, engines: Sequence[SharedClient], metrics: Metrics) -> None:
+        self._engines = engines
         self._metrics = metrics
         self._writer: asyncio.StreamWriter | None = None
         self._gathered: asyncio.Future[Numbers] | None = None  # the sum that is under way
@@ -108,8 +122,11 @@ class _Control:
             gathered, self._gathered = self._gathered, None
             if gathered is not None:
                 gathered.set_result(message.numbers)
+        elif isinstance(message, GivenUp):
+            self._engines[message.engine].give_up(EngineDead(message.message))
         elif isinstance(message, Fatal):
-            self._engine.give_up(read_fatal(message))
+            for engine in self._engines:
+                engine.give_up(read_fatal(message))
 
     def _send(self, message: Message) -> None:
         assert self._writer is not None

@@ -79,6 +79,10 @@ class FakeEngine:
         self.listeners: list[Callable[[EngineOutput], None]] = []
 
     @property
+    def members(self) -> Sequence[FakeEngine]:
+        return (self,)
+
+    @property
     def info(self) -> EngineInfo:
         memory = MemoryPlan(
             weights_bytes=0,

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from engine.paths import default_model_dir
+from engine.types import EngineStats
 from server.metrics import Numbers, merge
 from server.settings import Settings
 from tests.server.test_streams import events_of
@@ -247,12 +248,12 @@ def test_merged_numbers_are_sums_and_the_newest_snapshot() -> None:
     first.http["GET", "/x", "200"] = 2
     first.observe("request_params_n", 1)
     second.observe("request_params_n", 7, 2)
-    first.stats_s, second.stats_s = 9.0, 8.0
-    first.stats = type(first.stats)(num_running=3)
+    first.engines[0].stats_s, second.engines[0].stats_s = 9.0, 8.0
+    first.engines[0].stats = EngineStats(num_running=3)
     total = merge([first, second])
     assert total.labelled["request_success"] == {"stop": 2, "length": 1}
     assert total.http == {("GET", "/x", "200"): 2}
     assert total.histograms["request_params_n"].total == 15
     assert sum(total.histograms["request_params_n"].counts) == 3
-    assert total.stats.num_running == 3
+    assert total.engines[0].stats.num_running == 3
     assert merge([first]).labelled["request_success"] == {"stop": 1}  # parts are left as they were

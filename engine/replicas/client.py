@@ -1,0 +1,322 @@
+"""Several engines behind one client: requests are spread over them, and outlive any of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import msgspec
+
+from engine.client import EngineClient, LoadProgress, RequestStream
+from engine.errors import EngineAsleep, EngineDead, EngineError, RequestFailed
+from engine.frames import Activity
+from engine.kv_cache.prefix import PrefixChain
+from engine.process import SubprocessClient
+from engine.replicas.router import Router
+from engine.replicas.shares import start_together
+from engine.replicas.together import Together
+from engine.shared import SharedClient
+from engine.snapshot import Snapshot
+from engine.streams import Stream
+from engine.types import EngineInfo, EngineOutput, EngineStats, Request, Trace
+
+logger = logging.getLogger(__name__)
+
+Replica = SubprocessClient | SharedClient
+
+_MAX_REMEMBERED_BLOCKS = 1 << 16  # of each engine: some 10 MB
+# What several engines do, told as one: whoever can be served is.
+_FOREMOST: tuple[Activity, ...] = ("serving", "reloading", "waking", "falling_asleep", "asleep")
+
+
+class ReplicaClient:
+    """A :class:`engine.client.EngineClient` of several engines that serve the same model.
+
+    A request goes to the engine that :class:`~engine.replicas.router.Router` chooses, the
+    continuations of one prompt together. When an engine dies, its streams go on in the others at
+    once, and in its successor only where no other is there. Sleep, reload and profiles are of all
+    (``engine/replicas/together.py``).
+
+    Several of these, one an API process, may share the engines: each balances its own requests, and
+    so all of them together, but prefixes that came by another are not known.
+
+    Args:
+        replicas: clients that have not been started.
+        caches: whether the engines keep prefixes, so that it matters where a prompt goes.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], *, caches: bool = True) -> None:
+        self._replicas = tuple(replicas)
+        self._caches = caches
+        self._router = Router(len(self._replicas), 1, 0)  # until they are loaded
+        self._key = secrets.token_bytes(16)
+        self._block_size = 0  # tokens a digest; 0: there are none
+        self._orphans: list[_Orphan] = []  # streams without an engine
+        self._together = Together(self._replicas)
+        self._infos: tuple[EngineInfo, ...] = ()  # those that the next one was made of
+        self._info: EngineInfo | None = None
+        self._closed = False
+        for index, replica in enumerate(self._replicas):
+            replica.watch(partial(self._on_change, index))
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def members(self) -> Sequence[EngineClient]:
+        """The engines behind it, by number."""
+        return self._replicas
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded, by the newest of them; what each of them can serve."""
+        infos = tuple(replica.info for replica in self._present())
+        known = self._infos
+        if self._info is None or [*map(id, infos)] != [*map(id, known)]:
+            newest = max(infos, key=lambda info: info.generation)
+            longest = min(info.max_model_len for info in infos)
+            self._infos = infos
+            self._info = msgspec.structs.replace(newest, max_model_len=longest)
+        return self._info
+
+    @property
+    def stats(self) -> EngineStats:
+        """What is running and waiting in all of them; the rest is for each to tell."""
+        stats = [replica.stats for replica in self._replicas]
+        return EngineStats(
+            num_running=sum(one.num_running for one in stats),
+            num_waiting=sum(one.num_waiting for one in stats),
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be submitted now: while one engine is there."""
+        return any(replica.alive for replica in self._replicas)
+
+    @property
+    def responds(self) -> bool:
+        """Whether an engine's process is there and says so."""
+        return any(replica.alive and replica.responds for replica in self._replicas)
+
+    @property
+    def activity(self) -> Activity:
+        """What the engines do; they serve as long as one of them does."""
+        seen = {replica.activity for replica in self._replicas if replica.alive}
+        for activity in _FOREMOST:
+            if activity in seen:
+                return activity
+        return "serving"
+
+    @property
+    def dead(self) -> bool:
+        """Whether all of them have been given up for good."""
+        return all(replica.dead for replica in self._replicas)
+
+    def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
+        """Call ``listener`` with each output of each of them."""
+        for replica in self._replicas:
+            replica.on_output(listener)
+
+    # ------------------------------------------------------------ life
+
+    def spawn(self) -> None:
+        """Start all processes now, so that they load while the caller goes on."""
+        for replica in self._replicas:
+            if isinstance(replica, SubprocessClient):
+                replica.spawn()
+
+    async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
+        """Have all of them load. Raises ModelLoadError or EngineDead, where one cannot."""
+        await start_together(self._present(), on_progress)
+        self._remember_prefixes()
+        return self.info
+
+    async def close(self) -> None:
+        """End all of them. Requests alive raise EngineDead. Idempotent."""
+        self._closed = True
+        self._fail_orphans(EngineDead("the engines were closed"))
+        await asyncio.gather(*(replica.close() for replica in self._replicas))
+
+    def _remember_prefixes(self) -> None:
+        infos = [replica.info for replica in self._present()]
+        memory = infos[0].memory
+        if not self._caches or infos[0].whole_prompts:
+            return
+        most = min([_MAX_REMEMBERED_BLOCKS, *(info.memory.num_blocks for info in infos)])
+        self._block_size = memory.block_size
+        self._router = Router(len(self._replicas), memory.block_size, most)
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, requests: Sequence[Request]) -> list[RequestStream]:
+        """Queue requests, each where the router says.
+
+        Raises:
+            EngineDead: no engine is there.
+            ValueError: an id is in use in the engine that was chosen.
+        """
+        homes = self._place(requests, self._open())
+        streams: dict[str, RequestStream] = {}
+        for index in set(homes):
+            share = [
+                request for request, home in zip(requests, homes, strict=True) if home == index
+            ]
+            for stream in self._replicas[index].submit(share):
+                streams[stream.request_id] = stream
+        return [streams[request.id] for request in requests]
+
+    def _open(self) -> list[int]:
+        """The engines to choose from: those that serve; else those where requests wait; else those
+        that say why not. Raises EngineDead."""
+        alive = [index for index, replica in enumerate(self._replicas) if replica.alive]
+        if not alive:
+            raise EngineDead("all engines are being restarted")
+        responding = [index for index in alive if self._replicas[index].responds]
+        for found in (
+            self._doing("serving", responding),
+            self._doing("serving", alive),
+            self._doing("reloading", alive),
+        ):
+            if found:
+                return found
+        return alive
+
+    def _doing(self, activity: Activity, among: Iterable[int]) -> list[int]:
+        return [index for index in among if self._replicas[index].activity == activity]
+
+    def _place(self, requests: Sequence[Request], among: Sequence[int]) -> list[int]:
+        """An engine for each; for forks that of their leader, whose blocks they share."""
+        if len(among) == 1:
+            for request in requests:
+                if request.fork_of is None:
+                    self._router.note(among[0], self._digests(request))
+            return [among[0]] * len(requests)
+        loads = {index: self._replicas[index].num_tokens for index in among}
+        homes: list[int] = []
+        of_leader: dict[str, int] = {}
+        for request in requests:
+            leader = request.fork_of or request.id
+            home = of_leader.get(leader)
+            if home is None:
+                home = of_leader[leader] = self._router.route(self._digests(request), loads)
+                loads[home] += len(request.prompt_token_ids)
+            homes.append(home)
+        return homes
+
+    def _digests(self, request: Request) -> list[bytes]:
+        size, prompt = self._block_size, request.prompt_token_ids
+        if not size:
+            return []
+        adapter = request.adapter.id if request.adapter is not None else ""
+        chain = PrefixChain(self._key, request.cache_salt, size, adapter)
+        return chain.digests(prompt, len(prompt) // size)
+
+    # ------------------------------------------------------------ deaths
+
+    def _on_change(self, index: int) -> None:
+        """An engine has died or come back, or does something else."""
+        if self._closed:
+            return
+        replica = self._replicas[index]
+        if not replica.alive:
+            self._router.forget(index)
+            if streams := replica.let_go():
+                weights = replica.info.fingerprint
+                self._orphans += [_Orphan(stream, weights) for stream in streams]
+        elif replica.activity != "serving":
+            self._router.forget(index)  # it comes back with an empty cache
+        self._place_orphans()
+        self._together.note_change()
+
+    def _place_orphans(self) -> None:
+        """Have streams go on where they can; keep those that must wait; tell those that cannot."""
+        orphans = [orphan for orphan in self._orphans if not orphan.stream.aborted]
+        self._orphans = []
+        if self.dead:
+            self._orphans = orphans
+            self._fail_orphans(EngineDead("the engines keep dying"))
+            return
+        open_ = self._doing("serving", (i for i, one in enumerate(self._replicas) if one.alive))
+        for weights in dict.fromkeys(orphan.weights for orphan in orphans):
+            group = [orphan for orphan in orphans if orphan.weights == weights]
+            same = [i for i in open_ if self._replicas[i].info.fingerprint == weights]
+            self._move([o.stream for o in group if not o.stream.has_output], same or open_)
+            self._move([o.stream for o in group if o.stream.has_output], same)
+            self._orphans += [
+                orphan for orphan in group if not (same or (open_ and not orphan.stream.has_output))
+            ]
+        if self._orphans and self._settled:
+            asleep = EngineAsleep("The server is asleep; it must be woken first.")
+            other = RequestFailed("the weights it was begun with are not served any more")
+            self._fail_orphans(asleep if self.activity == "asleep" else other)
+
+    def _move(self, streams: Sequence[Stream], among: Sequence[int]) -> None:
+        if not streams or not among:
+            return
+        homes = self._place([stream.request for stream in streams], among)
+        for index in dict.fromkeys(homes):
+            share = [stream for stream, home in zip(streams, homes, strict=True) if home == index]
+            self._replicas[index].take_over(share)
+
+    def _fail_orphans(self, error: EngineError) -> None:
+        orphans, self._orphans = self._orphans, []
+        for orphan in orphans:
+            orphan.stream.fail(error)
+
+    @property
+    def _settled(self) -> bool:
+        """Whether no engine is about to do something else than it does now."""
+        return all(
+            one.dead or (one.alive and one.activity in ("serving", "asleep"))
+            for one in self._replicas
+        )
+
+    def _present(self) -> Sequence[Replica]:
+        """Those that have not been given up; all where all have."""
+        return [one for one in self._replicas if not one.dead] or self._replicas
+
+    # ------------------------------------------------------------ of all of them
+
+    async def start_profile(self, num_steps: int) -> None:
+        """Record the next steps of each engine that is there."""
+        await self._together.start_profile(num_steps)
+
+    async def stop_profile(self) -> Trace:
+        """Record no longer; the traces of all that have one."""
+        return await self._together.stop_profile()
+
+    async def look(self) -> Snapshot:
+        """How the first one that is there stands; ask ``members`` for the others."""
+        for replica in self._replicas:
+            if replica.alive:
+                return await replica.look()
+        raise EngineDead("all engines are being restarted")
+
+    async def sleep(self, level: int, timeout_s: float) -> None:
+        """Have all of them sleep; where one cannot, none does."""
+        await self._together.sleep(level, timeout_s)
+
+    async def wake(self) -> None:
+        """Wake all of them; where one cannot be woken, all sleep on."""
+        await self._together.wake()
+
+    async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
+        """Exchange the weights of one after the other; where one cannot, all have the old ones."""
+        await self._together.reload(model, timeout_s)
+        return self.info
+
+
+def in_front_of(
+    replicas: Sequence[Replica], *, caches: bool = True
+) -> SubprocessClient | SharedClient | ReplicaClient:
+    """The one client of these engines: of a single one its own."""
+    return replicas[0] if len(replicas) == 1 else ReplicaClient(replicas, caches=caches)
+
+
+class _Orphan(msgspec.Struct, frozen=True):
+    """A stream whose engine has died."""
+
+    stream: Stream
+    weights: str  # fingerprint of those that it was begun with

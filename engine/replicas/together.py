@@ -1,0 +1,159 @@
+"""What all of several engines are asked to do, and what becomes of it where one of them cannot.
+
+An engine that dies over a question is asked again once its successor is there; one that has been
+given up is passed over. Where one refuses, the others are brought back to where they were, so that
+engines of one server do not go different ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from engine.errors import EngineDead, EngineError, ProfileRefused
+from engine.remote import RemoteClient
+from engine.types import Trace
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0  # until an engine that said it was dying is looked at again
+_AnswerT = TypeVar("_AnswerT")
+
+
+class Together:
+    """Asks all of ``engines``. Belongs to one event loop."""
+
+    def __init__(self, engines: Sequence[RemoteClient]) -> None:
+        self._engines = engines
+        self._changed: asyncio.Event | None = None
+
+    def note_change(self) -> None:
+        """An engine has died, or is there again, or does something else."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    async def sleep(self, level: int, timeout_s: float) -> None:
+        """All sleep; where one cannot, those that do are woken. Raises what that one said."""
+        awake = [engine for engine in self._engines if engine.activity == "serving"]
+        problem = await self._on_all(self._engines, lambda one: one.sleep(level, timeout_s))
+        if problem is not None:
+            await self._undo([one for one in awake if one.activity == "asleep"], RemoteClient.wake)
+            raise problem
+
+    async def wake(self) -> None:
+        """All serve; where one cannot, those that were woken sleep again. Raises what it said."""
+        asleep = [engine for engine in self._engines if engine.activity == "asleep"]
+        problem = await self._on_all(self._engines, RemoteClient.wake)
+        if problem is not None:
+            woken = [one for one in asleep if one.activity == "serving"]
+            await self._undo(woken, lambda one: one.sleep(1, 0.0))
+            raise problem
+
+    async def reload(self, model: str | None, timeout_s: float) -> None:
+        """One after the other takes other weights, while the others serve: memory holds one set
+        more than before. Where one cannot, those that did take the former ones again.
+
+        Raises what it said.
+        """
+        changed: list[tuple[RemoteClient, str]] = []  # and where their weights came from
+        for engine in self._engines:
+            former = engine.info
+            try:
+                await self._ask(engine, partial(_reload, model, timeout_s, former.generation))
+            except EngineError:
+                for one, was in reversed(changed):
+                    await self._undo([one], partial(_reload, was, timeout_s, one.info.generation))
+                raise
+            changed.append((engine, former.model))
+
+    async def start_profile(self, num_steps: int) -> None:
+        """All that are there record; where one cannot, none does. Raises what it said."""
+        present = [engine for engine in self._engines if engine.alive]
+        if not present:
+            raise EngineDead("all engines are being restarted")
+        told = await asyncio.gather(
+            *(engine.start_profile(num_steps) for engine in present), return_exceptions=True
+        )
+        problems = [answer for answer in told if isinstance(answer, BaseException)]
+        if problems:
+            begun = [one for one, answer in zip(present, told, strict=True) if answer is None]
+            await self._undo(begun, RemoteClient.stop_profile)
+            raise problems[0]
+
+    async def stop_profile(self) -> Trace:
+        """The traces of all that have one: the first, which names the others.
+
+        Raises:
+            ProfileRefused: none of them has.
+            RequestFailed: a trace could not be written.
+            EngineDead: none is there.
+        """
+        present = [engine for engine in self._engines if engine.alive]
+        told = await asyncio.gather(
+            *(engine.stop_profile() for engine in present), return_exceptions=True
+        )
+        traces = [answer for answer in told if isinstance(answer, Trace)]
+        problems = [answer for answer in told if isinstance(answer, BaseException)]
+        for problem in problems:
+            if not isinstance(problem, (ProfileRefused, EngineDead)):
+                raise problem
+        if not traces:
+            raise problems[0] if problems else EngineDead("all engines are being restarted")
+        others = tuple(trace.path for trace in traces[1:])
+        return msgspec.structs.replace(traces[0], others=others)
+
+    # ------------------------------------------------------------ helpers
+
+    async def _on_all(
+        self,
+        engines: Sequence[RemoteClient],
+        ask: Callable[[RemoteClient], Awaitable[object]],
+    ) -> BaseException | None:
+        """Ask all at once; the first problem among their answers."""
+        told = await asyncio.gather(
+            *(self._ask(engine, ask) for engine in engines), return_exceptions=True
+        )
+        return next((answer for answer in told if isinstance(answer, BaseException)), None)
+
+    async def _ask(
+        self, engine: RemoteClient, ask: Callable[[RemoteClient], Awaitable[_AnswerT]]
+    ) -> _AnswerT | None:
+        """The answer of ``engine`` or of a successor; None: there will be none."""
+        while not engine.dead:
+            if engine.alive:
+                try:
+                    return await ask(engine)
+                except EngineDead as error:
+                    logger.warning("an engine died over a question and is asked again: %s", error)
+            if self._changed is None:
+                self._changed = asyncio.Event()
+            try:
+                async with asyncio.timeout(_AGAIN_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+        return None
+
+    async def _undo(
+        self,
+        engines: Sequence[RemoteClient],
+        ask: Callable[[RemoteClient], Awaitable[object]],
+    ) -> None:
+        problem = await self._on_all(engines, ask)
+        if problem is not None:
+            logger.error("an engine could not be brought back to what it did: %s", problem)
+
+
+async def _reload(
+    model: str | None, timeout_s: float, generation: int, engine: RemoteClient
+) -> None:
+    """Have ``engine`` take other weights than those of ``generation``: one that has died over the
+    question may have taken them before, and its successor has what it had."""
+    if engine.info.generation == generation:
+        await engine.reload(model, timeout_s)

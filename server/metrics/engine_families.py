@@ -1,0 +1,161 @@
+"""What an engine told of itself, as Prometheus families."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from engine.types import BlockStats, EngineInfo, TierStats
+from server.metrics.families import Families
+from server.metrics.numbers import EngineNumbers
+
+
+class EngineFamilies:
+    """One scrape's families of one engine.
+
+    Args:
+        numbers: what they tell.
+        info: of the model, once it is loaded.
+        families: makes them.
+        max_loras: adapters that may be on the device; 0: nothing is said of adapters.
+    """
+
+    def __init__(
+        self,
+        numbers: EngineNumbers,
+        info: EngineInfo | None,
+        families: Families,
+        *,
+        max_loras: int = 0,
+    ) -> None:
+        self._numbers = numbers
+        self._info = info
+        self._families = families
+        self._max_loras = max_loras
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        yield from self._gauges()
+        yield from self._counters()
+
+    def _gauges(self) -> Iterable[Metric]:
+        stats = self._numbers.stats
+        blocks = stats.blocks
+        if not blocks.total and self._info is not None:  # no step has told them yet
+            num_blocks = self._info.memory.num_blocks
+            blocks = BlockStats(total=num_blocks, free=num_blocks)
+        for name, help, value in (
+            ("num_requests_running", "Sequences in the running batch.", stats.num_running),
+            ("num_requests_waiting", "Sequences that wait for a place.", stats.num_waiting),
+            ("kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", blocks.utilisation),
+            ("kv_blocks_total", "KV blocks there are.", blocks.total),
+            ("kv_blocks_held", "KV blocks that sequences hold.", blocks.held),
+            ("kv_blocks_shared", "KV blocks that several sequences hold.", blocks.shared),
+            ("kv_blocks_cached", "KV blocks with a reusable prefix.", blocks.cached),
+            ("kv_blocks_free", "KV blocks that can be allocated.", blocks.free),
+            ("kv_wasted_slots", "Token slots in held blocks without a token.", blocks.wasted_slots),
+        ):
+            yield self._families.gauge(name, help, value)
+        yield from self._tier_gauges(stats.tier)
+        info = self._info
+        if info is not None:
+            memory = info.memory
+            family = GaugeMetricFamily(
+                self._families.name("cache_config_info"),
+                "How the KV cache is laid out; always 1.",
+                labels=[*self._families.labels, "block_size", "num_gpu_blocks", "cache_dtype"],
+            )
+            dtype = memory.cache_dtype or info.dtype
+            sizes = (str(memory.block_size), str(memory.num_blocks), dtype)
+            family.add_metric([*self._families.labels.values(), *sizes], 1)
+            yield family
+            told = "Times the weights were exchanged for others."
+            yield self._families.gauge("weights_generation", told, info.generation)
+        if self._max_loras:
+            family = GaugeMetricFamily(
+                self._families.name("lora_requests_info"),
+                "Names of the adapters in use, of which most may be on the device; the time of it.",
+                labels=[
+                    *self._families.labels,
+                    *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+                ],
+            )
+            names = ",".join(stats.running_adapters), ",".join(stats.waiting_adapters)
+            values = [*self._families.labels.values(), str(self._max_loras), *names]
+            family.add_metric(values, time.time())
+            yield family
+
+    def _tier_gauges(self, tier: TierStats) -> Iterable[Metric]:
+        """Of blocks in the host's memory, where there are to be any."""
+        memory = None if self._info is None else self._info.memory
+        if memory is None or not memory.num_host_blocks:
+            return
+        total = memory.num_host_blocks
+        for name, help, value in (
+            ("kv_offload_blocks_total", "KV blocks the host has room for.", total),
+            ("kv_offload_blocks_used", "KV blocks in the host's memory.", tier.used),
+            (
+                "kv_offload_bytes_used",
+                "Bytes that these take.",
+                tier.used * (memory.host_bytes // total),
+            ),
+        ):
+            yield self._families.gauge(name, help, value)
+
+    def _counters(self) -> Iterable[Metric]:
+        numbers, stats = self._numbers, self._numbers.stats
+        for name, help, value in (
+            ("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries),
+            ("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits),
+            (
+                "external_prefix_cache_queries",
+                "Prompt tokens looked up in the host's memory.",
+                stats.tier.num_queries,
+            ),
+            (
+                "external_prefix_cache_hits",
+                "Prompt tokens found there; they are among prefix_cache_hits too.",
+                stats.tier.num_hits,
+            ),
+            ("kv_blocks_offloaded", "KV blocks copied to the host.", stats.tier.num_offloaded),
+            ("kv_blocks_loaded", "KV blocks copied back.", stats.tier.num_loaded),
+            ("num_preemptions", "Sequences sent back to the queue.", stats.num_preemptions),
+            (
+                "recomputed_tokens",
+                "Tokens that preempted sequences computed once more.",
+                stats.num_recomputed,
+            ),
+            ("spec_decode_num_drafts", "Rows that verified guesses.", stats.drafts.num_drafts),
+            (
+                "spec_decode_num_draft_tokens",
+                "Tokens guessed ahead.",
+                stats.drafts.num_draft_tokens,
+            ),
+            (
+                "spec_decode_num_accepted_tokens",
+                "Guesses kept.",
+                stats.drafts.num_accepted_tokens,
+            ),
+            ("engine_steps", "Steps the engine has run.", stats.num_steps),
+            ("kv_slots_held", "Slots of held blocks, summed over steps.", stats.slots_held_sum),
+            ("kv_slots_wasted", "Slots without a token, so summed.", stats.slots_wasted_sum),
+            (
+                "engine_restarts",
+                "Times the engine process was started again.",
+                numbers.num_restarts,
+            ),
+            (
+                "requests_resumed",
+                "Sequences continued after such a restart.",
+                numbers.num_resumed,
+            ),
+        ):
+            yield self._families.counter(name, help, value)
+        yield self._families.labelled_counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Guesses kept, by their place among those of a row.",
+            "position",
+            {str(at): count for at, count in enumerate(stats.drafts.accepted_per_position)},
+        )
