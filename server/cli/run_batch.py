@@ -39,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
     source, output, resume, overwrite, given = _parse(argv)
     try:
         settings = with_model_directory(Settings.load(given))
+        if settings.data_parallel_size > 1:
+            raise InvalidSettings("--data-parallel-size: there is one engine, in this process")
         logs.configure(settings.log_level, settings.log_format)
         if output.exists() and output.stat().st_size and not (resume or overwrite):
             return _say(f"{output} is there; --resume goes on with it, --overwrite begins anew")

@@ -379,7 +379,9 @@ class FakeResting:
         if refusal := json.loads(model).get("refuse"):
             raise ModelLoadError(refusal)
         generation = self.info.generation + 1
-        info = msgspec.structs.replace(self.info, model=model, generation=generation)
+        info = msgspec.structs.replace(
+            self.info, model=model, generation=generation, fingerprint=f"fake {generation}"
+        )
         return FakeResting(info, self._make)
 
 
@@ -456,7 +458,11 @@ def load(config: EngineConfig, on_progress: LoadProgress | None) -> FakeRunner:
             os._exit(7)
         open(flag, "w").close()
     info = make_info(options.get("num_blocks", 64), config.cache.block_size, 200)
-    info = msgspec.structs.replace(info, model=config.model, generation=config.generation)
+    generation = config.generation
+    fingerprint = f"fake {generation}" if generation else info.fingerprint
+    info = msgspec.structs.replace(
+        info, model=config.model, generation=generation, fingerprint=fingerprint
+    )
 
     def fault(plan: StepPlan) -> None:
         time.sleep(options.get("step_s", 0.0))
