@@ -303,7 +303,7 @@ class ReplicaClient:
         await self._together.wake()
 
     async def reload(self, model: str | None, timeout_s: float) -> EngineInfo:
-        """Exchange the weights of one after the other; where one cannot, all have the old ones."""
+        """Exchange the weights of all; where one cannot, all have the old ones."""
         await self._together.reload(model, timeout_s)
         return self.info
 

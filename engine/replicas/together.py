@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.errors import EngineDead, EngineError, ProfileRefused
+from engine.errors import EngineDead, ProfileRefused
 from engine.remote import RemoteClient
 from engine.types import Trace
 
@@ -56,21 +56,26 @@ class Together:
             raise problem
 
     async def reload(self, model: str | None, timeout_s: float) -> None:
-        """One after the other takes other weights, while the others serve: memory holds one set
-        more than before. Where one cannot, those that did take the former ones again.
+        """All take other weights, beginning at once, so that from now on no request that comes is
+        served by the old ones. Where one cannot, those that did take the former ones again.
 
-        Raises what it said.
+        Raises what that one said.
         """
-        changed: list[tuple[RemoteClient, str]] = []  # and where their weights came from
-        for engine in self._engines:
-            former = engine.info
-            try:
-                await self._ask(engine, partial(_reload, model, timeout_s, former.generation))
-            except EngineError:
-                for one, was in reversed(changed):
-                    await self._undo([one], partial(_reload, was, timeout_s, one.info.generation))
-                raise
-            changed.append((engine, former.model))
+        former = [(engine, engine.info) for engine in self._engines if not engine.dead]
+        told = await asyncio.gather(
+            *(
+                self._ask(engine, partial(_reload, model, timeout_s, info.generation))
+                for engine, info in former
+            ),
+            return_exceptions=True,
+        )
+        problem = next((answer for answer in told if isinstance(answer, BaseException)), None)
+        if problem is not None:
+            for engine, was in former:
+                if engine.info.generation != was.generation:
+                    again = partial(_reload, was.model, timeout_s, engine.info.generation)
+                    await self._undo([engine], again)
+            raise problem
 
     async def start_profile(self, num_steps: int) -> None:
         """All that are there record; where one cannot, none does. Raises what it said."""

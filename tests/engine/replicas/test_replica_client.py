@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -241,18 +240,17 @@ async def test_all_sleep_and_all_wake() -> None:
         check(requests, await asyncio.gather(*readers))
 
 
-async def test_weights_are_exchanged_one_engine_after_the_other() -> None:
-    async with replicas(step_s=0.01) as client:
+async def test_weights_are_exchanged_in_all_and_nobody_who_comes_has_the_old() -> None:
+    async with replicas(step_s=0.005) as client:
         requests = make_requests(6, 60, ignore_eos=True)
         readers = ask(client, requests)
         await until(lambda: all(member.stats.num_steps > 2 for member in client.members))
         reloading = asyncio.create_task(client.reload(NEW, 30.0))
-        await until(lambda: client.members[0].activity == "reloading")
+        await until(lambda: client.activity == "reloading")
         late = make_requests(8, 5)[6:]
-        started_s = time.monotonic()
-        check(late, await asyncio.gather(*ask(client, late)))  # by the one that still serves
-        assert not reloading.done()
-        assert time.monotonic() - started_s < 0.5
+        late_readers = ask(client, late)
+        check(late, await asyncio.gather(*late_readers))
+        assert client.info.generation == 1
         info = await reloading
         check(requests, await asyncio.gather(*readers))
         assert (info.model, info.generation) == (NEW, 1)
@@ -261,6 +259,31 @@ async def test_weights_are_exchanged_one_engine_after_the_other() -> None:
             await client.reload(json.dumps({"refuse": "not these"}), 0.0)
         assert [member.info.generation for member in client.members] == [1, 1]
         assert client.activity == "serving"
+
+
+async def test_weights_that_one_cannot_take_are_kept_by_none(
+    capfd: pytest.CaptureFixture,
+) -> None:
+    """The second dies over the question, and its successor has no room for them."""
+    async with replicas(step_s=0.005) as client:
+        first, second = client._replicas
+        reload, asked = second.reload, []
+
+        async def refuse(model: str, timeout_s: float) -> None:
+            asked.append(model)
+            if len(asked) == 1:
+                kill(client, 1)
+                raise EngineDead("gone")
+            raise InvalidParameter("no room")
+
+        second.reload = refuse
+        with pytest.raises(InvalidParameter, match="no room"):
+            await client.reload(NEW, 30.0)
+        assert asked == [NEW, NEW]
+        assert first.info.model == second.info.model != NEW
+        second.reload = reload
+        readers = ask(client, requests := make_requests(6, 20))
+        check(requests, await asyncio.gather(*readers))
 
 
 async def test_no_text_is_made_by_two_sets_of_weights() -> None:
