@@ -11,3 +11,8 @@ _MANY = 48
 def is_crowd(num_rows: int) -> bool:
     """Whether the tokens of so many sequences are told beside the next step, in about its time."""
     return _FEW < num_rows < _MANY
+
+
+def are_many(num_rows: int) -> bool:
+    """Whether there are more of them than a crowd."""
+    return num_rows >= _MANY

@@ -2,7 +2,8 @@
 
 Who comes while a step runs waits for its end, half of a step on average, and all tokens of a step
 are told at once. So it should not last longer than a picture on a screen: what it tells then looks
-as if it came one by one.
+as if it came one by one. Where many run, a pass alone takes a good part of that, and telling of a
+step's tokens a good part of a core: steps of theirs last two pictures.
 
 Steps of a crowd (``engine/crowd.py``) make one pass: a core beside the engine's tells of their
 tokens while the next step is computed, so several passes would save next to nothing, and texts that
@@ -11,12 +12,14 @@ end in the middle of them would wait.
 
 from __future__ import annotations
 
-from engine.crowd import is_crowd
+from engine.crowd import are_many, is_crowd
 from engine.plan_rows import PlanRows
 from engine.speculation.costs import Usual, alike
 from engine.types import StepResult
 
-_STEP_S = 0.016  # that a step of several passes should last; rounding makes it 4/3 of that at most
+# That a step of several passes should last; rounding makes it 4/3 of that at most.
+_STEP_S = 0.016
+_STEP_OF_MANY_S = 0.032
 
 
 class PassPace:
@@ -37,9 +40,10 @@ class PassPace:
         usual = self._usual.get(alike(num_rows))
         if usual is None or not usual.is_known:
             return 1
-        if usual.value * self._most <= _STEP_S:
+        step_s = _STEP_OF_MANY_S if are_many(num_rows) else _STEP_S
+        if usual.value * self._most <= step_s:
             return self._most
-        return max(1, round(_STEP_S / usual.value))
+        return max(1, round(step_s / usual.value))
 
     def observe(self, rows: PlanRows, result: StepResult, seconds: float) -> None:
         """A step took so long. Those that compute prompts say nothing of what a pass takes, and of

@@ -22,7 +22,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto PATIENCE = std::chrono::microseconds(60);  // of a look at others
 constexpr int LOOKS = 32;                                 // between two looks at the clock
-constexpr int CAUTION = 8;  // times as long as a helper's core was missed it is not asked for again
+// Times as long as a helper's core was missed it is not asked for again; the most of it where it is
+// missed again and again.
+constexpr int CAUTION = 1, MOST_CAUTION = 16;
+constexpr int AGAIN = 8;  // times as long as it was missed it has to be there, not to be one of those
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -95,7 +98,8 @@ class Team {
   }
 
   // A helper has lost its core in the middle of a piece. Asleep, this thread leaves it its own; and
-  // as others want that core, it is left to them for a while.
+  // as others want that core, it is left to them for a while: for no longer than it was missed, if
+  // that happens seldom, as a helper earns more than that in between.
   void await_core(Clock::time_point begun) {
     uint32_t state = state_.fetch_or(AWAITED, std::memory_order_acquire) | AWAITED;
     while (state & COUNT) {
@@ -103,7 +107,10 @@ class Team {
       state = state_.load(std::memory_order_acquire);
     }
     const auto now = Clock::now();
-    is_wary_ = true, wary_until_ = now + CAUTION * (now - begun);
+    const auto missed = now - begun;
+    const bool is_again = begun - wary_until_ < AGAIN * missed;
+    caution_ = is_again ? std::min(2 * caution_, MOST_CAUTION) : CAUTION;
+    is_wary_ = true, wary_until_ = now + caution_ * missed;
     is_watched_.store(false, std::memory_order_relaxed);
   }
 
@@ -171,6 +178,7 @@ class Team {
   std::atomic<bool> has_helpers_{false};
   int64_t num_helpers_ = 0;
   bool is_wary_ = false;
+  int caution_ = CAUTION;
   Clock::time_point wary_until_;
 };
 

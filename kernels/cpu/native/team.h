@@ -8,7 +8,8 @@
 // loses there more than it gains; and it spins for milliseconds when there is nothing to do.
 //
 // One that has begun and then loses its core keeps the caller waiting; for some time after that the
-// caller computes alone, so that a busy machine costs a small part of the time at worst.
+// caller computes alone, twice as long each time that it happens again soon, so that a busy machine
+// costs a small part of the time at worst and one that is busy now and then keeps its helpers.
 //
 // Helpers look for work without sleeping while operations follow one another, and sleep soon after
 // the last. There is one team in a process. While a thread uses it, the operations of other threads

@@ -48,6 +48,16 @@ def test_a_step_is_done_in_about_sixteen_milliseconds(pass_s: float, passes: int
     assert engine.step(3) == [passes] * 3
 
 
+@pytest.mark.parametrize(
+    ("pass_s", "passes"), [(0.004, 8), (0.0055, 6), (0.021, 2), (0.022, 1), (0.1, 1)]
+)
+def test_a_step_of_many_is_done_in_about_thirty_two(pass_s: float, passes: int) -> None:
+    engine = Engine(pass_s, num_blocks=1500, max_num_seqs=48, max_num_batched_tokens=512)
+    for number in range(48):
+        engine.add(f"row {number}")
+    assert engine.step(6)[-1] == passes
+
+
 def test_a_pass_that_the_machine_delays_changes_nothing() -> None:
     engine = Engine(0.001)
     engine.add("a")
