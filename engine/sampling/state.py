@@ -46,7 +46,8 @@ class SamplingState:
         device: torch.device,
     ) -> None:
         self.vocab_size = vocab_size
-        self._eos = eos_token_ids
+        # A config may name tokens that the model has no scores for: they need no ban.
+        self._eos = tuple(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._device = device
         # Each column begins at 16 bytes, as a tensor of its own would: a GPU's kernels are compiled
         # once for both.
@@ -62,7 +63,7 @@ class SamplingState:
         self.num_logprobs = np.full(capacity, -1)  # asked for with each token; -1: none
         self._changed: list[int] = []
         self._lines = CountLines(vocab_size, device)
-        self._masks = MaskLines(vocab_size, eos_token_ids, device)
+        self._masks = MaskLines(vocab_size, self._eos, device)
         self._biases: dict[int, tuple[list[int], list[float], list[int]]] = {}
         self._bias: LogitBias | None = None
         self._bias_is_stale = False

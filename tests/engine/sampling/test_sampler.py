@@ -180,6 +180,17 @@ def test_bias_moves_a_token_and_bans_one():
     assert batch.tokens(logits, [0]) == [60]
 
 
+def test_ends_that_the_model_cannot_say_need_no_ban():
+    """A config may name such, and a GPU's kernel writes wherever it is told to."""
+    state = SamplingState(1, VOCAB, (-1, EOS, VOCAB), torch.device("cpu"))
+    params = SamplingParams(min_tokens=3, stop_token_ids=(9,))
+    state.set(0, AddedRow(Request(id="0", prompt_token_ids=(1,), sampling=params), ()))
+    state.flush()
+    bias = state.bias(np.array([0]))
+    assert bias is not None
+    assert bias.token_ids.tolist() == [EOS, 9]
+
+
 def test_no_end_before_min_tokens():
     logits = torch.zeros(2, VOCAB)
     logits[:, EOS], logits[:, 9], logits[:, 20] = 30.0, 20.0, 10.0
