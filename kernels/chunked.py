@@ -11,7 +11,7 @@ with it. So the geometry of a step is cut, and the backend underneath knows noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class ChunkedAttention:
             return False  # it was captured without a cut
         inner = self._inner
         return inner.fits(captured, actual, spec) and inner.fits(
-            self._cut(captured, spec), self._cut(actual, spec), spec
+            _bounded(captured, spec.chunk), _bounded(actual, spec.chunk), spec
         )
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> ChunkedState:
@@ -96,6 +96,11 @@ class ChunkedAttention:
 def _is_within(geometry: BatchGeometry, chunk: int) -> bool:
     """Whether all rows lie in their first chunk."""
     return int(geometry.seq_lens.max()) <= chunk
+
+
+def _bounded(geometry: BatchGeometry, chunk: int) -> BatchGeometry:
+    """Rows of one query each, no longer than a chunk, as the host alone is to know of them."""
+    return replace(geometry, seq_lens=np.minimum(geometry.seq_lens, chunk).astype(np.int32))
 
 
 def _cut_single(

@@ -143,7 +143,9 @@ class DecodeGraphs:
 
     def load(self, graph: DecodeGraph, batch: HostBatch, uploads: Uploads) -> None:
         """Bring a batch to where the graph reads it, padded, and what has changed in the table."""
-        self._rows.write(*uploads.send(self._rows.changes()))
+        changes = self._rows.changes()
+        if any(array.size for array in changes):  # a step in sixteen or so
+            self._rows.write(*uploads.send(changes))
         padding = graph.size - batch.slots.size
         uploads.fill(
             graph.packed,
