@@ -42,7 +42,8 @@ class Embeddings:
         """Ids and positions, both [n] int64 -> [n, hidden_size]."""
         x = self._embed(input_ids)
         if self._positions is not None:
-            x = x + functional.embedding(positions, self._positions)
+            # A row that pads a captured step stands at -1, which on a GPU would end the process.
+            x = x + functional.embedding(positions.clamp(min=0), self._positions)
         return x if self._scale == 1.0 else x * self._scale
 
 
