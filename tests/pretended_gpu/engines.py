@@ -11,6 +11,7 @@ import msgspec
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.runner import load_runner
+from engine.runner.graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner
 from engine.runner.protocol import Launched
 from engine.types import Request, StepPlan
@@ -64,6 +65,9 @@ def on_pretended_gpu(config: EngineConfig, eager: str = "none") -> Iterator[Rig]
         core = EngineCore(config, runner)
         while runner.prepare():
             pass
+        graphs = runner._graphs
+        assert isinstance(graphs, DecodeGraphs)
+        assert set(graphs._graphs) == set(graphs._sizes), "a size could not be captured"
         yield Rig(core, gpu, launches)
 
 
@@ -72,7 +76,12 @@ def on_cpu(config: EngineConfig, requests: Sequence[Request]) -> Texts:
     scheduler = msgspec.structs.replace(config.scheduler, overlap=False, max_step_passes=1)
     cache = msgspec.structs.replace(config.cache, offload_bytes=0)
     config = msgspec.structs.replace(
-        config, device="cpu", attention_backend="reference", scheduler=scheduler, cache=cache
+        config,
+        device="cpu",
+        attention_backend="reference",
+        batch_invariant=False,
+        scheduler=scheduler,
+        cache=cache,
     )
     return texts(EngineCore(config, load_runner(config)), requests)
 

@@ -61,7 +61,7 @@ def _specialisation(kernel: Any, args: Sequence[Any], meta: dict[str, Any]) -> t
     """What Triton compiles a kernel for, beside its source."""
     unknown = set(kernel.kwargs["do_not_specialize"] or ())
     unaligned = set(kernel.kwargs["do_not_specialize_on_alignment"] or ())
-    parts: list[object] = sorted(meta.items())
+    parts: list[object] = [*sorted(meta.items())]
     for name, value in zip(kernel.arg_names, args, strict=False):
         if isinstance(value, DeviceTensor):
             is_aligned = value.inner.data_ptr() % _ALIGNED == 0

@@ -62,18 +62,15 @@ class Memory:
         self._gpu = gpu
         self.held = held
         self._stream = gpu.queues.current
-        self.users: set[Stream] = set()  # other streams, told by ``record_stream``
+        self.users: set[Stream] = set()  # told by ``record_stream``
         if gpu.queues.capture is not None:
             gpu.pool.append(held)
 
     def __del__(self) -> None:
-        """It is somebody else's once the stream comes to that, and those that were told of."""
+        """It is somebody else's once the stream comes to that. What other streams were told to use
+        waits for them too, which nobody can rely on: it stays as it is."""
         held = self.held
-        if self._gpu.is_on and not any(held is kept for kept in self._gpu.pool):
-            events = [user.record_event() for user in self.users if user is not self._stream]
-            for event in events:
-                assert event.mark is not None
-                self._stream.append(event.mark.reach)
+        if self._gpu.is_on and not self.users and not any(held is h for h in self._gpu.pool):
             self._stream.append(lambda: poison(held))
 
 

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="runs them itself")
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_the_engine_keeps_the_rules_of_a_gpu(which: str) -> None:
