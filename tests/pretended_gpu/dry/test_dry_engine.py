@@ -31,7 +31,11 @@ ANY_WAY = (
     ),
 )
 PLAIN = ANY_WAY[:2]
-REPEATING = (SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True), *ANY_WAY[1:])
+# The first says one token again and again.
+REPEATING = (
+    SamplingParams(temperature=0.0, logit_bias={21: 50.0}, max_tokens=8, ignore_eos=True),
+    *ANY_WAY[1:],
+)
 
 
 def requests_of(samplings: tuple[SamplingParams, ...], longest: int = 6) -> list[Request]:
