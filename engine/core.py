@@ -34,7 +34,6 @@ from engine.errors import (
     EngineDead,
     Failure,
     InvalidParameter,
-    ModelLoadError,
     RequestError,
     RestRefused,
 )
@@ -269,7 +268,9 @@ class EngineCore:
         self._resting = resting  # until there is a runner again
         try:
             fresh = resting.exchanged(model)
-        except ModelLoadError:
+        except EngineDead:
+            raise
+        except Exception:  # out of memory, too
             self.wake()
             raise
         self._resting = fresh

@@ -87,6 +87,7 @@ class EngineLink(asyncio.Protocol):
 
     async def ask(self, question: Question) -> Answered:
         """Put ``question`` and wait for the answer. Raises EngineDead, or the answer's error."""
+        encode(question)  # what cannot be fails here, and not in a flush with others' requests
         return await self._questions.ask(question, self.send)
 
     def flush(self) -> None:

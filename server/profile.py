@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from msgspec import UNSET, Struct, UnsetType
+from pydantic import Field
 from starlette.responses import Response
 
+from engine.profiler import MAX_PROFILE_STEPS
 from server.errors import ApiError
 from server.openai.endpoint import json_response, read_request, state_of
 from server.openai.inputs import Shape
@@ -20,7 +23,7 @@ router = APIRouter()
 class ProfileRequest(Shape):
     """POST /start_profile; the body may be left out."""
 
-    num_steps: int | None = None
+    num_steps: Annotated[int, Field(ge=1, le=MAX_PROFILE_STEPS)] | None = None
 
 
 class ProfileStarted(Struct):

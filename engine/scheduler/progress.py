@@ -31,8 +31,9 @@ class ProgressReports:
         self._asking: dict[str, _Report] = {}
 
     def add(self, seq: Sequence) -> None:
-        """Tell of ``seq``, if its request asks for that."""
-        if seq.request.tells_progress:
+        """Tell of ``seq``, if its request asks for that. One that goes on after the engine before
+        has died, with tokens that its client has, is past that."""
+        if seq.request.tells_progress and not seq.request.resumed_token_ids:
             self._asking[seq.id] = _Report(seq)
 
     def discard(self, seq: Sequence) -> None:

@@ -61,7 +61,12 @@ def test_the_setting_decides_where_the_request_does_not(profiled: Server, direct
 
 @pytest.mark.parametrize(
     ("body", "param"),
-    [({"num_steps": 0}, "num_steps"), ({"num_steps": "5"}, "num_steps"), ([], None)],
+    [
+        ({"num_steps": 0}, "num_steps"),
+        ({"num_steps": 2**70}, "num_steps"),
+        ({"num_steps": "5"}, "num_steps"),
+        ([], None),
+    ],
     ids=str,
 )
 def test_bad_bodies_are_refused_by_name(profiled: Server, body: object, param: str) -> None:

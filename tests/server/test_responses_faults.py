@@ -128,6 +128,18 @@ async def test_a_background_response_waits_for_its_place(application: Applicatio
     assert statuses == [200, 503]  # not without end
 
 
+async def test_a_background_response_waits_for_an_engine_that_sleeps(
+    application: Application,
+) -> None:
+    application.engine.activity = "asleep"
+    queued = json.loads((await ask(application, background=True).done()).body)
+    await asyncio.sleep(0.05)
+    assert (await stored(application, queued["id"]))["status"] == "queued"
+    application.engine.activity = "serving"
+    (await application.engine.next_stream()).put(300, end="stop")
+    assert (await ended(application, queued["id"]))["status"] == "completed"
+
+
 async def test_a_background_response_that_fails(application: Application) -> None:
     queued = json.loads((await ask(application, background=True).done()).body)
     (await application.engine.next_stream()).fail(EngineDead("gone"))

@@ -27,7 +27,8 @@ from server.store.retention import purge_regularly
 
 _SAVE_S = 0.5  # between looks at the store, while there are jobs
 _POLL_S = 0.25  # between looks at another process's events
-_RETRY_S = 0.5  # between tries to get into a full queue
+_RETRY_S = 0.5  # between tries to get into a full queue, or at an engine that sleeps
+_PASSING = ("server_is_overloaded", "engine_asleep")
 _END_TRIES = 60  # to keep an end, a second apart
 _LAST = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 _LOST = "The server ended before this response was complete."
@@ -118,7 +119,7 @@ class Job:
                 return
             except ApiError as error:
                 waits = self.call.response.status == "queued"
-                if not (waits and error.code == "server_is_overloaded"):
+                if not (waits and error.code in _PASSING):
                     raise
                 await asyncio.sleep(_RETRY_S)
 

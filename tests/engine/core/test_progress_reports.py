@@ -102,6 +102,18 @@ def test_only_who_asks_is_told() -> None:
     assert not told["b"]
 
 
+def test_who_goes_on_in_another_engine_has_been_told() -> None:
+    whole = expected_output(request(), MAX_LEN)[0]
+    core = make()
+    core.add(request(resumed_token_ids=tuple(whole[:2])))
+    tokens: list[int] = []
+    while core.has_work:
+        output = core.step()
+        assert not output.progress
+        tokens += [token for given in output.token_ids for token in given]
+    assert whole[:2] + tokens == whole
+
+
 def test_it_is_told_a_few_times_a_second_and_at_its_end() -> None:
     core = make(step_s=0.0)
     assert [progress.processed for progress in run(core, request())["a"]] == [8, 60]

@@ -16,6 +16,7 @@ from engine.errors import Failure, ModelLoadError, RestRefused
 from engine.paths import default_model_dir
 from engine.runner import load_runner
 from engine.runner.host_copy import HostCopy
+from engine.runner.resting import RestingModel
 from engine.types import Request, SamplingParams
 from tests import tiny_encoders, tiny_models
 from tests.engine import handmade
@@ -60,6 +61,21 @@ def text(
         tokens += [token for given in output.token_ids for token in given]
         num_cached += output.num_cached_tokens.get(id_, 0)
     return tuple(tokens), num_cached
+
+
+def test_whatever_fails_while_weights_are_read_the_old_ones_serve_on(
+    models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(resting: RestingModel, model: str) -> None:
+        raise MemoryError
+
+    core = make(models["first"])
+    before, _ = text(core)
+    monkeypatch.setattr(RestingModel, "exchanged", fail)
+    with pytest.raises(MemoryError):
+        core.reload(str(models["second"]))
+    assert not core.is_asleep
+    assert text(core) == (before, 0)
 
 
 @pytest.mark.parametrize("level", [1, 2])
