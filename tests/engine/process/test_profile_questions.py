@@ -50,6 +50,17 @@ async def started(client: EngineClient) -> AsyncIterator[EngineClient]:
         await client.close()
 
 
+async def test_a_question_that_no_frame_can_hold_is_its_askers_failure(tmp_path: Path) -> None:
+    async with started(subprocess(tmp_path)) as client:
+        asked = asyncio.create_task(client.start_profile(2**70))
+        submitted = asyncio.create_task(collect(client.submit(make_requests(1))[0]))
+        with pytest.raises(OverflowError):
+            await asked
+        await submitted
+        await client.start_profile(4)
+        assert (await client.stop_profile()).num_steps == 0
+
+
 @pytest.mark.parametrize("make", [inline, subprocess])
 async def test_start_record_stop(tmp_path: Path, make) -> None:
     client = make(tmp_path)
