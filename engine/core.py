@@ -103,6 +103,7 @@ class EngineCore:
         self._clock = clock
         self._info = info = runner.info
         self._resting: Resting | None = None  # while the engine is asleep
+        self._is_shared = config.tensor_parallel_size > 1
         self._pool = BlockPool(
             info.memory.num_blocks,
             info.memory.block_size,
@@ -230,6 +231,11 @@ class EngineCore:
             self._scheduler.turn_away(request_id, failure)
         self._scheduler.end_all(failure, self._clock())
 
+    def check_rest(self) -> None:
+        """Raise RestRefused where this engine never rests, whatever it does now."""
+        if self._is_shared:
+            raise RestRefused("Ranks of a model do not sleep.", code="tensor_parallel")
+
     def sleep(self, level: int) -> None:
         """Give back the memory of the KV cache and of what is captured, and forget all prefixes.
 
@@ -268,10 +274,9 @@ class EngineCore:
         self._resting = resting  # until there is a runner again
         try:
             fresh = resting.exchanged(model)
-        except EngineDead:
-            raise
-        except Exception:  # out of memory, too
-            self.wake()
+        except Exception as error:  # out of memory, too
+            if not isinstance(error, EngineDead):
+                self.wake()
             raise
         self._resting = fresh
         del resting
@@ -331,6 +336,7 @@ class EngineCore:
 
     def _let_go(self, level: int) -> Resting:
         """End the runner; what it leaves behind."""
+        self.check_rest()
         if self.has_work:
             raise RestRefused("Requests are being served.", code="busy")
         if self._resting is not None:

@@ -23,6 +23,7 @@ from engine.errors import (
     InvalidParameter,
     ModelLoadError,
     RequestError,
+    RestRefused,
 )
 from engine.frames import Abort, Activity, Answered, Question, Ready, Reload, Sleep, Submit
 
@@ -88,6 +89,11 @@ class Rest:
         self._ends_s = time.monotonic()
         if isinstance(question, (Sleep, Reload)):
             self._ends_s += question.timeout_s
+            try:
+                self._core.check_rest()
+            except RestRefused as error:  # before anybody is ended for it
+                asked.answer(Answered(None, Failure.of(error)))
+                return
         elif not self._core.is_asleep:  # it is to wake, and is awake: who runs goes on
             asked.answer(Answered(None, None))
             return

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from engine.errors import EngineDead, OutOfMemory, RestRefused
+from engine.errors import EngineDead, OutOfMemory
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import adapter_slots, step_adapters
 from engine.lora.store import AdapterStore
@@ -180,8 +180,6 @@ class ModelRunner:
 
     def rest(self, level: int) -> Resting:
         """See ``Runner.rest``."""
-        if self._team is not None:
-            raise RestRefused("Ranks of a model do not sleep.", code="tensor_parallel")
         return self._rest(level)
 
     def _launch(self, plan: StepPlan) -> Outcome | PassesOutcome | None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine.core import EngineCore
 from engine.errors import EngineAsleep, InvalidParameter, RestRefused
+from engine.inline import InlineClient
 from engine.types import Request
 from tests.engine import fakes
 from tests.engine.process.test_clients import (  # noqa: F401 (a fixture)
@@ -70,6 +72,26 @@ async def test_who_is_awake_is_not_disturbed_by_being_woken(start) -> None:  # n
     await client.wake()
     assert client.stats.num_running, "it has waited for them"
     await running
+
+
+async def test_who_can_never_rest_ends_nobody_for_it() -> None:
+    config = fakes.make_config(json.dumps({"step_s": 0.01}))
+    config = msgspec.structs.replace(config, tensor_parallel_size=2)
+    client = InlineClient(
+        config, load=lambda config, told: EngineCore(config, fakes.load(config, told))
+    )
+    await client.start()
+    try:
+        running = asyncio.create_task(check(client, make_requests(3, ignore_eos=True)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(RestRefused):
+            await client.sleep(1, 0.0)
+        with pytest.raises(RestRefused):
+            await client.reload(NEW, 0.0)
+        await running
+        assert client.activity == "serving"
+    finally:
+        await client.close()
 
 
 async def test_patience_has_an_end(start) -> None:  # noqa: F811
