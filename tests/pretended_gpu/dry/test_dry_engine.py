@@ -85,6 +85,12 @@ def test_a_row_that_pads_has_no_place_in_a_table_of_positions(tmp_path: Path) ->
         pass
 
 
+@pytest.mark.slow
+def test_kernels_that_are_right_are_taken(qwen3: str) -> None:
+    with on_pretended_gpu(config_of(qwen3, attention_backend="auto")) as rig:
+        assert rig.core.info.attention_backend == "triton"
+
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "window": ("mistral", {}),
     "caps": ("gemma2", {}),
