@@ -206,6 +206,21 @@ async def test_several_workers_share_several_engines(tmp_path: Path) -> None:
         assert psutil.wait_procs(family, timeout=10)[1] == []
 
 
+@pytest.mark.slow
+def test_engines_of_several_ranks_answer_as_one(server: Server, tmp_path: Path) -> None:
+    flags = ("--data-parallel-size", "2", "--tensor-parallel-size", "2", "--dtype", "float32")
+    with running_server(tmp_path / "log", *flags) as shared:
+        family = psutil.Process(shared.process.pid).children(recursive=True)
+        lines = [process.cmdline() for process in family]
+        assert sum("engine.worker" in line for line in lines) == 2
+        assert sum("engine.parallel.follower" in line for line in lines) == 2
+        before = steps(shared)
+        bodies = [chat(question) for question in QUESTIONS]
+        assert ask_all(shared, bodies) == ask_all(server, bodies)
+        after = steps(shared)
+        assert all(after[engine] > before[engine] for engine in after)
+
+
 def test_no_engine_is_left_behind_by_a_killed_server(two: Server) -> None:
     processes = engines(two)
     assert len(processes) == 2

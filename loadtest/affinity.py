@@ -1,0 +1,117 @@
+"""What it saves to send a prompt where its beginning is cached: ``python -m loadtest.affinity``.
+
+Conversations that all have one of a few system prompts grow turn by turn, so many at once as are in
+flight, each turn repeating all before it. They are held with one server of several engines
+(``--data-parallel-size``), which chooses the engine, and then with as many servers of one engine
+each, to which they are sent in turn, as a load balancer that knows nothing would. What is told is a
+count, not a time: the prompt tokens that had to be computed, of all that were sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.client import Client, raw_json
+from loadtest.machine import describe_machine
+from loadtest.process import running_server
+from loadtest.scrape import scrape
+
+_VOCABULARY = range(300, 1300)  # ids to make prompts of: in every vocabulary, and no special ones
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print a table and a line of JSON, and write the result where asked."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.affinity", description=__doc__)
+    add = parser.add_argument
+    add("serve", nargs="*", help="after --: MODEL and flags of quire serve, of each engine")
+    add("--engines", type=int, default=2)
+    add("--conversations", type=int, default=48)
+    add("--turns", type=int, default=6)
+    add("--in-flight", type=int, default=12, help="conversations at once")
+    add("--system-prompts", type=int, default=6)
+    add("--system-len", type=int, default=256, help="tokens of each")
+    add("--turn-len", type=int, default=64, help="tokens that a turn adds to its conversation")
+    add("--output-len", type=int, default=8, help="tokens that are asked for")
+    add("--out", type=Path)
+    options = parser.parse_args(argv)
+    flags = [*options.serve, "--disable-log-requests"]
+    engines = options.engines
+    together = _measure([[*flags, "--data-parallel-size", str(engines)]], options)
+    in_turn = _measure([flags] * engines, options)
+    result = {
+        "routed": together,
+        "in_turn": in_turn,
+        "load": {
+            name: getattr(options, name)
+            for name in ("conversations", "turns", "in_flight", "system_prompts")
+        }
+        | {name: getattr(options, name) for name in ("system_len", "turn_len", "output_len")},
+        "engines": engines,
+        "server": options.serve,
+        "machine": describe_machine(),
+    }
+    for name, told in (("one server, which chooses", together), ("servers in turn", in_turn)):
+        share = told["computed"] / told["sent"]
+        counted = f"{told['computed']:,} of {told['sent']:,} prompt tokens"
+        print(f"{name:26} {counted} computed: {share:.1%}")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+    return 0
+
+
+def _measure(servers: Sequence[Sequence[str]], options: argparse.Namespace) -> dict[str, Any]:
+    """All conversations with these servers, each turn with the next one of them."""
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(running_server(flags)).url for flags in servers]
+        return asyncio.run(_converse(urls, options))
+
+
+async def _converse(urls: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    clients = [Client(url) for url in urls]
+    model = raw_json(await clients[0].fetch("GET", "/v1/models"))["data"][0]["id"]
+    before = [await scrape(client) for client in clients]
+    turns = itertools.cycle(clients)
+    room = asyncio.Semaphore(options.in_flight)
+
+    async def talk(number: int) -> int:
+        """One conversation; the prompt tokens that it sent."""
+        rng = random.Random(f"system {number % options.system_prompts}")
+        prompt = rng.choices(_VOCABULARY, k=options.system_len)
+        rng = random.Random(f"conversation {number}")
+        sent = 0
+        async with room:
+            for _ in range(options.turns):
+                prompt += rng.choices(_VOCABULARY, k=options.turn_len)
+                body = {
+                    **{"model": model, "prompt": prompt, "max_tokens": options.output_len},
+                    **{"temperature": 0, "ignore_eos": True},
+                }
+                await next(turns).fetch("POST", "/v1/completions", body)
+                sent += len(prompt)
+        return sent
+
+    sent = sum(await asyncio.gather(*map(talk, range(options.conversations))))
+    after = [await scrape(client) for client in clients]
+    for client in clients:
+        client.close()
+    await asyncio.sleep(0.1)  # for the connections to be gone before their loop is
+    found = sum(
+        now["prefix_cache_hits"] - then.get("prefix_cache_hits", 0)
+        for then, now in zip(before, after, strict=True)
+    )
+    return {"sent": sent, "computed": sent - int(found)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
