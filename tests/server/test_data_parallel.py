@@ -140,7 +140,7 @@ async def test_a_killed_engine_costs_no_stream_a_token(two: Server) -> None:
 
 
 def test_an_adapter_is_served_by_all_or_none(two: Server) -> None:
-    bodies = [chat(f"{n}: {QUESTION}") for n in range(6)]
+    bodies = [chat(f"{n}: {QUESTION}") for n in range(16)]
     plain = ask_all(two, bodies)
     late = adapter("late")
     assert two.post("/v1/load_lora_adapter", late).status_code == 200
@@ -170,7 +170,7 @@ def test_all_sleep_wake_record_and_are_looked_at(two: Server) -> None:
     assert two.post("/wake_up", None).json() == {"is_sleeping": False, "activity": "serving"}
     assert two.post("/reload_weights", {}).json()["generation"] == 1
     assert two.post("/start_profile", {"num_steps": 3}).status_code == 200
-    ask_all(two, [chat(f"{n} {QUESTION}") for n in range(6)])
+    ask_all(two, [chat(f"{n} {QUESTION}") for n in range(16)])
     trace = two.post("/stop_profile", None).json()
     files = {path.name for path in (two.log.parent / "traces").iterdir()}
     assert {trace["file"], *trace["other_files"]} == files

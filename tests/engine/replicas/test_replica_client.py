@@ -9,6 +9,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -106,9 +107,17 @@ async def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
         assert len(roots) == 3
 
 
-async def test_streams_go_on_in_the_other_engine_at_once() -> None:
-    """Long before the dead one's successor has loaded."""
-    async with replicas(step_s=0.004, load_s=1.0) as client:
+async def test_streams_go_on_in_the_other_engine_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    """They do not wait for the dead one's successor, which cannot load while ``flag`` is there."""
+    monkeypatch.setattr("engine.supervisor.MAX_CRASHES", 10_000)
+    flag = tmp_path / "flag"
+
+    def options(index: int) -> dict[str, object]:
+        return {} if index else {"die_unless_first": str(flag)}
+
+    async with replicas(per_engine=options, step_s=0.004) as client:
         requests = make_requests(8, 100, ignore_eos=True, logprobs=0, prompt_logprobs=0)
         requests += fan_out("many", (1, 2, 3), SamplingParams(n=3, seed=5, max_tokens=100))
         readers = ask(client, requests)
@@ -127,6 +136,7 @@ async def test_streams_go_on_in_the_other_engine_at_once() -> None:
         assert not first.alive, "the successor was waited for"
         assert second.num_resumed >= 3
         assert first.stats.num_running == 0, "a dead engine is told to be busy"
+        flag.unlink()
         await until(lambda: first.alive)
         assert not client._orphans
         again = [
