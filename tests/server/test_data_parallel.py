@@ -232,7 +232,11 @@ def test_no_engine_is_left_behind_by_a_killed_server(two: Server) -> None:
     ("arguments", "told"),
     [
         (("serve", "--data-parallel-size", "0"), "--data-parallel-size: input should be greater"),
-        (("serve", "--data-parallel-size", "2", "--device", "cuda"), "no GPU"),
+        pytest.param(
+            ("serve", "--data-parallel-size", "2", "--device", "cuda"),
+            "no GPU",
+            marks=pytest.mark.slow,  # it is the engine that looks
+        ),
         (("run-batch", "x", "-o", "y", "--data-parallel-size", "2"), "--data-parallel-size: there"),
     ],
 )
