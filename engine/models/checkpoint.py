@@ -12,7 +12,6 @@ from typing import Any
 from engine.config import LoadFormat
 from engine.errors import ModelLoadError
 from engine.gguf.file import GgufFile, find_gguf, read_gguf
-from engine.gguf.spec import read_gguf_spec
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.families import read_spec
@@ -49,6 +48,8 @@ def read_config(model: str) -> ModelConfig:
     """
     path = find_gguf(model)
     if path is not None:
+        from engine.gguf.spec import read_gguf_spec  # what few models are is imported for them alone
+
         file = read_gguf(path)
         return ModelConfig(path.parent, read_gguf_spec(file), SentenceConfig(), file.raw, file)
     directory = Path(model)

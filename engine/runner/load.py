@@ -38,7 +38,6 @@ from engine.runner.device import (
     dtype_name,
     set_threads,
 )
-from engine.runner.encoder_load import load_encoder
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
 from engine.runner.kernels import choose_kernels
@@ -71,6 +70,8 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     config = divide_machine(config)
     model = read_config(config.model)
     if isinstance(model.spec, EncoderSpec):
+        from engine.runner.encoder_load import load_encoder
+
         if config.tensor_parallel_size > 1:
             raise ModelLoadError(
                 f"tensor_parallel_size {config.tensor_parallel_size}: encoders are not shared out"

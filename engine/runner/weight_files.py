@@ -1,4 +1,7 @@
-"""Where a model's weights come from, and the form in which they are held."""
+"""Where a model's weights come from, and the form in which they are held.
+
+What reads one of the many forms is imported for a model that has it.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,12 @@ import torch
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
-from engine.gguf.blocks import FORMATS
-from engine.gguf.spec import stored_format
-from engine.gguf.weights import GgufWeights
 from engine.models.checkpoint import ModelConfig, read_headers
 from engine.models.loader import Cuts, Weights, dummy_weights, load_weights
 from engine.models.safetensors import Header
 from engine.models.spec import DecoderSpec
 from engine.models.stored import Format
 from engine.quantization import refuse_codes
-from engine.quantization.formats import read_format
 from engine.runner.device import dtype_name
 
 logger = logging.getLogger(__name__)
@@ -64,6 +63,9 @@ class WeightFiles:
         if self.seed is not None:
             return dummy_weights(spec, dtype, device, self.seed, on_progress, cuts)
         if self.model.gguf is not None:
+            from engine.gguf.blocks import FORMATS
+            from engine.gguf.weights import GgufWeights
+
             types = FORMATS.keys() if self.gguf_codes else ()
             given = self.model.gguf, spec, dtype, device, on_progress
             return GgufWeights(*given, packed=types, cuts=cuts)
@@ -96,6 +98,8 @@ def find_weights(
     headers = read_headers(model.directory, config.load_format)
     stored_as = None
     if model.quantization_config is not None:
+        from engine.quantization.formats import read_format
+
         where = f"{model.directory / 'config.json'}, 'quantization_config'"
         stored_as = read_format(model.quantization_config, where)
     return WeightFiles(model, headers, stored_as, None, None)
@@ -109,6 +113,8 @@ def _gguf_codes(
     Elsewhere, and where more than the kernel's precision is asked for, its weights are widened
     while they load, and the log says so.
     """
+    from engine.gguf.spec import stored_format
+
     kind = None if model.gguf is None else stored_format(model.gguf)
     if kind is None:
         return None
