@@ -36,6 +36,7 @@ $(SERVER): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
 	$(PIP) install -c constraints.txt -e .
+	@$(BIN)/python -m compileall -q engine kernels loadtest server tools
 	@echo "Compiling the kernels for this processor, if there is a C++ compiler."
 	@$(BIN)/python -m kernels.cpu.native.build || true
 	@touch $@

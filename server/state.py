@@ -124,7 +124,7 @@ class ServerState:
     async def load(self) -> None:
         """Start the engine and read tokenizer and template meanwhile; the failure is kept."""
         settings = self.settings
-        text = asyncio.create_task(asyncio.to_thread(_load_text, settings))
+        text = asyncio.create_task(_read_text(settings))
         try:
             info = await self.engine.start()
             await self.adapters.begin(self.engine, settings.adapters)
@@ -155,7 +155,6 @@ class ServerState:
         )
         self.metrics.set_loaded()
         self._loaded.set()
-        await _tell_of(template)
 
     def fail(self, error: EngineError) -> None:
         """Nothing can be served any more: those who wait are told, and health turns red."""
@@ -279,10 +278,18 @@ async def _tell_of(template: ChatTemplate) -> None:
         _log.warning("%s; chats are refused, completions are not; see --chat-template", error)
 
 
+async def _read_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:
+    """What turns requests into tokens; the template is compiled, in a process that stays warm,
+    while the engine still loads. Raises ModelLoadError."""
+    tokenizer, template, sampling_defaults = await asyncio.to_thread(_load_text, settings)
+    template.start()
+    await _tell_of(template)
+    return tokenizer, template, sampling_defaults
+
+
 def _load_text(settings: Settings) -> tuple[Tokenizer, ChatTemplate, dict[str, Any]]:
     tokenizer = Tokenizer.from_dir(settings.tokenizer or settings.model_dir)
     template = ChatTemplate.from_dir(
         settings.model_dir, tokenizer, override=read_chat_template(settings.chat_template)
     )
-    template.start()  # its process, too, is there by the time that the engine is
     return tokenizer, template, read_sampling_defaults(settings.model_dir)

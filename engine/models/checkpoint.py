@@ -48,7 +48,7 @@ def read_config(model: str) -> ModelConfig:
     """
     path = find_gguf(model)
     if path is not None:
-        from engine.gguf.spec import read_gguf_spec  # what few models are is imported for them alone
+        from engine.gguf.spec import read_gguf_spec  # imported for the few that are
 
         file = read_gguf(path)
         return ModelConfig(path.parent, read_gguf_spec(file), SentenceConfig(), file.raw, file)

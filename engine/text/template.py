@@ -17,7 +17,6 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from engine.errors import InvalidParameter, ModelLoadError, TemplateError
 from engine.gguf.file import find_gguf, read_gguf
-from engine.gguf.tokenizer import chat_templates
 from engine.text.template_process import RenderProcess
 from engine.text.tokenizer import Tokenizer, read_json
 
@@ -72,8 +71,11 @@ class ChatTemplate:
             inline = "{" in override or "\n" in override
             return cls.from_source(override if inline else _read(Path(override)), tokenizer)
         gguf = find_gguf(path)
-        found = _find_templates(Path(path)) if gguf is None else chat_templates(read_gguf(gguf))
-        return cls(found, tokenizer)
+        if gguf is None:
+            return cls(_find_templates(Path(path)), tokenizer)
+        from engine.gguf.tokenizer import chat_templates  # few models are GGUF files
+
+        return cls(chat_templates(read_gguf(gguf)), tokenizer)
 
     @classmethod
     def from_source(

@@ -13,7 +13,6 @@ from typing import Any
 
 from engine.errors import InvalidParameter
 from engine.gguf.file import find_gguf, read_gguf
-from engine.gguf.tokenizer import sampling_defaults
 from engine.text.tokenizer import read_json
 from engine.types import SamplingParams
 
@@ -29,6 +28,8 @@ def read_sampling_defaults(model_dir: str) -> dict[str, Any]:
     """
     path = find_gguf(model_dir)
     if path is not None:
+        from engine.gguf.tokenizer import sampling_defaults  # few models are GGUF files
+
         config = sampling_defaults(read_gguf(path))
     else:
         path = Path(model_dir) / "generation_config.json"
