@@ -55,6 +55,12 @@ async def start(request: pytest.FixtureRequest) -> AsyncIterator[Callable]:
         await client.close()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.001)
+
+
 async def collect(stream: RequestStream) -> list[RequestOutput]:
     """All outputs of a stream."""
     outputs = []

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -30,14 +29,10 @@ from tests.engine.process.test_clients import (
     make_requests,
     subprocess_client,
     tokens_of,
+    until,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - nothing announces it
-        await asyncio.sleep(0.001)
 
 
 async def kill_after(client: SubprocessClient, num_tokens: int) -> None:

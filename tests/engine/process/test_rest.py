@@ -22,6 +22,7 @@ from tests.engine.process.test_clients import (  # noqa: F401 (a fixture)
     make_requests,
     start,
     tokens_of,
+    until,
 )
 from tests.engine.process.test_shared_engine import own_requests, shared_engine
 
@@ -68,8 +69,7 @@ async def test_who_runs_ends_and_who_comes_is_refused(start) -> None:  # noqa: F
 async def test_who_is_awake_is_not_disturbed_by_being_woken(start) -> None:  # noqa: F811
     client = await start(step_s=0.01)
     running = asyncio.create_task(check(client, make_requests(3, max_tokens=190, ignore_eos=True)))
-    while not client.stats.num_running:
-        await asyncio.sleep(0.005)
+    await until(lambda: client.stats.num_running > 0)
     await client.wake()
     assert client.stats.num_running, "it has waited for them"
     await running

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.engine.process.test_clients import (
     make_requests,
     subprocess_client,
     tokens_of,
+    until,
 )
 from tests.engine.process.test_shared_engine import shared_engine
 
@@ -40,12 +40,6 @@ async def shared(directory: Path, **options: object) -> AsyncIterator[tuple[Remo
     async with shared_engine(directory, **options) as both:
         assert both.supervisor.pid is not None
         yield both.clients[0], both.supervisor.pid
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("engine", [alone, shared])
