@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.interpreter import run_interpreted, unless_interpreted
 
 pytest.importorskip("triton")
 
-ROOT = Path(__file__).parents[3]
 
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="runs them itself")
+@unless_interpreted
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_kernels_equal_the_reference_in_the_interpreter(which: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "-m", which]
-    done = subprocess.run(
-        [*command, "tests/kernels/triton_kernels/interpreted"],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    run_interpreted("tests/kernels/triton_kernels/interpreted", which)
