@@ -128,10 +128,21 @@ class ReplicaClient:
                 replica.spawn()
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
-        """Have all of them load. Raises ModelLoadError or EngineDead, where one cannot."""
-        await start_together(self._present(), on_progress)
+        """Have all of them load. Raises ModelLoadError or EngineDead, where one cannot.
+
+        One that others have started and given up is done without, also when that is told meanwhile.
+        """
+        starts = [partial(self._start, replica) for replica in self._present()]
+        await start_together(starts, on_progress)
         self._remember_prefixes()
         return self.info
+
+    async def _start(self, replica: Replica, on_progress: LoadProgress) -> None:
+        try:
+            await replica.start(on_progress)
+        except EngineDead:
+            if self.dead or not isinstance(replica, SharedClient):
+                raise
 
     async def close(self) -> None:
         """End all of them. Requests alive raise EngineDead. Idempotent."""

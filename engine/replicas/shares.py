@@ -8,24 +8,17 @@ any of them starts and, on a CPU, the cores, is divided by their number.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TypeVar
 
 import msgspec
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.memory import free_host_bytes
-from engine.types import EngineInfo
 
-
-class Startable(Protocol):
-    """An engine's client or its supervisor."""
-
-    async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
-        """Load the model. Raises ModelLoadError or EngineDead."""
-        ...
+InfoT = TypeVar("InfoT")
 
 
 def replica_configs(config: EngineConfig, count: int) -> list[EngineConfig]:
@@ -42,15 +35,20 @@ def replica_configs(config: EngineConfig, count: int) -> list[EngineConfig]:
 
 
 async def start_together(
-    engines: Sequence[Startable], on_progress: LoadProgress | None = None
-) -> EngineInfo:
-    """Have all engines load at once, telling their mean progress; the info of the first.
+    starts: Sequence[Callable[[LoadProgress], Awaitable[InfoT]]],
+    on_progress: LoadProgress | None = None,
+) -> InfoT:
+    """Have all engines load at once, telling their mean progress; what is told of the first.
+
+    Args:
+        starts: has one load, and returns once it has.
+        on_progress: of all of them.
 
     Raises:
         ModelLoadError: one cannot load; the others are not waited for.
         EngineDead: one has died as it loaded.
     """
-    shares = [0.0] * len(engines)
+    shares = [0.0] * len(starts)
 
     def told(index: int, fraction: float, what: str) -> None:
         shares[index] = fraction
@@ -58,8 +56,7 @@ async def start_together(
             on_progress(sum(shares) / len(shares), what)
 
     waits = [
-        asyncio.create_task(engine.start(partial(told, index)))
-        for index, engine in enumerate(engines)
+        asyncio.ensure_future(start(partial(told, index))) for index, start in enumerate(starts)
     ]
     try:
         return (await asyncio.gather(*waits))[0]

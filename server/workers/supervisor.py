@@ -140,7 +140,9 @@ class Supervisor:
 
     async def _start_engines(self) -> None:
         try:
-            await self._announce(partial(start_together, self._engines))
+            await self._announce(
+                partial(start_together, [engine.start for engine in self._engines])
+            )
         except EngineError as error:
             self._fail(error)
 

@@ -18,10 +18,12 @@ from engine.errors import EngineAsleep, EngineDead, InvalidParameter, RequestFai
 from engine.process import SubprocessClient
 from engine.replicas.client import ReplicaClient
 from engine.requests import fan_out
+from engine.shared import SharedClient
 from engine.types import Adapter, Request, RequestOutput, SamplingParams
 from tests.engine import fakes
-from tests.engine.process.test_clients import MAX_LEN, collect, make_requests, tokens_of
-from tests.engine.process.test_crashes import check_told_once, until
+from tests.engine.process.test_clients import MAX_LEN, collect, make_requests, tokens_of, until
+from tests.engine.process.test_crashes import check_told_once
+from tests.engine.process.test_shared_engine import own_requests, shared_engine
 
 NEW = json.dumps({"new": "weights"})
 
@@ -208,6 +210,35 @@ async def test_who_kills_engines_is_given_up_and_the_others_go_on(
         await until(lambda: client.alive)
         (reader,) = ask(client, make_requests(1))
         check(make_requests(1), [await reader])
+
+
+async def test_a_worker_that_starts_does_without_an_engine_that_is_given_up_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async with shared_engine(tmp_path) as engine:
+        lost = SharedClient(str(tmp_path / "nobody"))
+        client = ReplicaClient([SharedClient(engine.clients[0]._path), lost])
+        starting = asyncio.create_task(client.start())
+        await asyncio.sleep(0.05)
+        lost.give_up(EngineDead("it keeps dying"))
+        try:
+            await starting
+            requests = own_requests(1, 4)
+            check(requests, await asyncio.gather(*ask(client, requests)))
+        finally:
+            await client.close()
+
+
+async def test_a_worker_does_not_start_where_all_engines_are_given_up(tmp_path: Path) -> None:
+    members = [SharedClient(str(tmp_path / name)) for name in ("one", "other")]
+    client = ReplicaClient(members)
+    starting = asyncio.create_task(client.start())
+    await asyncio.sleep(0.05)
+    for member in members:
+        member.give_up(EngineDead("they keep dying"))
+    with pytest.raises(EngineDead, match="keep dying"):
+        await starting
+    await client.close()
 
 
 async def test_an_engine_that_is_given_up_leaves_the_others_to_serve(
