@@ -72,7 +72,7 @@ def test_histogram_buckets_are_cumulative() -> None:
     numbers.observe("request_params_n", 2.0, times=3)
     (family,) = [
         family
-        for family in Exposition(numbers, None, prefix="p", model_name="m").collect()
+        for family in Exposition(numbers, [None], prefix="p", model_name="m").collect()
         if family.name == "p:request_params_n"
     ]
     buckets = {s.labels["le"]: s.value for s in family.samples if "le" in s.labels}
