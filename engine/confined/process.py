@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -19,6 +21,9 @@ import msgspec
 
 _WORKER = Path(__file__).with_name("worker.py")
 _START_LIMIT_S = 60.0  # a started interpreter, on a machine that has much else to do
+# Times its CPU time that an answer is waited for: a child that gets no core is not to blame.
+_PATIENCE = 10.0
+_END_S = 1.0  # from closing its end of the pipes to its end
 _MAX_REPLY_BYTES = 64 * 2**20
 
 
@@ -31,7 +36,7 @@ class ConfinedProcess:
         handler: the file that says what the child does.
         modules: that it needs besides the standard library.
         first: the frame that prepares it.
-        limit_s: seconds that an answer may take.
+        limit_s: seconds of CPU time that an answer may take.
     """
 
     def __init__(
@@ -71,7 +76,14 @@ class ConfinedProcess:
                 if not self._ready:
                     _exchange(child, b"", _START_LIMIT_S)
                     self._ready = True
-                reply = _exchange(child, data, self._limit_s)
+                reply = _exchange(child, data, self._limit_s * _PATIENCE)
+            except BrokenPipeError:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_END_S)
+                self._end_child()
+                if child.returncode == -signal.SIGPROF:
+                    raise TimeoutError from None
+                raise
             except BaseException:
                 self._end_child()  # in the middle of a frame: of no further use
                 raise
@@ -87,7 +99,7 @@ class ConfinedProcess:
         self._child = child
         self._finalizer = weakref.finalize(self, _end, child)
         # Fits the pipe's buffer in all but odd cases, where it waits for the child to read it.
-        first = {**self._first, "limit_s": self._limit_s + 1.0}
+        first = {**self._first, "limit_s": self._limit_s}
         try:
             _send(child, _frame(first), time.monotonic() + _START_LIMIT_S)
         except OSError:

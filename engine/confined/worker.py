@@ -1,8 +1,8 @@
 """The confined process itself: standard library only, run as a script.
 
 It has no inherited files or environment, may not open files once it is ready, has a bounded
-address space and a timer that kills it; whoever started it kills it earlier. What it does is told
-by a handler (see the package).
+address space and a timer of its CPU time that kills it; whoever started it waits longer, but not
+for ever. What it does is told by a handler (see the package).
 
     python worker.py HANDLER MODULE_DIR...
 
@@ -39,14 +39,14 @@ def main(handler_file: str, module_dirs: list[str]) -> None:
     _confine()
     _write(writer, {"ready": True})
     while (request := _read(reader)) is not None:
-        signal.setitimer(signal.ITIMER_REAL, first["limit_s"])
+        signal.setitimer(signal.ITIMER_PROF, first["limit_s"])
         try:
             reply = answer(request)
         except MemoryError:
             # What is left of the memory is anyone's guess.
             _write(writer, {**handler.exhausted(), "last": True})
             return
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _write(writer, reply)
 
 

@@ -4,6 +4,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -214,10 +215,23 @@ def test_a_process_whose_parent_is_gone_ends_by_itself() -> None:
         + process._frame({"template": "default", "context": {}})
     )
     child.stdin.close()
-    assert child.wait(timeout=60) == -signal.SIGALRM
+    assert child.wait(timeout=60) == -signal.SIGPROF
     (size,) = struct.unpack(">I", child.stdout.read(4))
     assert b"ready" in child.stdout.read(size)
     child.stdout.close()
+
+
+def test_a_process_that_gets_no_core_is_waited_for(chatml: Tokenizer) -> None:
+    template = ChatTemplate.from_source("{{ messages | length }}", chatml, limit_s=0.2)
+    try:
+        assert template.render_sync(USER) == "1"
+        child = template._process._process._child
+        assert child is not None
+        child.send_signal(signal.SIGSTOP)
+        threading.Timer(0.8, child.send_signal, [signal.SIGCONT]).start()
+        assert template.render_sync(USER) == "1"
+    finally:
+        template.close()
 
 
 # ------------------------------------------------------------ token ids
