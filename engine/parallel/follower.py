@@ -48,7 +48,7 @@ from engine.parallel.frames import (
     ToRank,
     unpack,
 )
-from engine.parallel.group import Group
+from engine.parallel.group import Group, file_store
 from engine.parallel.layers import share_modules
 from engine.parallel.shard import Shard
 from engine.runner.adapter_load import make_adapters
@@ -146,7 +146,7 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
     slots = serve.num_host_blocks
     host = HostStore(cache.tensors(), slots) if slots else None
     send(Prepared())
-    group = Group(shard, attention.device, join.meeting_path)
+    group = Group(shard, attention.device, file_store(join.meeting_path, shard.size))
     modules = share_modules(loaded.modules, plan.spec, shard, group)
     decoder = Decoder(plan.spec, modules, plan.kernels, serve.max_model_len, group)
     return Follower(plan, decoder, cache, host)

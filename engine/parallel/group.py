@@ -1,9 +1,8 @@
-"""The collectives of a group of ranks on one machine: NCCL between GPUs, gloo between processes on
-CPUs.
+"""The collectives of a group of ranks: NCCL between GPUs, gloo between processes on CPUs.
 
-Ranks find each other through a file in a directory of rank 0's own and talk over the loopback
-interface, so nothing listens for other machines. Every call waits at most ``TIMEOUT_S`` for the
-other ranks; what fails means that one of them is gone, and with it the model.
+Ranks of one machine find each other through a file in a directory of rank 0's own and talk over the
+loopback interface, so nothing listens for other machines. Every call waits at most ``TIMEOUT_S``
+for the other ranks; what fails means that one of them is gone, and with it the model.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from engine.errors import EngineDead
 from engine.parallel.shard import Shard
 
 TIMEOUT_S = 300.0
-_MEETING_TIMEOUT_S = 60.0  # all have loaded by then
-_LOOPBACK = "127.0.0.1"
+MEETING_TIMEOUT_S = 60.0  # all have loaded by then
+LOOPBACK = "127.0.0.1"
 
 
 class Group:
@@ -31,7 +30,8 @@ class Group:
     Args:
         shard: which rank this is, of how many.
         device: where tensors are.
-        meeting: a file that does not exist yet, the same for all ranks.
+        store: through which ranks find each other, a ``torch.distributed.Store``.
+        address: of this machine, where this rank's end of gloo's connections is.
         timeout_s: how long a call waits for the others.
         name_lost: says who is gone when a call has failed; a rank that cannot know says "another".
 
@@ -43,7 +43,8 @@ class Group:
         self,
         shard: Shard,
         device: torch.device,
-        meeting: Path,
+        store: Any,
+        address: str = LOOPBACK,
         timeout_s: float = TIMEOUT_S,
         name_lost: Callable[[], str] = lambda: "another",
     ) -> None:
@@ -52,7 +53,7 @@ class Group:
         timeout = timedelta(seconds=timeout_s)
         make = _nccl if device.type == "cuda" else _gloo
         self._group: Any = None
-        self._group = self._translated(lambda: make(shard, meeting, timeout))
+        self._group = self._translated(lambda: make(shard, store, address, timeout))
         self.all_reduce(torch.zeros(1, device=device))  # NCCL meets with the first call
 
     @property
@@ -95,25 +96,27 @@ class Group:
             raise EngineDead(f"rank {self.rank} has lost {self._name_lost()}: {reason}") from error
 
 
-def _gloo(shard: Shard, meeting: Path, timeout: timedelta) -> Any:
+def file_store(path: Path, size: int) -> Any:
+    """A store for ranks of one machine: a file that does not exist yet, the same for all."""
+    torch_distributed: Any = distributed  # its stubs hide the class
+    store = torch_distributed.FileStore(str(path), size)
+    store.set_timeout(timedelta(seconds=MEETING_TIMEOUT_S))
+    return store
+
+
+def _gloo(shard: Shard, store: Any, address: str, timeout: timedelta) -> Any:
     group: Any = distributed.ProcessGroupGloo  # its stubs know no options
     options = group._Options()
-    options._devices = [group.create_device(hostname=_LOOPBACK)]
+    options._devices = [group.create_device(hostname=address)]
     options._timeout = timeout
-    return group(_store(shard, meeting), shard.rank, shard.size, options)
+    return group(store, shard.rank, shard.size, options)
 
 
-def _nccl(shard: Shard, meeting: Path, timeout: timedelta) -> Any:
+def _nccl(shard: Shard, store: Any, address: str, timeout: timedelta) -> Any:
     from torch.distributed import ProcessGroupNCCL  # not in builds of torch for CPUs
 
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # to meet; data goes over NVLink or PCIe
+    if address == LOOPBACK:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # to meet; data goes over NVLink or PCIe
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return ProcessGroupNCCL(_store(shard, meeting), shard.rank, shard.size, options)
-
-
-def _store(shard: Shard, meeting: Path) -> Any:
-    torch_distributed: Any = distributed  # its stubs hide the class
-    store = torch_distributed.FileStore(str(meeting), shard.size)
-    store.set_timeout(timedelta(seconds=_MEETING_TIMEOUT_S))
-    return store
+    return ProcessGroupNCCL(store, shard.rank, shard.size, options)

@@ -25,7 +25,6 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.child import Child
 from engine.config import EngineConfig
 from engine.errors import EngineDead, ModelLoadError
 from engine.framing import encode, receive
@@ -47,8 +46,9 @@ from engine.parallel.frames import (
     ToRank,
     pack,
 )
-from engine.parallel.group import Group
+from engine.parallel.group import Group, file_store
 from engine.parallel.layers import share_modules
+from engine.parallel.ranks import LocalRank, Rank
 from engine.parallel.refusals import refuse_unshared
 from engine.parallel.shard import Shard
 from engine.runner.inputs import HostBatch
@@ -79,13 +79,13 @@ class Team:
         self._spec = spec
         self._directory = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
         self._fate = _Fate()
-        self._children: list[Child] = []
+        self._ranks: list[Rank] = []
         self._frames: list[LeaderFrames] = []
-        self._end = weakref.finalize(self, _end, self._children, self._fate, self._directory)
+        self._end = weakref.finalize(self, _end, self._ranks, self._fate, self._directory)
         self._meeting = self._directory / "meeting"
         theirs = msgspec.structs.replace(config, speculation=None)
         for rank in range(1, self.shard.size):
-            self._children.append(Child("engine.parallel.follower"))
+            self._ranks.append(LocalRank(rank))
             self._frames.append(LeaderFrames())
             self._send(rank, encode(Join(theirs, rank, str(self._meeting))))
         self.group: Group | None = None
@@ -111,8 +111,9 @@ class Team:
         self._tell(Serve(memory.num_blocks, memory.max_model_len, memory.num_host_blocks))
         for rank in range(1, self.shard.size):
             self._expect(rank, Prepared)
-        self._fate.watch(self._children)
-        self.group = Group(self.shard, device, self._meeting, name_lost=self._fate.name_lost)
+        self._fate.watch(self._ranks)
+        store = file_store(self._meeting, self.shard.size)
+        self.group = Group(self.shard, device, store, name_lost=self._fate.name_lost)
         if device.type == "cpu":  # NCCL looks at the file now and then
             shutil.rmtree(self._directory, ignore_errors=True)
         weights = (memory.weights_bytes, *(told.weights_bytes for told in loaded))
@@ -188,15 +189,15 @@ class Team:
             self._send(rank, frame)
 
     def _send(self, rank: int, frame: bytes) -> None:
-        child = self._children[rank - 1]
+        to = self._ranks[rank - 1]
         try:
-            child.socket.sendall(frame)
+            to.socket.sendall(frame)
         except OSError as error:
-            raise EngineDead(f"{_name(rank, child)} is gone: {error.strerror}") from None
+            raise EngineDead(f"{to.name} is gone: {error.strerror}") from None
 
     def _expect(self, rank: int, kind: type[_Expected]) -> _Expected:
         try:
-            messages = receive(self._children[rank - 1].socket, self._frames[rank - 1])
+            messages = receive(self._ranks[rank - 1].socket, self._frames[rank - 1])
         except OSError:
             messages = []
         if not messages:
@@ -219,10 +220,10 @@ class _Fate:
         self._has_seen = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def watch(self, children: Sequence[Child]) -> None:
+    def watch(self, ranks: Sequence[Rank]) -> None:
         """From now on, be there when the other end of a socket is closed."""
         self._thread = threading.Thread(
-            target=self._watch, args=(children,), name="ranks", daemon=True
+            target=self._watch, args=(ranks,), name="ranks", daemon=True
         )
         self._thread.start()
 
@@ -241,24 +242,19 @@ class _Fate:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_GRACE_S)
 
-    def _watch(self, children: Sequence[Child]) -> None:
+    def _watch(self, ranks: Sequence[Rank]) -> None:
         poll = select.poll()
-        ranks = {child.socket.fileno(): rank for rank, child in enumerate(children, 1)}
-        for descriptor in ranks:
+        names = {rank.socket.fileno(): rank.name for rank in ranks}
+        for descriptor in names:
             poll.register(descriptor, 0)  # hang-ups are always told
         gone = poll.poll()
         if self._is_ending:
             return
-        lost = [ranks[descriptor] for descriptor, _ in gone]
-        self._lost = ", ".join(_name(rank, children[rank - 1]) for rank in lost)
+        self._lost = ", ".join(names[descriptor] for descriptor, _ in gone)
         self._has_seen.set()
         logger.critical("%s ended: the model is no longer whole", self._lost)
         if self.act is not None:
             self.act(f"{self._lost} ended")
-
-
-def _name(rank: int, child: Child) -> str:
-    return f"rank {rank} (process {child.pid})"
 
 
 def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], bytes]:
@@ -272,16 +268,15 @@ def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], b
     return tuple(distinct.values()), pack(np.array(rows))
 
 
-def _end(children: Sequence[Child], fate: _Fate, directory: Path) -> None:
+def _end(ranks: Sequence[Rank], fate: _Fate, directory: Path) -> None:
     """End all ranks and wait for them; each ends at once when its socket is shut down."""
     fate.end()
-    for child in children:
+    for rank in ranks:
         with contextlib.suppress(OSError):
-            child.socket.shutdown(socket.SHUT_RDWR)
+            rank.socket.shutdown(socket.SHUT_RDWR)
     fate.join()
-    for child in children:
-        child.socket.close()
-        child.end(_END_GRACE_S)
+    for rank in ranks:
+        rank.end(_END_GRACE_S)
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.parallel import leader
+from engine.parallel import ranks
 from tests.engine.parallel.thread_ranks import ThreadRank
 
 
 @pytest.fixture(autouse=True)
 def _ranks_are_threads(monkeypatch):
-    monkeypatch.setattr(leader, "Child", ThreadRank)
+    monkeypatch.setattr(ranks, "Child", ThreadRank)

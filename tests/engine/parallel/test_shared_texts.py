@@ -161,8 +161,8 @@ def test_a_lost_rank_is_the_end_of_the_engine(checkpoint):
     runner.on_loss(lost.put)
     core.add(request("a", prompts[0], SamplingParams(max_tokens=60, ignore_eos=True)))
     core.step()
-    (rank,) = runner._team._children
-    rank.hang_up()
+    (rank,) = runner._team._ranks
+    rank._child.hang_up()
     with pytest.raises(EngineDead, match="rank"):
         texts_of(core)
     assert "rank 1 (process" in lost.get(timeout=30)
