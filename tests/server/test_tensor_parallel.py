@@ -27,6 +27,14 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             yield running
 
 
+@pytest.fixture(scope="module")
+def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One process in the same dtype, which auto need not be here."""
+    log = tmp_path_factory.mktemp("alone") / "server.log"
+    with running_server(log, "--dtype", "float32") as running:
+        yield running
+
+
 def ranks(server: Server) -> list[psutil.Process]:
     """The engine process, and the rank that it has started."""
     children = psutil.Process(server.process.pid).children(recursive=True)
@@ -40,10 +48,10 @@ def text_of(server: Server, question: str) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def test_two_ranks_answer_as_one(server: Server, shared_server: Server) -> None:
+def test_two_ranks_answer_as_one(lone_server: Server, shared_server: Server) -> None:
     assert len(ranks(shared_server)) == 2
     for question in QUESTIONS:
-        assert text_of(shared_server, question) == text_of(server, question)
+        assert text_of(shared_server, question) == text_of(lone_server, question)
     told = shared_server.log.read_text()
     assert "tensor parallel: 2 ranks" in told
 
