@@ -118,10 +118,10 @@ class Stream:
 
     # ------------------------------------------------------------ the engine's side
 
-    def push(self, token_ids: tuple[int, ...], reason: FinishReason | None) -> None:
-        """One step's tokens."""
+    def push(self, token_ids: tuple[int, ...], reason: FinishReason | None) -> int:
+        """One step's tokens. Returns how many it took: none once it has ended."""
         if self._finish_reason is not None or self._error is not None:
-            return
+            return 0
         if self._first_token_s is None and token_ids:
             self._first_token_s = time.monotonic()
         self._token_ids += token_ids
@@ -131,6 +131,7 @@ class Stream:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        return len(token_ids)
 
     # What few outputs have; the same output's ``push`` comes after it.
 
@@ -222,6 +223,7 @@ class StreamTable:
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
         self._streams: dict[str, Stream] = {}
+        self._num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -231,12 +233,13 @@ class StreamTable:
         if request.id in self._streams:
             raise ValueError(f"request id {request.id!r} is in use")
         stream = Stream(request, self._abort)
-        self._streams[request.id] = stream
+        self._add(stream)
         return stream
 
     def dispatch(self, output: EngineOutput) -> None:
         """Hand each stream its share. No consumer runs before this returns."""
         streams = self._streams
+        num_pushed = 0
         # The sparse columns first: the last word on a request closes its stream.
         self._each(output.logprobs, Stream.add_logprobs)
         self._each(output.prompt_logprobs, Stream.add_prompt_logprobs)
@@ -252,20 +255,20 @@ class StreamTable:
             stream = streams.get(request_id)
             if stream is None:
                 continue
-            stream.push(token_ids, reason)
+            num_pushed += stream.push(token_ids, reason)
             if reason is not None:
                 del streams[request_id]
+                self._num_tokens -= stream.num_tokens
+        self._num_tokens += num_pushed
 
     def fail_all(self, error: EngineError) -> None:
         """End every stream with ``error``."""
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        for stream in self._clear():
             stream.fail(error)
 
     def take_all(self) -> list[Stream]:
         """All streams that somebody still wants, in order of submission; none is left here."""
-        streams, self._streams = self._streams, {}
-        return [stream for stream in streams.values() if not stream.aborted]
+        return [stream for stream in self._clear() if not stream.aborted]
 
     def adopt(self, streams: Sequence[Stream]) -> list[Request]:
         """What to submit so that streams whose engine has died go on here, in their order.
@@ -278,14 +281,25 @@ class StreamTable:
                 stream.fail(RequestFailed("the engine has died too often with this request"))
                 continue
             stream.move(self._abort)
-            self._streams[stream.request_id] = stream
+            self._add(stream)
             requests.append(stream.resume())
         return requests
 
     @property
     def num_tokens(self) -> int:
-        """That the sequences of all streams hold, waiting or running. Looks at each of them."""
-        return sum(stream.num_tokens for stream in self._streams.values())
+        """That the sequences of all streams hold, waiting or running.
+
+        Counted as they come and go: who asks once a request must not look at all the others.
+        """
+        return self._num_tokens
+
+    def _add(self, stream: Stream) -> None:
+        self._streams[stream.request_id] = stream
+        self._num_tokens += stream.num_tokens
+
+    def _clear(self) -> list[Stream]:
+        streams, self._streams, self._num_tokens = list(self._streams.values()), {}, 0
+        return streams
 
     def _each(self, column: dict[str, Any], tell: Callable[[Stream, Any], None]) -> None:
         for request_id, value in column.items():

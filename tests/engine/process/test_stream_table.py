@@ -1,0 +1,67 @@
+"""The table of live streams: the tokens it counts are those that its streams hold."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.errors import EngineDead, Failure, RequestFailed
+from engine.streams import Stream, StreamTable
+from engine.types import EngineOutput, FinishReason, Request, SamplingParams
+
+
+def request(number: int, rng: random.Random, leader: str | None) -> Request:
+    return Request(
+        id=f"request-{number}",
+        prompt_token_ids=tuple(range(rng.randint(1, 50))),
+        resumed_token_ids=tuple(range(rng.choice((0, 0, 7)))),
+        sampling=SamplingParams(seed=number),
+        fork_of=leader,
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_tokens_counted_are_those_of_the_streams(seed: int) -> None:
+    """Through steps, ends, failures, aborts, and the deaths of engines."""
+    rng = random.Random(seed)
+    tables = [StreamTable(lambda id: None) for _ in range(2)]
+    live: list[dict[str, Stream]] = [{}, {}]
+    for number in range(400):
+        at = rng.randrange(2)
+        table, streams = tables[at], live[at]
+        ids = list(streams)
+        match rng.choices(("open", "step", "abort", "die", "end all"), (40, 45, 10, 4, 1))[0]:
+            case "open":
+                leader = rng.choice(ids) if ids and rng.random() < 0.3 else None
+                stream = table.open(request(number, rng, leader))
+                streams[stream.request_id] = stream
+            case "step":
+                told = rng.sample(ids, rng.randint(0, len(ids)))
+                reasons: list[FinishReason | None] = [
+                    rng.choice((None, None, None, "length", "error")) for _ in told
+                ]
+                ended = dict(zip(told, reasons, strict=True))
+                failure = Failure.of(RequestFailed("why"))
+                table.dispatch(
+                    EngineOutput(
+                        ids=("unknown", *told),
+                        token_ids=((1,), *(tuple(range(rng.randint(0, 5))) for _ in told)),
+                        finish_reasons=(None, *reasons),
+                        errors={id: failure for id in told if ended[id] == "error"},
+                    )
+                )
+                live[at] = {id: stream for id, stream in streams.items() if not ended.get(id)}
+            case "abort" if ids:
+                streams[rng.choice(ids)].abort()
+            case "die":
+                orphans = table.take_all()
+                live[at] = {}
+                for adopted in tables[1 - at].adopt(orphans):
+                    live[1 - at][adopted.id] = streams[adopted.id]
+            case "end all":
+                table.fail_all(EngineDead("gone"))
+                live[at] = {}
+        for table, streams in zip(tables, live, strict=True):
+            assert len(table) == len(streams)
+            assert table.num_tokens == sum(stream.num_tokens for stream in streams.values())
