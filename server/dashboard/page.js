@@ -26,7 +26,7 @@
   const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
   let state = null; // the newest answer with a snapshot in it
-  let engine = 0; // of several, the one that is looked at
+  let engine = Number(new URLSearchParams(location.search).get("engine")) || 0; // of several
   let paused = false;
   let timer = 0;
   let asking = false;
@@ -52,26 +52,51 @@
     clearTimeout(timer);
     if (asking || paused || document.hidden) return;
     asking = true;
+    const asked = engine;
     let next = INTERVAL_MS;
     try {
       const headers = key ? { authorization: `Bearer ${key}` } : {};
-      const answer = await fetch(`dashboard/state?engine=${engine}`, { headers, cache: "no-store" });
-      if (answer.status === 401 || answer.status === 403) {
+      const answer = await fetch(`dashboard/state?engine=${asked}`, { headers, cache: "no-store" });
+      const news = answer.ok ? await answer.json() : null;
+      if (asked !== engine || paused) {
+        next = 0; // another one has been chosen meanwhile, or nothing is to change
+      } else if (answer.status === 401 || answer.status === 403) {
         askForKey(key ? (answer.status === 401 ? "This key is not known here." : "This key lacks the scope admin.") : "");
+        next = 0;
+      } else if (answer.status === 400 && engine) {
+        look(0); // there are not so many engines
         next = 0;
       } else if (!answer.ok) {
         tellStatus("unreachable");
         next = RETRY_MS;
       } else {
         $("key-form").hidden = true;
-        take(await answer.json());
+        take(news);
       }
     } catch {
       tellStatus("unreachable");
       next = RETRY_MS;
     }
     asking = false;
-    if (next && !paused && !document.hidden) timer = setTimeout(ask, next);
+    if (asked !== engine) ask();
+    else if (next && !paused && !document.hidden) timer = setTimeout(ask, next);
+  }
+
+  // At another engine, from now on: nothing of the one before stays.
+  function look(number) {
+    engine = number;
+    state = null;
+    pinned = pointed = chosenStep = null;
+    document.body.classList.add("empty");
+    history.replaceState(null, "", number ? `?engine=${number}` : location.pathname);
+    pause(false);
+  }
+
+  function pause(wanted) {
+    paused = wanted;
+    $("pause").setAttribute("aria-pressed", String(paused));
+    put($("pause"), paused ? "Go on" : "Pause");
+    if (paused) tellStatus("paused"); else ask();
   }
 
   function askForKey(problem) {
@@ -91,13 +116,18 @@
       $("model").textContent = `${model.name} — ${model.architecture}, ${size}${model.dtype} on ${model.device}`;
       document.title = `Quire: ${model.name}`;
     }
-    if (news.totals) { state = news; draw(); }
+    if (news.totals) {
+      state = news;
+      document.body.classList.remove("empty");
+      draw();
+    }
   }
 
   function offerEngines(count) {
     const choice = $("engine");
     choice.hidden = count < 2;
     for (let i = choice.options.length; i < count; i++) choice.add(new Option(`engine ${i}`, i));
+    choice.value = String(engine);
   }
 
   function tellStatus(status, look) {
@@ -242,6 +272,7 @@
   const grid = { columns: 1, size: 8 }; // of the map, as it was last drawn
 
   function drawBlocks() {
+    if (!state) return;
     const canvas = $("blocks");
     const { blocks, requests } = state;
     const cells = blocks.owners.length;
@@ -529,16 +560,8 @@
     if (state) drawRequests();
   });
   $("more").addEventListener("click", () => { showsAll = !showsAll; drawRequests(); });
-  $("engine").addEventListener("change", () => {
-    engine = Number($("engine").value);
-    ask();
-  });
-  $("pause").addEventListener("click", () => {
-    paused = !paused;
-    $("pause").setAttribute("aria-pressed", String(paused));
-    put($("pause"), paused ? "Go on" : "Pause");
-    if (paused) tellStatus("paused"); else ask();
-  });
+  $("engine").addEventListener("change", () => look(Number($("engine").value)));
+  $("pause").addEventListener("click", () => pause(!paused));
   $("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     remember($("key").value.trim());
