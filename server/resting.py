@@ -47,6 +47,10 @@ class SleepState(Struct):
     activity: str  # serving, falling_asleep, asleep, waking, reloading
 
 
+class _NoFields(Shape):
+    """A body in which nothing is expected: what it holds is told as ignored."""
+
+
 class ReloadRequest(Shape):
     """POST /reload_weights; the body may be left out."""
 
@@ -77,7 +81,7 @@ async def sleep(
 ) -> Response:
     """Answered once the memory is given back; without effect on a server that sleeps."""
     state = await _state_with_sleep(request)
-    headers = _ignored(state, request, "level", "mode", "timeout_s")
+    headers = await _ignored(state, request, "level", "mode", "timeout_s")
     await state.engine.sleep(level, 0.0 if mode == "abort" else timeout_s)
     return _told(state, headers)
 
@@ -92,7 +96,7 @@ async def wake_up(request: Request, tags: _Tags = None) -> Response:
     state = await _state_with_sleep(request)
     if tags and len(set(tags)) == 1:
         raise bad_field("tags", "must name both or be left out: all of the memory is taken at once")
-    headers = _ignored(state, request, "tags")
+    headers = await _ignored(state, request, "tags")
     model = state.engine.info.model
     try:
         await state.engine.wake()
@@ -155,10 +159,17 @@ async def _state_with_sleep(request: Request) -> ServerState:
     return state
 
 
-def _ignored(state: ServerState, request: Request, *known: str) -> dict[str, str]:
-    """The header that names the query's other parameters. Raises ApiError (400) under --strict."""
+async def _ignored(state: ServerState, request: Request, *known: str) -> dict[str, str]:
+    """The header that names the query's other parameters and all fields of a body.
+
+    Raises:
+        ApiError: there is one under --strict, or the body cannot be read.
+    """
     names = sorted(set(request.query_params) - set(known))
-    return report_ignored(names, strict=state.settings.strict)
+    of_query = report_ignored(names, strict=state.settings.strict)
+    _, of_body = await read_request(request, _NoFields, optional=True)
+    told = [*of_query.values(), *of_body.values()]
+    return {"x-quire-ignored-params": ",".join(told)} if told else {}
 
 
 def _told(state: ServerState, headers: dict[str, str] | None = None) -> Response:

@@ -268,6 +268,9 @@ def test_bad_requests_are_refused(server: Server) -> None:
         assert server.post(path, None).status_code == 400, path
     for path in ("/sleep?lvl=2&mode=wait", "/wake_up?lvl=2&tags=weights&tags=kv_cache"):
         assert server.post(path, None).headers["x-quire-ignored-params"] == "lvl"
+        bodied = server.post(path, {"level": 2, "tags": None})
+        assert bodied.headers["x-quire-ignored-params"] == "lvl,level"
+        assert server.post(path, [2]).status_code == 400
     partly = server.post("/wake_up?tags=weights", None)
     assert (partly.status_code, partly.json()["error"]["param"]) == (400, "tags")
     assert activity(server) == "serving"
