@@ -133,8 +133,11 @@ def texts(told: dict[str, list]) -> dict[str, list]:
 )
 def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> None:
     directory = model(kind, **(LATENT if "deepseek" in kind else SHAPE), **SHARED.get(kind, {}))
-    recorded = make(directory, eager=False, quantization=quantization)
-    ordinary = make(directory, eager=True, quantization=quantization)
+    # How many tokens a step makes depends on the clock, and so does then who is there with whom:
+    # products of int4 round a few rows otherwise than many.
+    steady = {"max_step_passes": 1} if quantization == "int4" else {}
+    recorded = make(directory, eager=False, quantization=quantization, **steady)
+    ordinary = make(directory, eager=True, quantization=quantization, **steady)
     for seed in (1, 2):
         told, replayed = live(recorded, seed)
         expected, _ = live(ordinary, seed)

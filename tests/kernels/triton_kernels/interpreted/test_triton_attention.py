@@ -134,6 +134,7 @@ def test_equals_the_reference_backend(softcap: float | None) -> None:
     check(problem)
 
 
+@pytest.mark.usefixtures("matrix_units")
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
     problem = make_problem([1, 1, 1, 15], [700, 20, 513, 40], group=2)
     crowd = run(problem)
@@ -159,6 +160,7 @@ def cut(problem: Problem, ends: list[int]) -> list[torch.Tensor]:
     return parts
 
 
+@pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("seed", range(8))
 def test_invariant_queries_have_the_same_bits_in_any_chunk(seed: int) -> None:
     """A prompt whole, in random chunks, and its last queries one by one, as in decode."""

@@ -30,6 +30,7 @@ def test_products_equal_the_twins(
         )
 
 
+@pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     """Batches below, at and above the height of a tile, and rows in other places."""
