@@ -66,7 +66,8 @@ def test_reasoning_is_streamed_as_such(server: Server) -> None:
     # It is told as it comes, not once its end is there.
     deltas, _ = streamed(server, reasoning_effort="high", max_tokens=5)
     begun = "".join(delta.get("reasoning") or "" for delta in deltas)
-    assert begun and whole["reasoning"].startswith(begun)
+    assert begun
+    assert whole["reasoning"].startswith(begun)
     assert not any(delta.get("content") for delta in deltas)
 
 
