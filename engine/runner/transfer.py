@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-# Steps whose buffers are in use at once: one that runs, one that is launched, one being packed.
-_RING = 3
+# Transfers under way at once, above which the host waits for the oldest. A step has a few, and of
+# two steps some may be.
+_MOST_BUFFERS = 32
+_LEAST_NUMBERS = 1 << 16  # of a buffer
+
+
+class _Buffer(NamedTuple):
+    """Page-locked memory, and when it has been read."""
+
+    numbers: torch.Tensor  # int32
+    is_read: torch.cuda.Event
 
 
 class Uploads:
@@ -19,9 +30,7 @@ class Uploads:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._buffers: list[torch.Tensor] = []
-        self._events: list[torch.cuda.Event] = []
-        self._turn = 0
+        self._buffers: deque[_Buffer] = deque()  # the one that was filled first, first
 
     def send(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
         """The arrays, all int32, as tensors on the device; slices of one buffer there."""
@@ -41,21 +50,22 @@ class Uploads:
         if self._device.type == "cpu":
             target.copy_(torch.from_numpy(packed))
             return
-        pinned, event = self._next(packed.size)
-        pinned.numpy()[: packed.size] = packed
-        target.copy_(pinned[: packed.size], non_blocking=True)
-        event.record()
+        buffer = self._next(packed.size)
+        buffer.numbers.numpy()[: packed.size] = packed
+        target.copy_(buffer.numbers[: packed.size], non_blocking=True)
+        buffer.is_read.record()
+        self._buffers.append(buffer)
 
-    def _next(self, size: int) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def _next(self, size: int) -> _Buffer:
         """A buffer that no copy is reading any more."""
-        if not self._buffers:
-            self._buffers = [_pinned(1 << 16) for _ in range(_RING)]
-            self._events = [torch.cuda.Event() for _ in range(_RING)]
-        self._turn = (self._turn + 1) % _RING
-        self._events[self._turn].synchronize()
-        if self._buffers[self._turn].numel() < size:
-            self._buffers[self._turn] = _pinned(1 << (size - 1).bit_length())
-        return self._buffers[self._turn], self._events[self._turn]
+        buffers = self._buffers
+        if not buffers or (len(buffers) < _MOST_BUFFERS and not buffers[0].is_read.query()):
+            return _Buffer(_pinned(max(size, _LEAST_NUMBERS)), torch.cuda.Event())
+        oldest = buffers.popleft()
+        oldest.is_read.synchronize()
+        if oldest.numbers.numel() < size:
+            return oldest._replace(numbers=_pinned(size))
+        return oldest
 
 
 class Downloads:
@@ -107,4 +117,5 @@ class Fetched:
 
 
 def _pinned(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.int32, pin_memory=True)
+    """Room for so many numbers, and for some more."""
+    return torch.empty(1 << (size - 1).bit_length(), dtype=torch.int32, pin_memory=True)

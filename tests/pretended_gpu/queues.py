@@ -35,6 +35,7 @@ class Queues:
         self.streams = [self.main]
         self.current = self.main
         self.capture: list[Work] | None = None  # what a graph under capture holds so far
+        self.in_step = False  # the host may not wait
 
     def new_stream(self) -> Stream:
         """Another stream."""
@@ -53,6 +54,12 @@ class Queues:
         self.refuse_in_capture(why)
         for stream in self.streams:
             stream.run()
+
+    def refuse_wait(self, what: str) -> None:
+        """Raise Violation where the host must not wait."""
+        if self.in_step:
+            raise Violation(f"in a step, the host waits: {what}")
+        self.refuse_in_capture(f"waits: {what}")
 
     def refuse_in_capture(self, why: str) -> None:
         """Raise Violation while a graph is being captured."""
@@ -109,7 +116,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Let the host wait."""
-        self.queues.refuse_in_capture("waits for a stream")
+        self.queues.refuse_wait("for a stream")
         self.run()
 
 
@@ -161,8 +168,10 @@ class Event:
         self.mark = _Mark(stream or self._queues.current)
 
     def synchronize(self) -> None:
-        """Let the host wait."""
+        """Let the host wait, where there is anything to wait for."""
         self._queues.refuse_in_capture("waits for an event")
+        if not self.query():
+            self._queues.refuse_wait("for an event")
         if self.mark is not None:
             self.mark.reach()
 

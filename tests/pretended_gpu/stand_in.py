@@ -94,7 +94,7 @@ def _functions(gpu: PretendedGpu) -> dict[str, Any]:
         return graph.captured(*options, **more)
 
     def synchronize(device: object = None) -> None:
-        gpu.refuse_wait("for all")
+        queues.refuse_wait("for all")
         queues.wait_for_all("waits for all")
 
     functions: dict[str, Callable[..., Any]] = {

@@ -135,7 +135,6 @@ class PretendedGpu(TorchDispatchMode):
         super().__init__()
         self.queues = Queues(eager)
         self.is_on = False
-        self.in_step = False
         self.pool: list[torch.Tensor] = []  # memory of captured graphs
         self._locked: dict[int, object] = {}  # addresses of the host's page-locked memory
 
@@ -154,17 +153,11 @@ class PretendedGpu(TorchDispatchMode):
     @contextmanager
     def step(self) -> Iterator[None]:
         """Within, nothing lets the host wait."""
-        self.in_step = True
+        self.queues.in_step = True
         try:
             yield
         finally:
-            self.in_step = False
-
-    def refuse_wait(self, what: str) -> None:
-        """Raise Violation where the host must not wait."""
-        if self.in_step:
-            raise Violation(f"in a step, the host waits: {what}")
-        self.queues.refuse_in_capture(f"waits: {what}")
+            self.queues.in_step = False
 
     # ------------------------------------------------------------ the host's page-locked memory
 
@@ -220,7 +213,7 @@ class PretendedGpu(TorchDispatchMode):
         if kwargs.get("output_size") is None and (
             packet in _READS or (packet in _INDEXED and _has_mask(args))
         ):
-            self.refuse_wait(str(func))
+            self.queues.refuse_wait(str(func))
             self.queues.wait_for_all("reads")
             return self._wrapped(func(*_inner(args), **_inner(kwargs)))
         if any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):
@@ -244,7 +237,7 @@ class PretendedGpu(TorchDispatchMode):
         if not is_ours or not strangers:
             return
         if func.overloadpacket in _INDEXED:  # they are copied, and waited for
-            self.refuse_wait(f"{func} is given {len(strangers)} tensor(s) of the host")
+            self.queues.refuse_wait(f"{func} is given {len(strangers)} tensor(s) of the host")
         elif any(tensor.dim() for tensor in strangers):
             raise Violation(f"{func} is given tensors of the host and of the device")
 
@@ -289,7 +282,8 @@ class PretendedGpu(TorchDispatchMode):
         if non_blocking and is_plain and host.is_contiguous() and self.is_locked(host):
             self.queues.do(lambda: to.copy_(from_))
             return target
-        self.refuse_wait(f"copies {list(source.shape)} from {source.device} to {target.device}")
+        sides = f"from {source.device} to {target.device}"
+        self.queues.refuse_wait(f"copies {list(source.shape)} {sides}")
         if isinstance(target, DeviceTensor):
             taken = from_.clone()
             self.queues.do(lambda: to.copy_(taken))

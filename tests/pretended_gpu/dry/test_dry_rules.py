@@ -36,6 +36,8 @@ WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "other dtype": lambda x: x.copy_(torch.zeros(6).double().pin_memory(), non_blocking=True),
     "into ordinary memory": lambda x: torch.empty(6).copy_(x, non_blocking=True),
     "device": lambda x: torch.cuda.synchronize(),
+    "event": lambda x: fetched(x)[1].synchronize(),
+    "stream": lambda x: torch.cuda.current_stream().synchronize(),
 }
 
 

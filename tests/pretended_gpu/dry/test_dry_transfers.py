@@ -22,11 +22,14 @@ def test_what_is_sent_arrives_whatever_is_sent_next(eager: str) -> None:
     with pretended_gpu(eager) as (gpu, _):
         uploads = Uploads(DEVICE)
         sent, wanted = [], []
-        for turn in range(20):
+        for turn in range(40):
             arrays = [np.arange(turn, dtype=np.int32), np.full((2, 3), turn, np.int32)]
             if turn == 10:
                 arrays.append(np.arange(1 << 17, dtype=np.int32))  # more than the buffers hold
-            with gpu.step():
+            if turn < 20:  # more than a step has
+                with gpu.step():
+                    sent.append(uploads.send(arrays))
+            else:
                 sent.append(uploads.send(arrays))
             wanted.append(arrays)
         for tensors, arrays in zip(sent, wanted, strict=True):
