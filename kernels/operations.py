@@ -178,6 +178,38 @@ class Operations(Protocol):
         """See ``kernels.reference.drafts``."""
         ...
 
+    def distribution(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        table: SamplingTable,
+        counts: TokenCounts | None = None,
+        bias: LogitBias | None = None,
+        masks: torch.Tensor | None = None,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.sampling_step``."""
+        ...
+
+    def judge_drafts(
+        self,
+        wanted: torch.Tensor,
+        proposed: torch.Tensor | None,
+        draft_ids: torch.Tensor,
+        seeds: torch.Tensor,
+        positions: torch.Tensor,
+        /,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``kernels.reference.drafts``."""
+        ...
+
+    def draw(
+        self, shares: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, stream: int, /
+    ) -> torch.Tensor:
+        """See ``kernels.reference.drafts``."""
+        ...
+
     def copy_blocks(
         self, cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor, /
     ) -> None:

@@ -10,7 +10,7 @@ from engine.errors import Failure, InvalidParameter
 from engine.models.encoder.model import Encoder
 from engine.plan_rows import PlanRows
 from engine.profiler import Spans
-from engine.runner.model_runner import translated_errors
+from engine.runner.device_errors import translated_errors
 from engine.runner.outcome import tell_pooled
 from engine.runner.pooling import pool_rows
 from engine.runner.protocol import Computed, Launched, Resting

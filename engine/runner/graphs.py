@@ -83,6 +83,11 @@ class DecodeGraph:
         """[size] int32, of the rows loaded last."""
         return self.packed[: self.size]
 
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[size] int32, of the rows loaded last."""
+        return self.packed[2 * self.size :]
+
 
 class DecodeGraphs:
     """The ladder: captured one by one when there is time, the largest first.

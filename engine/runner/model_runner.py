@@ -8,15 +8,13 @@ Nothing between the transfer and the fetch waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from engine.errors import EngineDead, OutOfMemory
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import adapter_slots, step_adapters
 from engine.lora.store import AdapterStore
@@ -24,7 +22,8 @@ from engine.models.decoder import Decoder, StepState
 from engine.plan_rows import PlanRows
 from engine.profiler import Spans
 from engine.runner.device import StepThreads
-from engine.runner.drafts import StepDrafts, spread, step_drafts
+from engine.runner.device_errors import translated_errors
+from engine.runner.drafts import Guesses, StepDrafts, spread, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
 from engine.runner.inputs import (
@@ -192,8 +191,8 @@ class ModelRunner:
             if self._threads is not None:
                 self._threads.use(len(plan.rows))
             extend_tables(plan.rows, self._rows)
-            rows, proposed = self._guess(plan)
-            drafts = step_drafts(rows, proposed)
+            rows, guesses = self._guess(plan)
+            drafts = step_drafts(rows, guesses)
             if drafts is not None:
                 rows = spread(rows)
             batch = host_batch(rows, self._rows)
@@ -218,8 +217,8 @@ class ModelRunner:
     ) -> _Ready:
         """Bring a batch to where it is computed."""
         adapted = adapter_slots(self._adapters, batch, self._rows)
-        graph = self._load_graph(batch, copies, adapted, verifies=drafts is not None)
-        inputs = self._send(batch, copies, adapted) if graph is None else None
+        graph = self._load_graph(batch, copies, adapted, drafts)
+        inputs = self._send(batch, copies, adapted, drafts) if graph is None else None
         masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
         return _Ready(graph, inputs, drafts, masks)
 
@@ -233,8 +232,8 @@ class ModelRunner:
         assert inputs is not None
         return self._compute(rows, batch, inputs, drafts, masks)
 
-    def _guess(self, plan: StepPlan) -> tuple[PlanRows, torch.Tensor | None]:
-        """The plan's rows with guesses where they ask for them, and what these were drawn from."""
+    def _guess(self, plan: StepPlan) -> tuple[PlanRows, Guesses | None]:
+        """The plan's rows, and guesses where they ask for them; see ``DraftModel.guess``."""
         if self._draft is None:
             return plan.rows, None
         with self._spans("draft"):
@@ -253,8 +252,7 @@ class ModelRunner:
         batch: HostBatch,
         copies: tuple[BlockCopy, ...],
         adapted: np.ndarray | None,
-        *,
-        verifies: bool,
+        drafts: StepDrafts | None,
     ) -> DecodeGraph | None:
         """The captured graph that serves the step, with the batch in it; None: there is none.
 
@@ -262,9 +260,12 @@ class ModelRunner:
         """
         if self._graphs is None or copies or self._judges(batch):
             return None
+        verifies = drafts is not None
         graph = self._graphs.find(batch, verifies=verifies, adapted=adapted is not None)
         if graph is not None:
             self._graphs.load(graph, batch, self._uploads)
+            if drafts is not None:
+                drafts.fill_inputs(graph.token_ids, batch)
             if graph.adapters is not None and adapted is not None:
                 graph.adapters.set(adapted)
         return graph
@@ -303,11 +304,17 @@ class ModelRunner:
             self._features.keep(slots[:count], features[:count])
 
     def _send(
-        self, batch: HostBatch, copies: tuple[BlockCopy, ...], adapted: np.ndarray | None
+        self,
+        batch: HostBatch,
+        copies: tuple[BlockCopy, ...],
+        adapted: np.ndarray | None,
+        drafts: StepDrafts | None,
     ) -> _Inputs:
         """Bring the step to the device, and prepare there what the layers read."""
         operations, spec, table = self._kernels.operations, self._spec, self._rows
         sent = send(batch, copies, table, self._uploads)
+        if drafts is not None:
+            drafts.fill_inputs(sent.rows.token_ids, batch)
         if copies:
             if self._team is not None:
                 self._team.copy(copies)
@@ -429,18 +436,3 @@ class _OnTheWay:
         """See ``Launched``."""
         with translated_errors():
             return self._outcome.result()
-
-
-@contextmanager
-def translated_errors() -> Iterator[None]:
-    """What the tensor library raises, as the runner's contract has it."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(str(error).splitlines()[0]) from error
-    except torch.AcceleratorError as error:
-        raise EngineDead(f"the GPU is lost: {str(error).splitlines()[0]}") from error
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error):  # torch's CPU allocator has no type for it
-            raise OutOfMemory("the step ran out of memory") from error
-        raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from engine.runner.verification import Verifier
 from engine.sampling.logprobs import logprob_columns
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
+from kernels.reference.drafts import DRAFT_STREAM
 from kernels.sampling import LogitBias, Sampled, TokenCounts
 from kernels.sending import to_device
 
@@ -56,7 +57,9 @@ class Sampler:
         self._uploads = uploads
         self._verifier = Verifier(operations, rows, uploads, rejects=rejects)
         self._rehearsals = (
-            None if rows.tables.device.type == "cpu" else _rehearsals(operations, rows)
+            None
+            if rows.tables.device.type == "cpu"
+            else _rehearsals(operations, rows, rejects=rejects)
         )
 
     def rehearse_next(self) -> bool:
@@ -195,24 +198,33 @@ class Sampler:
         )
 
 
-def _rehearsals(operations: Operations, rows: RowTable) -> Iterator[bool]:
-    """Each time another way to sample, for the spare slot."""
+def _rehearsals(operations: Operations, rows: RowTable, *, rejects: bool) -> Iterator[bool]:
+    """Each time another way to sample, or to judge drafts, for the spare slot."""
     table, device, vocab_size = rows.sampling.table, rows.newest.device, rows.sampling.vocab_size
     slots = torch.full((1,), rows.spare_slot, dtype=torch.int32, device=device)
     place = torch.zeros(1, dtype=torch.int64, device=device)
     seen, masks = slots.new_zeros((1, vocab_size)), slots.new_zeros((1, -(-vocab_size // 32)))
     bias = LogitBias(slots.new_zeros(1), torch.zeros(1, device=device), place)
     counts = TokenCounts(seen, seen.bool())
+    choosers = (operations.sample, operations.distribution) if rejects else (operations.sample,)
 
-    def sample(*given: Any) -> None:
-        logits = torch.zeros((1, vocab_size), device=device)
-        operations.sample(logits, slots, place, table, *given)
+    def logits() -> torch.Tensor:
+        return torch.zeros((1, vocab_size), device=device)
 
-    for given in ((None, bias, None), (counts, None, None), (None, None, masks)):
-        sample(*given)
-        yield True
-    sample(counts, None, masks)
+    ways = ((None, bias, None), (counts, None, None), (None, None, masks), (counts, None, masks))
+    for choose in choosers:
+        for way in ways:
+            choose(logits(), slots, place, table, *way)
+            yield True
     operations.feed_back(rows.newest, slots, place, table.count_line, counts)
+    if rejects:
+        shares = operations.distribution(logits(), slots, place, table)
+        operations.draw(shares, place, place, DRAFT_STREAM)
+        yield True
+        for proposed in (shares, None):
+            operations.judge_drafts(shares, proposed, place, place, place)
+            yield True
+    operations.accept_drafts(rows.newest, slots, place, place.bool(), torch.ones_like(slots))
 
 
 def _masked_rows(batch: HostBatch, at: np.ndarray) -> list[MaskedRow]:

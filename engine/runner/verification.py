@@ -24,8 +24,7 @@ from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
-from kernels.reference.drafts import judge
-from kernels.reference.sampling_step import distribution
+from kernels.reference.drafts import NO_DRAFT
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
 from kernels.sending import to_device
 
@@ -85,6 +84,7 @@ class Verifier:
         """
         state = self._rows.sampling
         draft_ids, sizes = self._uploads.send((drafts.draft_ids, drafts.sizes))
+        drafts.fill(draft_ids, drafts.drafted)
         parameters, failures = self._parameters(batch, drafts, slots, draft_ids)
         warm = self._warm(batch, drafts) if self._rejects else np.empty(0, np.int64)
         judged = to_device(torch.from_numpy(warm), logits.device) if warm.size else None
@@ -94,8 +94,9 @@ class Verifier:
         is_kept = token_ids == draft_ids
         if judged is not None and raw is not None:
             own = parameters.slots[judged]
-            wanted = distribution(raw, own, positions[judged], *parameters[1:])
-            tokens, kept = judge(
+            do = self._operations
+            wanted = do.distribution(raw, own, positions[judged], *parameters[1:])
+            tokens, kept = do.judge_drafts(
                 wanted,
                 _of_drafts(drafts, warm),
                 draft_ids[judged].long(),
@@ -111,7 +112,7 @@ class Verifier:
     def _warm(self, batch: HostBatch, drafts: StepDrafts) -> np.ndarray:
         """Judged tokens with a draft behind them, in texts that are sampled: [w] int64."""
         temperature = self._rows.sampling.temperature(batch.slots[batch.sampling_rows])
-        return np.flatnonzero((drafts.draft_ids >= 0) & (temperature > 0))
+        return np.flatnonzero((drafts.draft_ids != NO_DRAFT) & (temperature > 0))
 
     def _count(
         self,
@@ -154,7 +155,8 @@ class Verifier:
         masks: torch.Tensor | None = None
         failures: dict[int, Failure] = {}
         if counts is not None:
-            counts, columns["count_line"] = self._counts(counts, host_slots, drafts)
+            counted = self._counts(counts, host_slots, drafts, draft_ids)
+            counts, columns["count_line"] = counted
         if masked.size:
             lines, failures = self._masks(batch, drafts, masked)
             mask_line = np.full(host_slots.size, -1, np.int32)
@@ -164,7 +166,11 @@ class Verifier:
         return _Parameters(own, SamplingTable(**columns), counts, bias, masks), failures
 
     def _counts(
-        self, counts: TokenCounts, host_slots: np.ndarray, drafts: StepDrafts
+        self,
+        counts: TokenCounts,
+        host_slots: np.ndarray,
+        drafts: StepDrafts,
+        draft_ids: torch.Tensor,
     ) -> tuple[TokenCounts, torch.Tensor]:
         """A line for each judged token of a text with penalties: its own, and the drafts before."""
         lines = self._rows.sampling.count_lines(host_slots)
@@ -175,14 +181,14 @@ class Verifier:
         # For the token at place p of its group, the drafts behind the tokens at places 0 .. p - 1.
         of_line = np.repeat(np.arange(counted.size), places)
         nth = np.arange(of_line.size) - np.repeat(np.cumsum(places) - places, places)
-        before = drafts.draft_ids[np.repeat(begins, places) + nth]
+        before = np.repeat(begins, places) + nth
         sent = self._uploads.send(
             (count_line, lines[counted], of_line.astype(np.int32), before.astype(np.int32))
         )
-        own = sent[1].long()
+        own, seen = sent[1].long(), draft_ids.index_select(0, sent[3])
         output = counts.output[own]
         ones = torch.ones(of_line.size, dtype=output.dtype, device=output.device)
-        output.index_put_((sent[2].long(), sent[3].long()), ones, accumulate=True)
+        output.index_put_((sent[2].long(), seen.long()), ones, accumulate=True)
         return TokenCounts(output, counts.prompt[own]), sent[0]
 
     def _masks(
@@ -193,19 +199,21 @@ class Verifier:
         firsts = masked[places[masked] == 0]
         rows: list[MaskedRow] = []
         ahead: list[list[int]] = []
+        known = drafts.known()
         for first in firsts.tolist():
             row = batch.sampling_rows[first]
             begin, end = batch.query_start[row], batch.query_start[row + 1]
-            known = batch.token_ids[begin:end].tolist()
-            rows.append((int(batch.slots[row]), int(batch.starts[row]), known))
-            ahead.append(drafts.draft_ids[first : first + sizes[first] - 1].tolist())
+            newest = batch.token_ids[begin:end].tolist()
+            rows.append((int(batch.slots[row]), int(batch.starts[row]), newest))
+            ahead.append(known[first : first + sizes[first] - 1].tolist())
         lines, failures = self._rows.sampling.masks.ahead(rows, ahead)
         return lines, {int(firsts[index]): why for index, why in failures.items()}
 
 
 def _of_drafts(drafts: StepDrafts, judged: np.ndarray) -> torch.Tensor | None:
     """What the drafts behind these judged tokens were drawn from."""
-    if drafts.proposed is None:
+    proposed = drafts.guesses.proposed
+    if proposed is None:
         return None
-    nth = np.cumsum(drafts.draft_ids >= 0)[judged] - 1
-    return drafts.proposed[to_device(torch.from_numpy(nth), drafts.proposed.device)]
+    nth = np.cumsum(drafts.draft_ids != NO_DRAFT)[judged] - 1
+    return proposed[to_device(torch.from_numpy(nth), proposed.device)]

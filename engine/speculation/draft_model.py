@@ -22,7 +22,7 @@ them again from the model's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +32,11 @@ from engine.kv_cache.storage import KVCache
 from engine.models.decoder import Decoder, StepState
 from engine.models.draft_head.network import DraftHead
 from engine.plan_rows import PlanRows
+from engine.runner.drafts import Guesses
 from engine.runner.inputs import HostBatch, build, geometry, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
-from engine.runner.transfer import Uploads
+from engine.runner.transfer import Downloads, Fetched, Uploads
 from engine.speculation.chains import GuessChains
 from engine.speculation.features import Features
 from engine.speculation.read_blocks import Place, ReadBlocks
@@ -44,8 +45,6 @@ from kernels.attention import AttentionSpec
 from kernels.inputs import StepRows
 from kernels.operations import Kernels
 from kernels.reference.drafts import DRAFT_STREAM
-from kernels.reference.sampling import sample_gumbel
-from kernels.reference.sampling_step import distribution, position_keys
 from kernels.sending import to_device
 
 # Tokens that are read at once, of a text that has been put off for long.
@@ -104,6 +103,7 @@ class DraftModel:
         # A program does not keep tokens of the large model from a table that lacks them.
         self._programs = programs if model.spec.vocab_size >= vocab_size else None
         self._uploads = Uploads(attention_spec.device)
+        self._downloads = Downloads(attention_spec.device)
         self._chains: GuessChains | None = None
         if self._programs is not None and features is None and not rejects:
             self._chains = GuessChains(self._programs, self._uploads)
@@ -125,14 +125,15 @@ class DraftModel:
         for row_id in row_ids:
             self._places.pop(row_id, None)
 
-    def guess(self, plan: StepPlan) -> tuple[PlanRows, torch.Tensor | None]:
-        """The plan's rows with guesses where they have ``DRAFT_TOKEN``.
+    def guess(self, plan: StepPlan) -> tuple[PlanRows, Guesses | None]:
+        """Guesses for the plan's rows that have ``DRAFT_TOKEN``.
 
         The rows' tables hold the plan's blocks already.
 
         Returns:
-            The rows, and what their drafts were drawn from, [drafts, vocab] float32 in the order of
-            the rows; None where they are judged without it.
+            The rows, in which guesses of a CPU have taken the place of ``DRAFT_TOKEN``; and the
+            guesses, None where no row asks. A GPU's are told by themselves alone: nothing waits for
+            them.
         """
         self._note_blocks(plan)
         rows = plan.rows
@@ -199,10 +200,22 @@ class DraftModel:
         """The same by a pass from here for each guess."""
         guesses = self._read(row_ids, reads, len(wants))
         ends = np.array([place.end for place in reads], np.int32)
+        batches: list[HostBatch] = []
         for depth in range(1, wants[0] if wants else 0):
             width = sum(want > depth for want in wants)
-            starts = ends[:width] + (depth - 1)
-            guesses.append(self._go_on(slots[:width], starts, guesses[-1]))
+            # The device knows the tokens.
+            batches.append(
+                _decode_batch(slots[:width], ends[:width] + (depth - 1), np.zeros(width))
+            )
+        if batches:
+            # One transfer for all passes: the host would wait for the buffers of many.
+            first = batches[0]
+            starts = (batch.starts for batch in batches)
+            of_slots, steps, *sent = self._uploads.send((first.slots, first.query_start, *starts))
+            for batch, own in zip(batches, sent, strict=True):
+                width = batch.slots.size
+                places = (of_slots[:width], steps[: width + 1], own)
+                guesses.append(self._go_on(batch, places, guesses[-1]))
         return guesses
 
     def _note_blocks(self, plan: StepPlan) -> None:
@@ -295,22 +308,31 @@ class DraftModel:
         logits, slots, positions = graph.logits[at], graph.slots[at], graph.positions[at]
         return [self._choose(logits, batch.slots[last], slots, positions)]
 
-    def _go_on(self, slots: np.ndarray, starts: np.ndarray, last: _Guess) -> _Guess:
-        """One guess further: the first of the last ones are read, and followed by others."""
+    def _go_on(
+        self,
+        batch: HostBatch,
+        places: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        last: _Guess,
+    ) -> _Guess:
+        """One guess further: the first of the last ones are read, and followed by others.
+
+        Args:
+            batch: the rows.
+            places: their slots, query starts and starts, on the device.
+            last: the guesses before.
+        """
+        slots = batch.slots
         token_ids = last.token_ids[: slots.size]
-        batch = _decode_batch(slots, starts, np.zeros(slots.size))  # the device knows the tokens
         graph = self._programs.find(batch) if self._programs is not None else None
         if graph is not None and self._programs is not None:
             self._programs.load(graph, batch, self._uploads)
-            graph.packed[2 * slots.size :].copy_(token_ids)
+            graph.token_ids.copy_(token_ids)
             graph.forward()
             if self._rejects or self._rows.sampling.bias(slots) is not None:
                 return self._choose(graph.logits, slots, graph.slots, graph.positions)
             graph.sample()
             return _Guess(graph.sampled.token_ids.clone(), None)
-        places = (batch.slots, batch.query_start, batch.starts)
-        on_device = self._uploads.send(places)
-        rows = StepRows(on_device[0], on_device[1], on_device[2], token_ids.to(torch.int32))
+        rows = StepRows(*places, token_ids.to(torch.int32))
         states = None if last.states is None else last.states[: slots.size]
         hidden, seq_lens = self._forward(batch, rows, None, states)
         positions = seq_lens.long() + self._lead
@@ -354,33 +376,54 @@ class DraftModel:
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         state = self._rows.sampling
         table, bias = state.table, state.bias(host_slots)
+        do = self._kernels.operations
         if not self._rejects:
-            do = self._kernels.operations
             return _Guess(do.sample(logits, slots, positions, table, None, bias).token_ids, None)
-        proposed = distribution(logits, slots, positions, table, None, bias)
-        keys = position_keys(table.seed[slots.long()], positions, DRAFT_STREAM)
-        return _Guess(sample_gumbel(proposed.log(), keys), proposed)
+        proposed = do.distribution(logits, slots, positions, table, None, bias)
+        seeds = table.seed[slots.long()]
+        return _Guess(do.draw(proposed, seeds, positions, DRAFT_STREAM), proposed)
 
     def _filled(
         self, rows: PlanRows, reads: list[Place], wanting: list[int], guesses: list[_Guess]
-    ) -> tuple[PlanRows, torch.Tensor | None]:
-        """The rows with their guesses, which a decoder has read but for the last."""
-        told = torch.cat([guess.token_ids for guess in guesses]).tolist()
+    ) -> tuple[PlanRows, Guesses]:
+        """The rows and their guesses, which a decoder has read but for the last."""
         firsts = np.cumsum([0, *(guess.token_ids.numel() for guess in guesses)]).tolist()
-        filled = PlanRows.of(rows)
         of_row: dict[int, list[int]] = {}  # the guesses of each, among all of them
-        for nth, (index, place) in enumerate(zip(wanting, reads, strict=True)):
-            count = rows.num_drafts[index]
-            own = of_row[index] = [firsts[depth] + nth for depth in range(count)]
-            drafts = tuple(told[at] for at in own)
-            if self._features is None:
-                place.ahead = drafts[:-1]
-            filled.token_ids[index] = rows.token_ids[index][:-count] + drafts
-        if not self._rejects:
-            return filled, None
-        proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
+        for nth, index in enumerate(wanting):
+            of_row[index] = [firsts[depth] + nth for depth in range(rows.num_drafts[index])]
         order = [at for index in sorted(of_row) for at in of_row[index]]
-        return filled, proposed[to_device(torch.tensor(order), proposed.device)]
+        token_ids = torch.cat([guess.token_ids for guess in guesses])
+        proposed: torch.Tensor | None = None
+        if self._rejects:
+            proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
+            proposed = _in_order(proposed, order)
+        if token_ids.device.type == "cpu":
+            told, filled = token_ids.tolist(), PlanRows.of(rows)
+            for index, place in zip(wanting, reads, strict=True):
+                drafts = tuple(told[at] for at in of_row[index])
+                place.ahead = drafts[:-1]
+                filled.token_ids[index] = rows.token_ids[index][: -len(drafts)] + drafts
+            rows, ordered = filled, None
+        else:
+            ordered = _in_order(token_ids, order)
+            fetched = self._downloads.fetch([token_ids])
+            for index, place in zip(wanting, reads, strict=True):
+                place.ahead = _told(fetched, of_row[index][:-1])
+        if self._features is not None:
+            for place in reads:  # states of its own making are read again
+                place.ahead = ()
+        return rows, Guesses(ordered, proposed)
+
+
+def _in_order(values: torch.Tensor, order: list[int]) -> torch.Tensor:
+    return values[to_device(torch.tensor(order), values.device)]
+
+
+def _told(fetched: Fetched, places: list[int]) -> Iterator[int]:
+    """Some guesses, once somebody asks: they are there when the step that judged them is."""
+    told = fetched.wait()[0].tolist()
+    for place in places:
+        yield told[place]
 
 
 def _unread(slots: np.ndarray, places: list[Place], lengths: list[int]) -> HostBatch:

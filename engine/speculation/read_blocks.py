@@ -20,7 +20,7 @@ class Place:
 
     num_read: int
     unread: list[int] = field(default_factory=list)  # tokens from there on that are known
-    ahead: Sequence[int] = ()  # guesses that it has read behind all that was known
+    ahead: Iterable[int] = ()  # guesses that it has read behind all that was known; read once
     num_noted: int = 0  # of what was read, entered into the books
 
     @property

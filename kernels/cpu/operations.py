@@ -16,6 +16,8 @@ from kernels.cpu.layers import (
 )
 from kernels.cpu.lora import add_adapters
 from kernels.cpu.sampling import candidates, sample
+from kernels.reference.drafts import draw, judge_drafts
+from kernels.reference.sampling_step import distribution
 
 __all__ = [
     "accept_drafts",
@@ -25,9 +27,12 @@ __all__ = [
     "candidates",
     "clamped_swiglu",
     "copy_blocks",
+    "distribution",
+    "draw",
     "feed_back",
     "fused_moe",
     "gelu_mul",
+    "judge_drafts",
     "latent_rope_store",
     "norm_rope_store",
     "rms_norm",

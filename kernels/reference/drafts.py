@@ -1,7 +1,7 @@
 """Judging drafts: which of them a step keeps, and what comes in place of the first it refuses.
 
 A group is a text's newest token and the drafts behind it, each with the logits that follow it.
-Plain torch for every device: a few operations on rows of one step, none of which waits.
+None of this waits for a device.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def accept_drafts(
     return accepted
 
 
-def judge(
+def judge_drafts(
     wanted: torch.Tensor,
     proposed: torch.Tensor | None,
     draft_ids: torch.Tensor,
@@ -88,8 +88,24 @@ def judge(
     is_kept = uniform(seeds, positions) * p.double() < q.double()
     # Where nothing is left, q is p up to rounding, and nothing is refused but by rounding.
     rest = torch.where(rest.sum(dim=1, keepdim=True) > 0.0, rest, wanted)
-    keys = position_keys(seeds, positions, RESIDUAL_STREAM)
-    return torch.where(is_kept, draft_ids, sample_gumbel(rest.log(), keys)), is_kept
+    return torch.where(is_kept, draft_ids, draw(rest, seeds, positions, RESIDUAL_STREAM)), is_kept
+
+
+def draw(
+    shares: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, stream: int
+) -> torch.Tensor:
+    """A token of each row, by a stream of randomness of its own.
+
+    Args:
+        shares: [n, vocab] float32, not negative, in proportion to what each token is drawn with.
+        seeds: [n] int64, of the requests.
+        positions: [n] int64, of the tokens.
+        stream: one of the above.
+
+    Returns:
+        [n] int64.
+    """
+    return sample_gumbel(shares.log(), position_keys(seeds, positions, stream))
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The reference kernels as one set (``kernels.operations.Operations``)."""
 
-from kernels.reference.drafts import accept_drafts
+from kernels.reference.drafts import accept_drafts, draw, judge_drafts
 from kernels.reference.feedback import feed_back
 from kernels.reference.fused import add_rms_norm, gelu_mul, latent_rope_store, norm_rope_store
 from kernels.reference.inputs import build_inputs
@@ -8,7 +8,7 @@ from kernels.reference.kv_store import copy_blocks
 from kernels.reference.layers import rms_norm, rope_tables, silu_mul
 from kernels.reference.lora import add_adapters
 from kernels.reference.moe import clamped_swiglu, fused_moe, route
-from kernels.reference.sampling_step import candidates, sample
+from kernels.reference.sampling_step import candidates, distribution, sample
 
 __all__ = [
     "accept_drafts",
@@ -18,9 +18,12 @@ __all__ = [
     "candidates",
     "clamped_swiglu",
     "copy_blocks",
+    "distribution",
+    "draw",
     "feed_back",
     "fused_moe",
     "gelu_mul",
+    "judge_drafts",
     "latent_rope_store",
     "norm_rope_store",
     "rms_norm",

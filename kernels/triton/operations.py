@@ -1,9 +1,10 @@
 """The triton kernels as one set (``kernels.operations.Operations``)."""
 
-from kernels.reference.drafts import accept_drafts
 from kernels.reference.layers import rope_tables
 from kernels.reference.moe import route
 from kernels.reference.sampling_step import candidates
+from kernels.triton.distribution import distribution
+from kernels.triton.drafts import accept_drafts, draw, judge_drafts
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
@@ -21,9 +22,12 @@ __all__ = [
     "candidates",
     "clamped_swiglu",
     "copy_blocks",
+    "distribution",
+    "draw",
     "feed_back",
     "fused_moe",
     "gelu_mul",
+    "judge_drafts",
     "latent_rope_store",
     "norm_rope_store",
     "rms_norm",

@@ -16,6 +16,8 @@ with several pivots a pass.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -26,7 +28,7 @@ from kernels.triton.noise import gumbel, position_keys
 from kernels.triton.truncation import draw_truncated
 
 _PIECE = 4096  # of the vocabulary, for one program
-_SEARCH_TILE = 4096
+SEARCH_TILE = 4096
 _BIAS_TILE = 128
 _ALIGNED = 4  # floats
 
@@ -42,16 +44,74 @@ def sample(
 ) -> Sampled:
     """Choose a token for each row; see ``kernels.reference.sampling_step.sample``."""
     num_rows, vocab = logits.shape
+    # Written for truncated rows alone.
+    scores = torch.empty_like(logits)
+    pieces = adjust(logits, scores, slots, positions, table, counts, bias, masks)
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    is_finite = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
+    launch(
+        _choose_kernel,
+        (num_rows,),
+        token_ids,
+        is_finite,
+        logits,
+        scores,
+        *pieces.summaries,
+        pieces.best_ids,
+        pieces.is_broken,
+        slots,
+        table.temperature,
+        table.top_k,
+        table.top_p,
+        table.min_p,
+        vocab,
+        pieces.num_pieces,
+        PIECES=power_of_2(pieces.num_pieces),
+        TILE=SEARCH_TILE,
+        num_warps=16,
+    )
+    return Sampled(token_ids, is_finite)
+
+
+class Pieces(NamedTuple):
+    """What is known of each piece of each row once its logits are adjusted."""
+
+    # [3, rows * pieces and more] float32: the best score, the highest and the lowest logit
+    summaries: torch.Tensor
+    best_ids: torch.Tensor  # [rows, pieces] int32, whose the best score is
+    is_broken: torch.Tensor  # [rows, pieces] int8
+
+    @property
+    def num_pieces(self) -> int:
+        """Of a row."""
+        return self.best_ids.shape[1]
+
+
+def adjust(
+    logits: torch.Tensor,
+    scores: torch.Tensor | None,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    table: SamplingTable,
+    counts: TokenCounts | None,
+    bias: LogitBias | None,
+    masks: torch.Tensor | None,
+) -> Pieces:
+    """Bias, penalties, masks and temperature, and noise where there is room for ``scores``.
+
+    Logits are left over temperature where a row is truncated; without ``scores`` there is no noise,
+    and they are so in every row that is drawn. Elsewhere they are left in any state.
+    """
+    num_rows, vocab = logits.shape
     device = logits.device
     num_pieces = -(-vocab // _PIECE)
-    scores = torch.empty_like(logits)  # written for truncated rows alone
     # Each begins at 16 bytes whatever the number of rows: another alignment is another kernel.
     num_summaries = -(-num_rows * num_pieces // _ALIGNED) * _ALIGNED
-    best = torch.empty((3, num_summaries), dtype=torch.float32, device=device)
-    best_ids = torch.empty((num_rows, num_pieces), dtype=torch.int32, device=device)
-    is_broken = torch.empty((num_rows, num_pieces), dtype=torch.int8, device=device)
-    token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
-    is_finite = torch.empty(num_rows, dtype=torch.bool, device=device)
+    pieces = Pieces(
+        torch.empty((3, num_summaries), dtype=torch.float32, device=device),
+        torch.empty((num_rows, num_pieces), dtype=torch.int32, device=device),
+        torch.empty((num_rows, num_pieces), dtype=torch.int8, device=device),
+    )
     if bias is not None:
         launch(
             _bias_kernel,
@@ -71,9 +131,9 @@ def sample(
         (num_rows, num_pieces),
         logits,
         scores,
-        *best,
-        best_ids,
-        is_broken,
+        *pieces.summaries,
+        pieces.best_ids,
+        pieces.is_broken,
         slots,
         positions,
         table.temperature,
@@ -94,28 +154,7 @@ def sample(
         PIECE=_PIECE,
         num_warps=8,
     )
-    launch(
-        _choose_kernel,
-        (num_rows,),
-        token_ids,
-        is_finite,
-        logits,
-        scores,
-        *best,
-        best_ids,
-        is_broken,
-        slots,
-        table.temperature,
-        table.top_k,
-        table.top_p,
-        table.min_p,
-        vocab,
-        num_pieces,
-        PIECES=power_of_2(num_pieces),
-        TILE=_SEARCH_TILE,
-        num_warps=16,
-    )
-    return Sampled(token_ids, is_finite)
+    return pieces
 
 
 @triton.jit
@@ -146,7 +185,8 @@ def _bias_kernel(
 
 
 @triton.jit
-def _is_truncated(slot, top_k, top_p, min_p, vocab):
+def is_truncated(slot, top_k, top_p, min_p, vocab):
+    """Whether a request's draws are from less than all tokens."""
     k = tl.load(top_k + slot)
     has_k = (k > 0) & (k < vocab)
     return has_k | (tl.load(top_p + slot) < 1.0) | (tl.load(min_p + slot) > 0.0)
@@ -209,11 +249,15 @@ def _adjust_kernel(
     warmth = tl.load(temperature + slot)
     if (warmth > 0.0) & (broken == 0):
         x = tl.div_rn(x, warmth)
-        key_0, key_1 = position_keys(tl.load(seed + slot), tl.load(positions + row))
-        score = x + gumbel(tokens, key_0, key_1)
-        if _is_truncated(slot, top_k, top_p, min_p, vocab):
+        score = x
+        if scores is None:
             tl.store(logits + place, x, mask=in_vocab)
-            tl.store(scores + place, score, mask=in_vocab)
+        else:
+            key_0, key_1 = position_keys(tl.load(seed + slot), tl.load(positions + row))
+            score = x + gumbel(tokens, key_0, key_1)
+            if is_truncated(slot, top_k, top_p, min_p, vocab):
+                tl.store(logits + place, x, mask=in_vocab)
+                tl.store(scores + place, score, mask=in_vocab)
     summary = row * tl.num_programs(1) + piece
     best = tl.max(score, axis=0)
     tl.store(best_scores + summary, best)
@@ -223,6 +267,32 @@ def _adjust_kernel(
     is_low = x > -float("inf")
     tl.store(lowest + summary, tl.min(tl.where(is_low, x, float("inf")), axis=0))
     tl.store(is_broken + summary, broken.to(tl.int8))
+
+
+@triton.jit
+def best_of_pieces(
+    row,
+    best_scores,
+    highest,
+    lowest,
+    best_ids,
+    is_broken,
+    vocab,
+    num_pieces,
+    PIECES: tl.constexpr,
+):
+    """Of one row: whose the best score is, the lowest and highest finite logit, and whether there
+    is one and nothing is broken."""
+    pieces = tl.arange(0, PIECES)
+    in_row = pieces < num_pieces
+    at = row * num_pieces + pieces
+    score = tl.load(best_scores + at, mask=in_row, other=-float("inf"))
+    ids = tl.load(best_ids + at, mask=in_row, other=vocab - 1)
+    high = tl.max(tl.load(highest + at, mask=in_row, other=-float("inf")), axis=0)
+    low = tl.min(tl.load(lowest + at, mask=in_row, other=float("inf")), axis=0)
+    broken = tl.max(tl.load(is_broken + at, mask=in_row, other=0).to(tl.int32), axis=0)
+    token = tl.min(tl.where(score == tl.max(score, axis=0), ids, vocab - 1), axis=0)
+    return token, low, high, (broken == 0) & (high > -float("inf"))
 
 
 @triton.jit
@@ -249,18 +319,11 @@ def _choose_kernel(
     """One row: the best of its pieces, and for a truncated row the best of what is kept."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    pieces = tl.arange(0, PIECES)
-    in_row = pieces < num_pieces
-    at = row * num_pieces + pieces
-    score = tl.load(best_scores + at, mask=in_row, other=-float("inf"))
-    ids = tl.load(best_ids + at, mask=in_row, other=vocab - 1)
-    high = tl.max(tl.load(highest + at, mask=in_row, other=-float("inf")), axis=0)
-    low = tl.min(tl.load(lowest + at, mask=in_row, other=float("inf")), axis=0)
-    broken = tl.max(tl.load(is_broken + at, mask=in_row, other=0).to(tl.int32), axis=0)
-    token = tl.min(tl.where(score == tl.max(score, axis=0), ids, vocab - 1), axis=0)
-    is_good = (broken == 0) & (high > -float("inf"))
+    token, low, high, is_good = best_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]
+        row, best_scores, highest, lowest, best_ids, is_broken, vocab, num_pieces, PIECES
+    )
     is_drawn = is_good & (tl.load(temperature + slot) > 0.0)
-    if is_drawn & _is_truncated(slot, top_k, top_p, min_p, vocab):
+    if is_drawn & is_truncated(slot, top_k, top_p, min_p, vocab):
         token = draw_truncated(
             logits + row * vocab,
             scores + row * vocab,

@@ -20,11 +20,7 @@ def draw_truncated(logits, scores, top_k, top_p, min_p, low, high, vocab, TILE: 
         vocab: the row's length.
         TILE: tokens looked at together.
     """
-    floor = low
-    if min_p > 0.0:
-        floor = tl.maximum(low, high + tl.log(min_p))
-    if (top_k > 0) & (top_k < vocab):
-        floor = tl.maximum(floor, _kth_largest(logits, top_k, low, high, vocab, TILE))
+    floor = truncation_floor(logits, top_k, min_p, low, high, vocab, TILE)
     everything, token = _survey(  # pyright: ignore[reportGeneralTypeIssues]
         logits, scores, floor, high, vocab, False, TILE
     )
@@ -40,6 +36,33 @@ def draw_truncated(logits, scores, top_k, top_p, min_p, low, high, vocab, TILE: 
                 logits, scores, tl.load(logits + token), high, vocab, True, TILE
             )
     return token
+
+
+@triton.jit
+def truncation_floor(logits, top_k, min_p, low, high, vocab, TILE: tl.constexpr):
+    """The smallest logit of a row that min_p and top_k keep."""
+    floor = low
+    if min_p > 0.0:
+        floor = tl.maximum(low, high + tl.log(min_p))
+    if (top_k > 0) & (top_k < vocab):
+        kth = _lowest_kept(logits, top_k.to(tl.float32), low, high, vocab, False, TILE)
+        floor = tl.maximum(floor, kth)
+    return floor
+
+
+@triton.jit
+def nucleus_floor(logits, top_p, floor, high, vocab, TILE: tl.constexpr):
+    """The smallest logit of a row that top_p keeps of those at or above ``floor``."""
+    # Twice the same sum in the same order: all of it is never less than a share.
+    mass = tl.zeros([TILE], tl.float32)
+    least = tl.full([TILE], float("inf"), tl.float32)
+    for begin in range(0, vocab, TILE):
+        tokens = begin + tl.arange(0, TILE)
+        x = tl.load(logits + tokens, mask=tokens < vocab, other=-float("inf"))
+        mass += tl.where(x >= floor, tl.exp(x - high), 0.0)
+        least = tl.minimum(least, tl.where(x >= floor, x, float("inf")))
+    wanted = top_p * tl.sum(mass, axis=0)
+    return _lowest_kept(logits, wanted, tl.min(least, axis=0), high, vocab, True, TILE)
 
 
 @triton.jit
@@ -62,15 +85,24 @@ def _survey(logits, scores, cut, high, vocab, STRICT: tl.constexpr, TILE: tl.con
 
 
 @triton.jit
-def _kth_largest(logits, k, low, high, vocab, TILE: tl.constexpr):
-    """The k-th largest logit, or the smallest finite one where there are fewer.
+def _lowest_kept(logits, wanted, low, high, vocab, BY_MASS: tl.constexpr, TILE: tl.constexpr):
+    """The largest logit such that those at or above it count, or weigh, as much as is wanted; the
+    lowest where all together do not.
+
+    Args:
+        logits: of the row.
+        wanted: a number of logits, or a mass in units of ``exp(high)``.
+        low, high: the lowest logit that may be kept, and the row's highest.
+        vocab: the row's length.
+        BY_MASS: whether they are weighed.
+        TILE: tokens looked at together.
 
     Four pivots cut the range in five with each pass; it is found once one logit alone, however
     often it comes, lies in the range. Every float between two others is a pivot in the end, so
     that happens.
     """
-    above = tl.full([], float("inf"), tl.float32)  # the k-th lies in [low, above)
-    kth = high
+    above = tl.full([], float("inf"), tl.float32)  # it lies in [low, above)
+    lowest = high
     is_found = low == high
     while is_found == 0:
         step = (tl.minimum(above, high) - low) * 0.2
@@ -78,28 +110,30 @@ def _kth_largest(logits, k, low, high, vocab, TILE: tl.constexpr):
         pivot_2 = low + 2.0 * step
         pivot_3 = low + 3.0 * step
         pivot_4 = low + 4.0 * step
-        count_1 = tl.zeros([TILE], tl.int32)
-        count_2 = tl.zeros([TILE], tl.int32)
-        count_3 = tl.zeros([TILE], tl.int32)
-        count_4 = tl.zeros([TILE], tl.int32)
+        sum_1 = tl.zeros([TILE], tl.float32)
+        sum_2 = tl.zeros([TILE], tl.float32)
+        sum_3 = tl.zeros([TILE], tl.float32)
+        sum_4 = tl.zeros([TILE], tl.float32)
         least = tl.full([TILE], float("inf"), tl.float32)
         most = tl.full([TILE], -float("inf"), tl.float32)
         for begin in range(0, vocab, TILE):
             tokens = begin + tl.arange(0, TILE)
             x = tl.load(logits + tokens, mask=tokens < vocab, other=-float("inf"))
-            count_1 += (x >= pivot_1).to(tl.int32)
-            count_2 += (x >= pivot_2).to(tl.int32)
-            count_3 += (x >= pivot_3).to(tl.int32)
-            count_4 += (x >= pivot_4).to(tl.int32)
+            # Counts are whole numbers below 2^24, which floats hold.
+            weight = tl.exp(x - high) if BY_MASS else 1.0
+            sum_1 += tl.where(x >= pivot_1, weight, 0.0)
+            sum_2 += tl.where(x >= pivot_2, weight, 0.0)
+            sum_3 += tl.where(x >= pivot_3, weight, 0.0)
+            sum_4 += tl.where(x >= pivot_4, weight, 0.0)
             least = tl.minimum(least, tl.where(x >= low, x, float("inf")))
             most = tl.maximum(most, tl.where(x < above, x, -float("inf")))
-        kth = tl.min(least, axis=0)
-        is_found = kth == tl.max(most, axis=0)
-        # Up to a pivot with k logits or more at or above it, down from one with fewer.
-        is_1 = tl.sum(count_1, axis=0) >= k
-        is_2 = tl.sum(count_2, axis=0) >= k
-        is_3 = tl.sum(count_3, axis=0) >= k
-        is_4 = tl.sum(count_4, axis=0) >= k
+        lowest = tl.min(least, axis=0)
+        is_found = lowest == tl.max(most, axis=0)
+        # Up to a pivot with enough at or above it, down from one with less.
+        is_1 = tl.sum(sum_1, axis=0) >= wanted
+        is_2 = tl.sum(sum_2, axis=0) >= wanted
+        is_3 = tl.sum(sum_3, axis=0) >= wanted
+        is_4 = tl.sum(sum_4, axis=0) >= wanted
         above = tl.where(is_4, above, pivot_4)
         above = tl.where(is_3, above, pivot_3)
         above = tl.where(is_2, above, pivot_2)
@@ -108,4 +142,4 @@ def _kth_largest(logits, k, low, high, vocab, TILE: tl.constexpr):
         low = tl.where(is_2, pivot_2, low)
         low = tl.where(is_3, pivot_3, low)
         low = tl.where(is_4, pivot_4, low)
-    return kth
+    return lowest

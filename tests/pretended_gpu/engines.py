@@ -95,7 +95,8 @@ def texts(core: EngineCore, requests: Sequence[Request]) -> Texts:
         output = core.step()
         assert not output.errors, output.errors
         for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
-            told.setdefault(row_id, []).extend(tokens)
-            told[row_id] += [entry.top_ids for entry in output.logprobs.get(row_id, ())]
+            entries = output.logprobs.get(row_id)
+            news = [(e.token_id, e.top_ids) for e in entries] if entries else tokens
+            told.setdefault(row_id, []).extend(news)
     assert core.stats.blocks.held == 0
     return told

@@ -12,6 +12,8 @@ from kernels.moe import ExpertMatrices, ExpertTensors
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.tiled import TiledWeight
 from kernels.triton.decode import decode_attention
+from kernels.triton.distribution import distribution
+from kernels.triton.drafts import accept_drafts, draw, judge_drafts
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
@@ -34,6 +36,10 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 def ints(*shape: int) -> torch.Tensor:
     return empty(*shape, dtype=torch.int32)
+
+
+def longs(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.int64)
 
 
 def attention_plan(bounds: WorkBounds, window: int | None, group: int) -> AttentionPlan:
@@ -116,20 +122,29 @@ def cache_writes(heads: int, kv_heads: int, dim: int, *, codes: torch.dtype | No
 
 
 def sampling(vocab: int) -> None:
-    slots, floats, longs = (
-        ints(256),
-        empty(256, dtype=torch.float32),
-        partial(empty, dtype=torch.int64),
-    )
-    sample(
-        empty(256, vocab, dtype=torch.float32),
-        slots,
-        longs(256),
-        SamplingTable(floats, slots, *[floats] * 5, longs(256), *[slots] * 4),
-        TokenCounts(ints(8, vocab), empty(8, vocab, dtype=torch.bool)),
-        LogitBias(ints(64), empty(64, dtype=torch.float32), longs(64)),
-        ints(8, -(-vocab // 32)),
-    )
+    for choose in (sample, distribution):
+        choose(
+            empty(256, vocab, dtype=torch.float32),
+            ints(256),
+            longs(256),
+            sampling_table(),
+            TokenCounts(ints(8, vocab), empty(8, vocab, dtype=torch.bool)),
+            LogitBias(ints(64), empty(64, dtype=torch.float32), longs(64)),
+            ints(8, -(-vocab // 32)),
+        )
+
+
+def sampling_table() -> SamplingTable:
+    slots, floats = ints(256), empty(256, dtype=torch.float32)
+    return SamplingTable(floats, slots, *[floats] * 5, longs(256), *[slots] * 4)
+
+
+def judging(vocab: int) -> None:
+    wanted, proposed = (empty(64, vocab, dtype=torch.float32) for _ in range(2))
+    for given in (proposed, None):
+        judge_drafts(wanted, given, longs(64), longs(64), longs(64))
+    draw(proposed, longs(64), longs(64), 1)
+    accept_drafts(longs(256), ints(80), longs(80), empty(80, dtype=torch.bool), ints(16))
 
 
 def inputs() -> None:
@@ -243,6 +258,7 @@ CASES: dict[str, Callable[[], object]] = {
     "layer-llama-8b": partial(layer_parts, 4096, 14336, 32, 8, 128),
     "layer-qwen2-0.5b": partial(layer_parts, 896, 4864, 14, 2, 64),
     "sampling-128k": partial(sampling, 128256),
+    "judging-128k": partial(judging, 128256),
     "latents-deepseek-v3": partial(latents, 128, 512, 64),
     "latents-deepseek-v2-lite": partial(latents, 16, 512, 64),
     "inputs": inputs,

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.config import SpeculationConfig
 from engine.types import Request, SamplingParams
-from tests import tiny_models
+from tests import tiny_draft_heads, tiny_models
 from tests.pretended_gpu.engines import config_of, on_cpu, on_pretended_gpu, texts
 
 ANY_WAY = (
@@ -34,7 +35,7 @@ PLAIN = ANY_WAY[:2]
 # The first says one token again and again.
 REPEATING = (
     SamplingParams(temperature=0.0, logit_bias={21: 50.0}, max_tokens=8, ignore_eos=True),
-    *ANY_WAY[1:],
+    *(msgspec.structs.replace(sampling, max_tokens=6) for sampling in ANY_WAY[1:]),
 )
 
 
@@ -129,15 +130,75 @@ def test_blocks_come_back_from_the_host(eager: str, tmp_path: Path) -> None:
         assert rig.core.stats.tier.num_loaded > 0
 
 
+# Who guesses, with which model, and how drafts of sampled texts are judged.
+GUESSERS: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "ngram": (None, {"method": "ngram", "min_ngram": 1}),
+    "ngram, rejection": (None, {"method": "ngram", "min_ngram": 1, "draft_sampling": "rejection"}),
+    "the model": ("qwen3", {"method": "draft"}),
+    "another model": ("gemma2", {"method": "draft"}),
+    "another model, rejection": ("gemma2", {"method": "draft", "draft_sampling": "rejection"}),
+}
+
+
+def requests_with_drafts(*, guesses_are_known: bool) -> list[Request]:
+    """Texts that repeat themselves. What a mask allows behind guesses depends on what they are."""
+    samplings = REPEATING if guesses_are_known else REPEATING[:-1]
+    return [request_of(f"{n}", (21, 22, 23) * 4, sampling) for n, sampling in enumerate(samplings)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("eager", ["none", "main", "side"])
-def test_drafts_are_judged_without_waiting(qwen3: str, eager: str) -> None:
-    guessing = SpeculationConfig(method="ngram", min_ngram=1, adaptive=False)
-    config = config_of(qwen3, speculation=guessing)
-    requests = [
-        request_of(f"{nth}", (21, 22, 23) * 4, sampling) for nth, sampling in enumerate(REPEATING)
-    ]
-    expected = on_cpu(config_of(qwen3), requests)
+@pytest.mark.parametrize("name", GUESSERS)
+def test_drafts_are_made_and_judged_without_waiting(
+    qwen3: str, name: str, eager: str, tmp_path: Path
+) -> None:
+    kind, given = GUESSERS[name]
+    draft_model = None if kind is None else saved(kind, tmp_path)
+    guessing = SpeculationConfig(
+        adaptive=False, num_draft_tokens=3, draft_model=draft_model, **given
+    )
+    config, plain = config_of(qwen3, speculation=guessing), config_of(qwen3)
+    if guessing.draft_sampling == "rejection":
+        # Which texts are drawn depends on where drafts stand, and so on when steps are planned.
+        config = config_of(qwen3, speculation=guessing, scheduler={"overlap": False})
+        plain = config
+    requests = requests_with_drafts(guesses_are_known=kind is None)
+    expected = on_cpu(plain, requests)
     with on_pretended_gpu(config, eager) as rig:
+        assert texts(rig.core, requests) == expected
+        drafts = rig.core.stats.drafts
+        assert drafts.num_draft_tokens > 0
+        assert kind != "qwen3" or drafts.num_accepted_tokens == drafts.num_draft_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ngram, rejection", "another model, rejection"])
+def test_nothing_is_compiled_for_drafts_while_requests_wait(
+    qwen3: str, name: str, tmp_path: Path
+) -> None:
+    """But for the first that has them. How their texts are sampled has been rehearsed by then."""
+    kind, given = GUESSERS[name]
+    draft_model = None if kind is None else saved(kind, tmp_path)
+    guessing = SpeculationConfig(
+        adaptive=False, num_draft_tokens=3, draft_model=draft_model, **given
+    )
+    with on_pretended_gpu(config_of(qwen3, speculation=guessing)) as rig:
+        first, *others = requests_with_drafts(guesses_are_known=kind is None)
+        texts(rig.core, [first])
+        assert not rig.launches.new(lambda: texts(rig.core, others))
+
+
+@pytest.mark.slow
+def test_a_head_guesses_without_waiting(tmp_path: Path) -> None:
+    model = tiny_models.build("llama")
+    head = tiny_draft_heads.build("eagle3", model).save(tmp_path / "head")
+    model.save_pretrained(tmp_path)
+    guessing = SpeculationConfig(
+        method="eagle", adaptive=False, num_draft_tokens=3, draft_model=str(head)
+    )
+    config = config_of(str(tmp_path), speculation=guessing)
+    requests = requests_with_drafts(guesses_are_known=False)
+    expected = on_cpu(config_of(str(tmp_path)), requests)
+    with on_pretended_gpu(config, "main") as rig:
         assert texts(rig.core, requests) == expected
         assert rig.core.stats.drafts.num_draft_tokens > 0
