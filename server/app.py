@@ -8,6 +8,7 @@ connection ─► RequestContext ─► KeyGuard ─► BodyGuard ─► route �
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NoReturn
@@ -38,6 +39,7 @@ from server.pooling import embeddings, scoring
 from server.settings import Settings
 from server.state import ServerState, Shared
 from server.tracing import Tracing
+from server.validation import reason
 
 
 def create_app(settings: Settings, engine: EngineClient, shared: Shared | None = None) -> FastAPI:
@@ -113,6 +115,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
         app.include_router(
             room.router, dependencies=[Depends(permit)], include_in_schema=room in described
         )
+    app.state.paths = {route.path for room in described for route in room.router.routes}
     asks_for_keys = state.access.keys.asks_for_keys
     schema.install(app, [room.router for room in described], with_keys=asks_for_keys)
     # The last one added is the outermost.
@@ -132,7 +135,18 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
 async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
     """What the framework refuses by itself: unknown routes and methods."""
     assert isinstance(error, HTTPException)
-    raise ApiError(error.status_code, headers=error.headers)
+    message = _no_route(request) if error.status_code == 404 else ""
+    raise ApiError(error.status_code, message, headers=error.headers)
+
+
+def _no_route(request: Request) -> str:
+    """What to ask instead: a base URL has ``/v1`` too much or too little, or a slash."""
+    parts = [part for part in request.url.path.split("/") if part]
+    end = "/".join(itertools.dropwhile(lambda part: part == "v1", parts))
+    for path in (f"/v1/{end}", f"/{end}"):
+        if end and path in request.app.state.paths:
+            return f"There is no such route, but there is {path}."
+    return "There is no such route; /docs lists those that there are."
 
 
 async def _on_invalid_parameter(request: Request, error: Exception) -> NoReturn:
@@ -140,5 +154,4 @@ async def _on_invalid_parameter(request: Request, error: Exception) -> NoReturn:
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     name = str(problem["loc"][-1])
-    reason = "is required" if problem["type"] == "missing" else problem["msg"]
-    raise bad_field(cut(name), reason[:1].lower() + reason[1:])
+    raise bad_field(cut(name), reason(problem))

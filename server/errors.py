@@ -42,7 +42,11 @@ _BY_STATUS: dict[int, tuple[str, str | None, str]] = {
     408: ("invalid_request_error", "request_timeout", "The request took too long to arrive."),
     409: ("invalid_request_error", "conflict", "The request does not fit the state of things."),
     413: ("invalid_request_error", "body_too_large", "The request body is too large."),
-    415: ("invalid_request_error", "unsupported_media_type", "Only application/json is read."),
+    415: (
+        "invalid_request_error",
+        "unsupported_media_type",
+        "Only JSON is read, sent with the header Content-Type: application/json.",
+    ),
     429: ("rate_limit_error", "rate_limit_exceeded", "Too many requests or tokens."),
     431: ("invalid_request_error", "headers_too_large", "The request headers are too large."),
     500: ("server_error", None, "The server failed through a fault of its own."),

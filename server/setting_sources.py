@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from server.setting import Setting
+from server.validation import reason
 
 
 class InvalidSettings(ValueError):
@@ -66,7 +67,5 @@ def explain(rows: Sequence[Setting], error: ValidationError, flags: Mapping[str,
         where = row.variable
     else:
         where = f"'{row.name}' in the YAML file"
-    reason = problem["msg"].removeprefix("Value error, ")
-    reason = reason[:1].lower() + reason[1:]
-    secret = row.name == "api_key"
-    return f"{where}: {reason}" + ("" if secret else f", not {str(problem['input'])[:80]!r}")
+    given = "" if row.name == "api_key" else f", not {str(problem['input'])[:80]!r}"
+    return f"{where}: {reason(problem)}{given}"

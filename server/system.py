@@ -37,6 +37,7 @@ class Version(Struct):
     version: str
 
 
+@router.head("/health", include_in_schema=False)
 @router.get(
     "/health",
     summary="Whether the process should be kept",
@@ -52,6 +53,7 @@ async def health(request: Request) -> Response:
     return json_response(Status("ok", _engines(state_of(request))))
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", summary="Whether to send requests here", openapi_extra=describe(None, Status))
 async def ready(request: Request) -> Response:
     """200 when a request would be served at once, by one of several engines at least; 503 while

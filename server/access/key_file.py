@@ -34,6 +34,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from server.access.caller import Scope
 from server.setting_sources import InvalidSettings
 from server.setting_values import ScaledInt
+from server.validation import reason
 
 KEY_PREFIX = "sk-quire-"
 MAX_ENTRIES = 4096
@@ -177,8 +178,7 @@ def _explain(error: ValidationError, content: Any) -> str:
         where = f"entry {name or int(loc[1]) + 1}: "
         loc = loc[2:]
     field = f"'{loc[0]}' " if loc else ""
-    reason = problem["msg"].removeprefix("Value error, ")
-    return f"{where}{field}{reason[:1].lower()}{reason[1:]}"
+    return f"{where}{field}{reason(problem)}"
 
 
 def _to_yaml(entries: list[dict[str, Any]]) -> str:

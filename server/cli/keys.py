@@ -19,6 +19,7 @@ from server.access.key_file import (
     write_key_file,
 )
 from server.setting_sources import InvalidSettings
+from server.validation import reason
 
 _LIMITS = (
     "requests_per_minute",
@@ -67,7 +68,7 @@ def _create(path: Path, options: argparse.Namespace) -> None:
         entry = KeyEntry(name=options.name, sha256=[digest_of(key)], **fields)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise _Refused(f"{problem['loc'][0]}: {problem['msg'].lower()}") from None
+        raise _Refused(f"{problem['loc'][0]}: {reason(problem)}") from None
     write_key_file(path, file.with_entry(entry))
     print(key)
 

@@ -27,6 +27,7 @@ from server.openai.structured import StructuredFields
 from server.openai.tool_fields import EarlierCall, EarlierFunction, ToolFields, Tools
 from server.openai.unsupported import ignored_params, refuse_unsupported
 from server.text.answers import AnswerFormat
+from server.validation import reason
 
 MAX_MODEL_NAME = 256
 _MAX_STOPS = 4
@@ -385,14 +386,12 @@ def _explain(error: ValidationError, at: str) -> ApiError:
     """The first problem, with the field it concerns in the API's spelling."""
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = at + ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
+    message = reason(problem)
     if problem["type"] == "value_error" and _names_field(message):
         # A check over several fields says itself which one is at fault.
         field, _, message = message.partition(": ")
         param = f"{param.rstrip('.')}.{field}" if param else field
-    if problem["type"] == "missing":
-        message = "is required"
-    return bad_field(cut(param.rstrip(".") or "body"), message[:1].lower() + message[1:])
+    return bad_field(cut(param.rstrip(".") or "body"), message)
 
 
 def _names_field(message: str) -> bool:

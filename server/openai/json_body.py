@@ -47,7 +47,7 @@ def _read_slowly(body: bytes | bytearray) -> Any:
     except UnicodeDecodeError:
         raise ApiError(400, "The body is not valid UTF-8.", code="invalid_json") from None
     except ValueError as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        reason = str(error)  # with line and column, where they are known
         message = f"The body is not valid JSON: {reason}"
         raise ApiError(400, message, code="invalid_json") from None
     return value

@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
     [
         (["/no/such/model"], "there is no model directory /no/such/model"),
         ([__file__], "is not a GGUF file"),
-        (["--port", "http"], "--port: input should be a valid integer"),
+        (["--port", "http"], "--port: must be a valid integer, not 'http'"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
         (["--chat-template", "/no.jinja"], "cannot read /no.jinja: No such file or directory"),
         (["--lora", "a=/no/adapter"], "--lora a: there is no adapter_config.json in /no/adapter"),

@@ -119,7 +119,7 @@ def test_lists_come_from_repeated_flags_and_from_commas(monkeypatch):
         ("config: other.yaml", "cannot name another"),
         ("port: [", "is not valid YAML"),
         ("- port", "must hold settings"),
-        ("port: 99999", "'port' in the YAML file: input should be less than or equal to 65535"),
+        ("port: 99999", "'port' in the YAML file: must be less than or equal to 65535"),
         ("api_key: {a: hunter2}", "'api_key' in the YAML file"),
     ],
 )

@@ -231,7 +231,7 @@ def test_no_engine_is_left_behind_by_a_killed_server(two: Server) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("serve", "--data-parallel-size", "0"), "--data-parallel-size: input should be greater"),
+        (("serve", "--data-parallel-size", "0"), "--data-parallel-size: must be greater"),
         pytest.param(
             ("serve", "--data-parallel-size", "2", "--device", "cuda"),
             "no GPU",

@@ -1,0 +1,25 @@
+"""What pydantic finds wrong with a value, in the words in which all else here refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_NEEDS = re.compile(r"^(?:Input|List|String|Tuple|Dictionary|Set|URL) should (?:be |have )?")
+
+
+def reason(problem: Mapping[str, Any]) -> str:
+    """One of a ``ValidationError``'s ``errors()``, to be put behind the name of its field."""
+    told = str(problem["msg"]).removeprefix("Value error, ")
+    match problem["type"]:
+        case "missing":
+            return "is required"
+        case "too_short" | "too_long" | "string_too_short" | "string_too_long":
+            told = told.partition(" after validation")[0]
+            return _NEEDS.sub("must have ", told)
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return "must be an object"
+        case _:
+            told = _NEEDS.sub("must be ", told).partition(", unable to parse")[0]
+            return told[:1].lower() + told[1:]

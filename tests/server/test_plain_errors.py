@@ -1,0 +1,60 @@
+"""What a newcomer gets wrong first is told in words that say what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.asgi import running_app
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/chat/completions", "There is no such route, but there is /v1/chat/completions."),
+        ("/v1/v1/models", "There is no such route, but there is /v1/models."),
+        ("/v1/completions/", "There is no such route, but there is /v1/completions."),
+        ("//v1/models", "There is no such route, but there is /v1/models."),
+        ("/v1/metrics", "There is no such route, but there is /metrics."),
+        ("/", "There is no such route; /docs lists those that there are."),
+        ("/v1", "There is no such route; /docs lists those that there are."),
+        ("/v1/images/generations", "There is no such route; /docs lists those that there are."),
+    ],
+)
+async def test_a_path_that_misses_by_little_is_told_the_right_one(path: str, told: str) -> None:
+    async with running_app() as app:
+        answer = await app.get(path)
+        assert (answer.status, answer.error["message"]) == (404, told)
+
+
+async def test_probes_may_ask_by_head() -> None:
+    async with running_app() as app:
+        for path in ("/health", "/ready"):
+            assert (await app.request("HEAD", path).done()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"messages": "hi"}, "'messages' must be a valid list"),
+        ({"messages": []}, "'messages' must have at least 1 item"),
+        ({"messages": ["hi"]}, "'messages.0' must be an object"),
+        ({"temperature": "hot"}, "'temperature' must be a valid number"),
+        ({"seed": "x"}, "'seed' must be a valid integer"),
+        ({"response_format": "json"}, "'response_format' must be an object"),
+    ],
+)
+async def test_a_wrong_field_is_told_in_one_voice(fields: dict[str, Any], told: str) -> None:
+    async with running_app() as app:
+        body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+        answer = await app.post(CHAT, **body).done()
+        assert (answer.status, answer.error["message"]) == (400, told)
+
+
+async def test_json_that_is_none_is_told_with_its_place() -> None:
+    async with running_app() as app:
+        answer = await app.request("POST", CHAT, b'{"model": "m",\n "n": }').done()
+        assert answer.error["message"].endswith("Expecting value: line 2 column 7 (char 21)")
