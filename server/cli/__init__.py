@@ -14,23 +14,26 @@ Quire serves large language models over an OpenAI-compatible HTTP API.
 
 Usage: quire COMMAND [options]        (quire COMMAND --help tells the options)
 
-  quire serve             Serve the small model that ships with Quire on port 8000
-  quire serve MODEL       Serve a model: a directory in Hugging Face format, or org/name
-  quire chat              Talk to a running server
-  quire complete PROMPT   Let a running server continue a text
-  quire run-batch IN -o OUT   Answer a file of requests without a server
-  quire quantize MODEL -o OUT   Write a model in fewer bits
-  quire bench             Measure a running server: throughput, latencies, a report
-  quire plan              Tell how many replicas some traffic needs
-  quire distill TEACHER -o OUT   Teach a small model to say what a large one would say
-  quire keys COMMAND      Make, list and revoke the keys of a key file
-  quire version           Tell the version
+  quire serve                     Serve the small model that ships with Quire on port 8000
+  quire serve MODEL               Serve a model: a directory in Hugging Face format, a GGUF
+                                  file, or org/name on the Hub
+  quire chat                      Talk to a running server
+  quire complete PROMPT           Let a running server continue a text
+  quire run-batch IN -o OUT       Answer a file of requests without a server
+  quire quantize MODEL -o OUT     Write a model in fewer bits
+  quire distill TEACHER -o OUT    Teach a small model to say what a large one would say
+  quire bench                     Measure a running server: throughput, latencies, a report
+  quire plan                      Tell how many replicas some traffic needs
+  quire keys COMMAND              Make, list and revoke the keys of a key file
+  quire version                   Tell the version
 
 Start with:
 
   quire serve
-  quire chat              (in a second terminal)
+  quire chat                      (in a second terminal)
 """
+
+_OURS = ("demo", "engine", "kernels", "loadtest", "server", "tools")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,6 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"quire: there is no command '{command}'\n\n{_HELP}", file=sys.stderr, end="")
                 return 2
         return run(rest)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in _OURS:
+            raise
+        print(
+            f"quire {command}: the package '{error.name}' is not installed for {sys.executable}; "
+            "'make install' puts all of them into .venv, with the command .venv/bin/quire",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `quire complete ... | head`

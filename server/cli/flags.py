@@ -41,8 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
         "positional",
         metavar="MODEL",
         nargs="?",
-        help="directory in Hugging Face format, a name on the Hub (org/name), or a YAML file of "
-        "settings",
+        help="directory in Hugging Face format, GGUF file, name on the Hub (org/name), or YAML "
+        "file of settings",
     )
     add_settings(parser)
     return parser

@@ -10,7 +10,7 @@ import json
 import ssl
 from collections.abc import Generator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 
 class ServerProblem(Exception):
@@ -28,12 +28,14 @@ class ApiClient:
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 300.0) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
             raise ServerProblem(f"'{url}' is not an address like http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._parts = urlsplit(self.url)
         self._headers = {"Content-Type": "application/json", "Accept": "*/*"}
         if api_key:
+            if not (api_key.isascii() and api_key.isprintable()):
+                raise ServerProblem("the API key holds a character that no header can hold")
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._timeout_s = timeout_s
 
@@ -100,6 +102,14 @@ class ApiClient:
             connection.close()
             raise ServerProblem(f"the server answered {response.status}: {message}")
         return connection, response
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether the port is one, or left out."""
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def _reason(error: Exception) -> str:

@@ -30,6 +30,18 @@ def test_each_command_has_help(command, capsys):
     assert f"quire {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["serve", "plan", "keys"])
+def test_an_interpreter_without_the_packages_is_told_in_one_line(command):
+    """Such as the system's own, where .venv's was meant."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "server", command], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"quire {command}: the package '")
+    assert "make install" in line
+
+
 def test_version(capsys):
     assert main(["version"]) == 0
     assert capsys.readouterr().out.startswith("quire ")

@@ -142,8 +142,12 @@ def test_a_refusal_and_an_absent_server_are_told_in_one_line(command, script, ca
     error = capsys.readouterr().err
     assert error.startswith("quire: no server answers at http://127.0.0.1:9 (")
     assert "start one with: quire serve" in error
-    assert command(["--url", "ftp://x", "Hi"]) == 1
-    assert "is not an address" in capsys.readouterr().err
+    for url in ("ftp://x", "http://x:port", "http://x:0"):
+        assert command(["--url", url, "Hi"]) == 1
+        assert "is not an address" in capsys.readouterr().err
+    for key in ("ключ", "key\n"):
+        assert command(["--url", script.url, "--api-key", key, "Hi"]) == 1
+        assert "no header can hold" in capsys.readouterr().err
 
 
 def test_an_error_inside_the_stream_is_told(script, capsys):
