@@ -91,6 +91,18 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_on_host: int = 64
 
 
+class NodesConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines that the ranks of an engine lie on, as many on each, the first ones on the first
+    machine (``engine/parallel/gathering.py``)."""
+
+    size: int
+    rank: int  # which of them this is; 0 has the scheduler
+    master_addr: str  # of the first, where the others come to while ranks are gathered
+    master_port: int
+    secret_file: str  # shared by all, so that nobody else can join
+    timeout_s: float = 0.0  # waited for one another; 0: for ever
+
+
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are guessed ahead, to be verified several at once (``engine/speculation``)."""
 
@@ -131,6 +143,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     pooling_type: PoolingKind | None = None  # of embeddings; None: what the model was made for
     tensor_parallel_size: int = 1  # processes that the model is shared out to, a GPU for each
     enable_expert_parallel: bool = False  # ranks have whole experts, not a part of each
+    nodes: NodesConfig | None = None  # None: all ranks are on this machine
     replica: int = 0  # which of several engines on this machine that serve the same model
     num_replicas: int = 1  # how many there are; on a CPU they share its cores
     host_share_bytes: int | None = None  # of the machine's memory, for this one; None: what is free
@@ -146,6 +159,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     profile_dir: str | None = None  # where traces of steps are written; None: there are none
     log_level: LogLevel = "info"  # of the engine's own process, where it has one
     log_format: LogFormat = "text"
+
+    @property
+    def ranks_here(self) -> int:
+        """Processes that compute the model on each machine."""
+        return self.tensor_parallel_size // (1 if self.nodes is None else self.nodes.size)
 
     @property
     def first_device(self) -> int:

@@ -26,6 +26,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         pooling_type=settings.pooling_type,
         tensor_parallel_size=settings.tensor_parallel_size,
         enable_expert_parallel=settings.enable_expert_parallel,
+        nodes=settings.nodes_config(),
         num_threads=settings.num_threads,
         seed=settings.seed,
         stub_step_ms=settings.stub_step_ms,

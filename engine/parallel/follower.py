@@ -2,7 +2,9 @@
 
 ``FD`` is one end of a socket pair whose other end rank 0 holds. It says what to load and then, pass
 by pass, what to compute. End-of-file means that rank 0 has gone: this process then ends at once, in
-the middle of a collective if need be.
+the middle of a collective if need be. On another machine than rank 0's it is started by
+``node.py``, which holds the other end then; rank 0 is at that of ``--leader``, and the end of
+either ends it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ from engine.models.block import StepState
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.models.spec import DecoderSpec
+from engine.parallel.board import Attendance
 from engine.parallel.frames import (
     CopyBlocks,
     Exchange,
@@ -50,8 +54,10 @@ from engine.parallel.frames import (
 )
 from engine.parallel.group import Group, file_store
 from engine.parallel.layers import share_modules
+from engine.parallel.ranks import HANG_UP
 from engine.parallel.shard import Shard
 from engine.runner.adapter_load import make_adapters
+from engine.runner.device import divide_machine
 from engine.runner.inputs import HostBatch
 from engine.runner.load import LoadPlan, make_plan, plan_cache, read_weights
 from engine.runner.transfer import Uploads
@@ -68,14 +74,18 @@ def main(argv: list[str] | None = None) -> int:
     """Be a rank for the process at the other end of the socket; returns the exit code."""
     parser = argparse.ArgumentParser(prog="engine.parallel.follower")
     parser.add_argument("fd", type=int, help="the rank's end of the socket pair")
+    parser.add_argument("--leader", type=int, help="its connection to rank 0, if that is another")
     parser.add_argument("--die-with-parent", action="store_true")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if args.die_with_parent:
         die_with_parent()
-    connection = socket.socket(fileno=args.fd)
+    parent = connection = socket.socket(fileno=args.fd)
+    if args.leader is not None:
+        connection = socket.socket(fileno=args.leader)
     connection.setblocking(True)
-    threading.Thread(target=_end_with, args=(connection,), name="lifeline", daemon=True).start()
+    ends = parent, connection
+    threading.Thread(target=_end_with, args=ends, name="lifeline", daemon=True).start()
     messages = read_messages(connection)
     join = next(messages, None)
     if not isinstance(join, Join):
@@ -113,6 +123,8 @@ def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) ->
     try:
         follower = _load(join, shard, messages, send)
     except ModelLoadError as error:
+        if join.config.nodes is not None:  # its log may be another one than rank 0's
+            logger.error("%s", error)
         send(Failed(f"rank {shard.rank}: {error}"))
         return
     if follower is None:
@@ -124,7 +136,7 @@ def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) ->
 
 def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> Follower | None:
     """Read this rank's weights and meet the others; None when rank 0 has gone meanwhile."""
-    config = join.config
+    config = divide_machine(join.config)
     model = read_config(config.model)
     assert isinstance(model.spec, DecoderSpec)  # rank 0 has seen to it
     plan = make_plan(config, model, model.spec, shard)
@@ -146,10 +158,21 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
     slots = serve.num_host_blocks
     host = HostStore(cache.tensors(), slots) if slots else None
     send(Prepared())
-    group = Group(shard, attention.device, file_store(join.meeting_path, shard.size))
+    group = _meet(join, shard, attention.device, messages, send)
     modules = share_modules(loaded.modules, plan.spec, shard, group)
     decoder = Decoder(plan.spec, modules, plan.kernels, serve.max_model_len, group)
     return Follower(plan, decoder, cache, host)
+
+
+def _meet(
+    join: Join, shard: Shard, device: torch.device, messages: Iterator[ToRank], send: Send
+) -> Group:
+    if join.meeting is not None:
+        return Group(shard, device, file_store(Path(join.meeting), shard.size), join.address)
+    attendance = Attendance(messages, send)
+    group = Group(shard, device, attendance.board, join.address)
+    attendance.finish()
+    return group
 
 
 class Follower:
@@ -251,10 +274,11 @@ def read_messages(connection: socket.socket) -> Iterator[ToRank]:
         yield from messages
 
 
-def _end_with(connection: socket.socket) -> None:
-    """End this process when the other end of the socket is closed, whatever it is doing."""
+def _end_with(*connections: socket.socket) -> None:
+    """End this process when the other end of a socket is closed, whatever it is doing."""
     poll = select.poll()
-    poll.register(connection, 0)  # a hang-up is always told
+    for connection in connections:
+        poll.register(connection, HANG_UP)
     poll.poll()
     os._exit(0)
 

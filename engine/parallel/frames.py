@@ -7,8 +7,6 @@ are not among it: rank 0 may not know them yet, so they come from its device by 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import numpy as np
 
@@ -22,12 +20,8 @@ class Join(msgspec.Struct, frozen=True, tag="join", array_like=True):
 
     config: EngineConfig
     rank: int
-    meeting: str
-
-    @property
-    def meeting_path(self) -> Path:
-        """The file through which ranks find each other."""
-        return Path(self.meeting)
+    meeting: str | None  # the file through which ranks find each other; None: they ask rank 0
+    address: str  # of its machine, for the others
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve", array_like=True):
@@ -36,6 +30,17 @@ class Serve(msgspec.Struct, frozen=True, tag="serve", array_like=True):
     num_blocks: int
     max_model_len: int
     num_host_blocks: int = 0  # slots that each rank has in the host's memory
+
+
+class Posted(msgspec.Struct, frozen=True, tag="posted", array_like=True):
+    """To and from a rank: what one has to tell the others, to find each other."""
+
+    key: str
+    value: bytes
+
+
+class Met(msgspec.Struct, frozen=True, tag="met", array_like=True):
+    """From a rank: it has met the others. To a rank: all have."""
 
 
 class Exchange(msgspec.Struct, frozen=True, tag="exchange", array_like=True):
@@ -92,8 +97,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     message: str
 
 
-ToRank = Join | Serve | Exchange | CopyBlocks | LoadAdapter | Forward | Score
-FromRank = Loaded | Prepared | Failed
+ToRank = Join | Serve | Posted | Met | Exchange | CopyBlocks | LoadAdapter | Forward | Score
+FromRank = Loaded | Prepared | Posted | Met | Failed
 
 _to_rank = msgspec.msgpack.Decoder(ToRank)
 _from_rank = msgspec.msgpack.Decoder(FromRank)

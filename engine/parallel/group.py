@@ -1,8 +1,9 @@
 """The collectives of a group of ranks: NCCL between GPUs, gloo between processes on CPUs.
 
 Ranks of one machine find each other through a file in a directory of rank 0's own and talk over the
-loopback interface, so nothing listens for other machines. Every call waits at most ``TIMEOUT_S``
-for the other ranks; what fails means that one of them is gone, and with it the model.
+loopback interface, so nothing listens for other machines; those of several find each other through
+``board.py``, and talk over the addresses by which rank 0 knows them. Every call waits at most
+``TIMEOUT_S`` for the other ranks; what fails means that one of them is gone, and with it the model.
 """
 
 from __future__ import annotations

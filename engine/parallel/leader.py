@@ -1,6 +1,7 @@
 """Rank 0's side: starts the other ranks, tells them what to compute, and notices when one is gone.
 
     start ─► Join ─► (all read their weights) ─► Loaded ─► Serve ─► Prepared ─► (all meet)
+    (those of other machines come by themselves: ``gathering.py``; they meet through ``board.py``)
     then, for each pass: [Exchange] [CopyBlocks] Forward, and Score for each piece of logits
 
 A rank that is gone is the end of the engine: a part of the model and of every text's cache went
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,9 +29,11 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import EngineDead, ModelLoadError
-from engine.framing import encode, receive
+from engine.framing import encode
 from engine.models.modules import Modules
 from engine.models.spec import DecoderSpec
+from engine.parallel.board import Relay
+from engine.parallel.enlisting import Enlist
 from engine.parallel.frames import (
     CopyBlocks,
     Exchange,
@@ -37,7 +41,6 @@ from engine.parallel.frames import (
     Forward,
     FromRank,
     Join,
-    LeaderFrames,
     LoadAdapter,
     Loaded,
     Prepared,
@@ -46,11 +49,13 @@ from engine.parallel.frames import (
     ToRank,
     pack,
 )
-from engine.parallel.group import Group, file_store
+from engine.parallel.gathering import Gathering, RemoteRank
+from engine.parallel.group import LOOPBACK, Group, file_store
 from engine.parallel.layers import share_modules
-from engine.parallel.ranks import LocalRank, Rank
+from engine.parallel.ranks import HANG_UP, LocalRank, Rank, all_said
 from engine.parallel.refusals import refuse_unshared
 from engine.parallel.shard import Shard
+from engine.runner.device import choose_device, choose_dtype, dtype_name
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
 from engine.types import Adapter, BlockCopy, MemoryPlan
@@ -77,17 +82,21 @@ class Team:
         refuse_unshared(config, spec)
         self.shard = Shard.of(config, 0)
         self._spec = spec
+        theirs = _of_others(config, spec)
+        self._gathering = Gathering(config, partial(_invite, theirs)) if config.nodes else None
         self._directory = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
         self._fate = _Fate()
         self._ranks: list[Rank] = []
-        self._frames: list[LeaderFrames] = []
-        self._end = weakref.finalize(self, _end, self._ranks, self._fate, self._directory)
-        self._meeting = self._directory / "meeting"
-        theirs = msgspec.structs.replace(config, speculation=None)
-        for rank in range(1, self.shard.size):
-            self._ranks.append(LocalRank(rank))
-            self._frames.append(LeaderFrames())
-            self._send(rank, encode(Join(theirs, rank, str(self._meeting))))
+        self._said: list[Iterator[FromRank]] = []
+        self._meeting = None if config.nodes else self._directory / "meeting"
+        self._end = weakref.finalize(
+            self, _end, self._ranks, self._gathering, self._fate, self._directory
+        )
+        self._address = LOOPBACK if self._gathering is None else self._gathering.address
+        meeting = None if self._meeting is None else str(self._meeting)
+        for rank in range(1, config.ranks_here):
+            self._take_in([LocalRank(rank)])
+            self._send(rank, encode(Join(theirs, rank, meeting, self._address)))
         self.group: Group | None = None
         self._block_size = 0
 
@@ -105,15 +114,18 @@ class Team:
             ModelLoadError: a rank could not load.
             EngineDead: a rank is gone.
         """
-        loaded = [self._expect(rank, Loaded) for rank in range(1, self.shard.size)]
+        here = len(self._ranks) + 1
+        loaded = [self._expect(rank, Loaded) for rank in range(1, here)]
+        if self._gathering is not None:
+            self._take_in(self._gathering.wait())
+            loaded += [self._expect(rank, Loaded) for rank in range(here, self.shard.size)]
         memory = _fitting(memory, min(told.num_blocks for told in loaded))
         self._block_size = memory.block_size
         self._tell(Serve(memory.num_blocks, memory.max_model_len, memory.num_host_blocks))
         for rank in range(1, self.shard.size):
             self._expect(rank, Prepared)
         self._fate.watch(self._ranks)
-        store = file_store(self._meeting, self.shard.size)
-        self.group = Group(self.shard, device, store, name_lost=self._fate.name_lost)
+        self.group = self._make_group(device)
         if device.type == "cpu":  # NCCL looks at the file now and then
             shutil.rmtree(self._directory, ignore_errors=True)
         weights = (memory.weights_bytes, *(told.weights_bytes for told in loaded))
@@ -183,6 +195,21 @@ class Team:
 
     # ------------------------------------------------------------ helpers
 
+    def _take_in(self, ranks: Sequence[Rank]) -> None:
+        self._ranks += ranks
+        self._said += map(all_said, ranks)
+
+    def _make_group(self, device: torch.device) -> Group:
+        """Meet the others; all make it at once."""
+        name_lost = self._fate.name_lost
+        if self._meeting is not None:
+            store = file_store(self._meeting, self.shard.size)
+            return Group(self.shard, device, store, self._address, name_lost=name_lost)
+        relay = Relay(self._ranks, self._said)
+        group = Group(self.shard, device, relay.board, self._address, name_lost=name_lost)
+        relay.finish()
+        return group
+
     def _tell(self, message: ToRank) -> None:
         frame = encode(message)
         for rank in range(1, self.shard.size):
@@ -197,12 +224,11 @@ class Team:
 
     def _expect(self, rank: int, kind: type[_Expected]) -> _Expected:
         try:
-            messages = receive(self._ranks[rank - 1].socket, self._frames[rank - 1])
+            message = next(self._said[rank - 1], None)
         except OSError:
-            messages = []
-        if not messages:
-            raise EngineDead(f"rank {rank} ended while it was loading")
-        message: FromRank = messages[0]
+            message = None
+        if message is None:
+            raise EngineDead(f"{self._ranks[rank - 1].name} ended while it was loading")
         if isinstance(message, Failed):
             raise ModelLoadError(message.message)
         assert isinstance(message, kind)
@@ -246,7 +272,7 @@ class _Fate:
         poll = select.poll()
         names = {rank.socket.fileno(): rank.name for rank in ranks}
         for descriptor in names:
-            poll.register(descriptor, 0)  # hang-ups are always told
+            poll.register(descriptor, HANG_UP)
         gone = poll.poll()
         if self._is_ending:
             return
@@ -268,9 +294,30 @@ def _adapters(batch: HostBatch, table: RowTable) -> tuple[tuple[Adapter, ...], b
     return tuple(distinct.values()), pack(np.array(rows))
 
 
-def _end(ranks: Sequence[Rank], fate: _Fate, directory: Path) -> None:
+def _of_others(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
+    """What ranks other than this one are told. On another machine they would not find the same
+    device and dtype by themselves, nor are they to know where the secret lies."""
+    nodes = config.nodes
+    if nodes is not None:
+        nodes = msgspec.structs.replace(nodes, secret_file="")
+    device = choose_device(config.device)
+    dtype = dtype_name(choose_dtype(config.dtype, spec.checkpoint_dtype, device))
+    given = {"speculation": None, "nodes": nodes, "device": device.type, "dtype": dtype}
+    return msgspec.structs.replace(config, **given)
+
+
+def _invite(theirs: EngineConfig, number: int, enlist: Enlist, rank: RemoteRank) -> bytes:
+    """What a rank of another machine is told first."""
+    own = {"model": enlist.model, "num_threads": enlist.num_threads}
+    config = msgspec.structs.replace(theirs, **own)
+    return encode(Join(config, number, None, rank.address))
+
+
+def _end(ranks: Sequence[Rank], gathering: Gathering | None, fate: _Fate, directory: Path) -> None:
     """End all ranks and wait for them; each ends at once when its socket is shut down."""
     fate.end()
+    if gathering is not None:
+        gathering.close()
     for rank in ranks:
         with contextlib.suppress(OSError):
             rank.socket.shutdown(socket.SHUT_RDWR)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import select
 import socket
+from collections.abc import Iterator
 from typing import Protocol
 
 from engine.child import Child
+from engine.framing import receive
+from engine.parallel.frames import FromRank, LeaderFrames
+
+# What to poll for to be told of the other end's: over TCP only those are told who ask.
+HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class Rank(Protocol):
@@ -42,3 +49,10 @@ class LocalRank:
         """See ``Rank``."""
         self.socket.close()
         self._child.end(grace_s)
+
+
+def all_said(rank: Rank) -> Iterator[FromRank]:
+    """All that a rank says, until it has gone. Raises OSError or FrameError."""
+    frames = LeaderFrames()
+    while messages := receive(rank.socket, frames):
+        yield from messages

@@ -55,13 +55,15 @@ def divide_machine(config: EngineConfig) -> EngineConfig:
     Raises:
         ModelLoadError: there are fewer GPUs than processes.
     """
-    ranks, engines = config.tensor_parallel_size, config.num_replicas
+    ranks, engines = config.ranks_here, config.num_replicas
     if ranks * engines == 1:
         return config
     if choose_device(config.device).type == "cuda":
         found = torch.cuda.device_count()
         if found < ranks * engines:
-            asked = f"tensor_parallel_size {ranks}" if ranks > 1 else ""
+            asked = f"tensor_parallel_size {config.tensor_parallel_size}" if ranks > 1 else ""
+            if config.nodes is not None:
+                asked += f" on {config.nodes.size} nodes"
             if engines > 1:
                 asked = f"data_parallel_size {engines}" + (asked and f" of {asked}")
             raise ModelLoadError(f"{asked}: torch finds {found} GPUs")

@@ -243,7 +243,9 @@ def make_plan(
         ModelLoadError: it cannot be served as asked.
     """
     spec = whole if shard is None else share_of(whole, shard)
-    device = choose_device(config.device, config.first_device + (shard.rank if shard else 0))
+    device = choose_device(
+        config.device, config.first_device + (shard.rank % config.ranks_here if shard else 0)
+    )
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     files = find_weights(config, model, dtype, device, config.seed)
     codes = cache_codes(config.cache.dtype)
@@ -304,7 +306,7 @@ def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
         weights_bytes=loaded.num_bytes,
         draft_bytes_per_token=sum(part.bytes_per_token for part in guessers),
         codes=attention.cache_dtype,
-        num_sharers=1 if plan.shard is None else plan.shard.size,
+        num_sharers=config.ranks_here,
         share_bytes=config.host_share_bytes,
     )
 

@@ -41,6 +41,8 @@ def main(argv: Sequence[str]) -> int:
         settings = with_model_directory(Settings.load(given))
         if settings.data_parallel_size > 1:
             raise InvalidSettings("--data-parallel-size: there is one engine, in this process")
+        if settings.nnodes > 1:
+            raise InvalidSettings("--nnodes: the engine is in this process, on this machine")
         logs.configure(settings.log_level, settings.log_format)
         if output.exists() and output.stat().st_size and not (resume or overwrite):
             return _say(f"{output} is there; --resume goes on with it, --overwrite begins anew")

@@ -48,6 +48,12 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
     started_s = time.monotonic()
     try:
         settings = parse_settings(argv)
+        if settings.nnodes > 1 or settings.node_rank:
+            from server.cli.node import check_nodes
+
+            check_nodes(settings)
+        if settings.node_rank:
+            return _serve_ranks(settings, child)
         sockets = bind(settings.host, settings.port, settings.api_workers)
         with contextlib.ExitStack() as stack:
             for sock in sockets:
@@ -66,6 +72,17 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
     except (InvalidSettings, ModelLoadError, BindError) as error:
         print(f"quire serve: {error}", file=sys.stderr)
         return 1
+
+
+def _serve_ranks(settings: Settings, child: Child | None) -> int:
+    """Have ranks for an engine on another machine."""
+    from server.cli.node import serve_ranks
+
+    if child is not None:
+        child.kill()  # no engine is started here
+    logs.configure(settings.log_level, settings.log_format)
+    serve_ranks(with_model_directory(settings))
+    return 0
 
 
 def _serve(

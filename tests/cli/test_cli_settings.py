@@ -59,6 +59,8 @@ def test_every_setting_has_a_flag_a_variable_and_a_yaml_key(tmp_path, monkeypatc
         "ssl_certfile": "cert.pem",
         "ssl_keyfile": "key.pem",
         "ssl_ca_certs": "ca.pem",
+        "master_addr": "10.0.0.1",
+        "node_secret_file": "secret",
     }
     for row in settings_table():
         if row.name == "config":

@@ -1,0 +1,187 @@
+"""A machine that has ranks of an engine and nothing else of it: ``quire serve --node-rank 1``.
+
+    wait for node 0 ─► enlist each rank ─► a process for each ─► one of them ends ─► end all, again
+
+Ranks are the processes of ``engine/parallel/follower.py``, as on node 0; each takes over the
+connection on which it was enlisted. They end with the engine, and with them goes all memory of the
+model, so what waits here for the next engine is this small process, without the tensor library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+import msgspec
+
+from engine.child import Child
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.framing import FrameError, encode
+from engine.parallel.agreement import standing
+from engine.parallel.enlisting import Enlist, Refused, hear_answer
+from engine.parallel.handshake import (
+    HANDSHAKE_TIMEOUT_S,
+    HandshakeError,
+    WrongSecret,
+    introduce,
+    read_secret,
+    tune,
+)
+
+logger = logging.getLogger(__name__)
+
+_DIAL_TIMEOUT_S = 5.0
+_PAUSE_S = 0.5  # between two attempts
+_REMINDER_S = 30.0
+_END_GRACE_S = 2.0
+
+
+def serve_node(config: EngineConfig, default: EngineConfig) -> None:
+    """Have ranks for node 0, one engine after the other, until SIGTERM or SIGINT.
+
+    Args:
+        config: of this machine, with ``nodes``.
+        default: where nothing is set; node 0 must agree with what is set otherwise here.
+
+    Raises:
+        ModelLoadError: node 0 refuses this machine, or did not come in time; one line.
+    """
+    with contextlib.suppress(_Stopped), _stoppable():
+        node = _Node(config, default)
+        while True:
+            node.serve_once()
+
+
+class _Node:
+    def __init__(self, config: EngineConfig, default: EngineConfig) -> None:
+        assert config.nodes is not None
+        self._nodes = config.nodes
+        self._secret = read_secret(config.nodes.secret_file)
+        try:
+            stands = standing(config, unless=default)
+        except OSError as error:
+            raise ModelLoadError(f"{error.filename}: {error.strerror}") from None
+        rank, model = config.nodes.rank, config.model
+        self._enlist = Enlist(rank, 0, model, config.num_threads, stands)
+        self._place = f"{config.nodes.master_addr}:{config.nodes.master_port}"
+
+    def serve_once(self) -> None:
+        """Have the ranks of one engine, from its start to its end."""
+        connections = self._join()
+        ranks: list[Child] = []
+        try:
+            for connection in connections:
+                descriptor = connection.fileno()
+                arguments = "--leader", str(descriptor)
+                follower = "engine.parallel.follower"
+                ranks.append(Child(follower, *arguments, pass_fds=[descriptor]))
+                connection.close()  # the rank's alone from now on
+            logger.info("the engine of %s has %d of its ranks here", self._place, len(ranks))
+            _await_one(ranks)
+            logger.warning("the engine of %s has ended, and the ranks here with it", self._place)
+        finally:
+            for connection in connections:
+                connection.close()
+            for rank in ranks:
+                rank.socket.close()
+            for rank in ranks:
+                rank.end(_END_GRACE_S)
+        time.sleep(_PAUSE_S)
+
+    def _join(self) -> list[socket.socket]:
+        """The connections of all ranks here, once node 0 takes them. Raises ModelLoadError."""
+        nodes, began_s = self._nodes, time.monotonic()
+        reminded_s = began_s - _REMINDER_S
+        while True:
+            try:
+                return self._enlist_all()
+            except (OSError, HandshakeError, FrameError, _NotNow) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+            now_s = time.monotonic()
+            if nodes.timeout_s and now_s - began_s > nodes.timeout_s:
+                raise ModelLoadError(
+                    f"node 0 did not come to {self._place} within {nodes.timeout_s:g} s "
+                    f"(node_timeout_s): {reason}"
+                )
+            if now_s - reminded_s >= _REMINDER_S:
+                reminded_s = now_s
+                logger.info("waiting for node 0 at %s: %s", self._place, reason.lower())
+            time.sleep(_PAUSE_S)
+
+    def _enlist_all(self) -> list[socket.socket]:
+        """Raises ModelLoadError where node 0 will never take them."""
+        with contextlib.ExitStack() as stack:
+            connections: list[socket.socket] = []
+            num_ranks = 1
+            while len(connections) < num_ranks:
+                connection = stack.enter_context(self._dial())
+                enlist = msgspec.structs.replace(self._enlist, place=len(connections))
+                connection.sendall(encode(enlist))
+                answer = hear_answer(connection)
+                if isinstance(answer, Refused):
+                    if answer.is_final:
+                        raise ModelLoadError(f"node 0 at {self._place} refuses: {answer.reason}")
+                    raise _NotNow(answer.reason)
+                num_ranks = answer.num_ranks
+                connection.settimeout(None)
+                connections.append(connection)
+            stack.pop_all()
+            return connections
+
+    def _dial(self) -> socket.socket:
+        """A connection to node 0, which knows the secret as we do."""
+        nodes = self._nodes
+        connection = socket.create_connection(
+            (nodes.master_addr, nodes.master_port), timeout=_DIAL_TIMEOUT_S
+        )
+        try:
+            tune(connection)
+            introduce(connection, self._secret)
+        except WrongSecret:
+            connection.close()
+            raise ModelLoadError(f"node 0 at {self._place} has another secret") from None
+        except BaseException:
+            connection.close()
+            raise
+        connection.settimeout(HANDSHAKE_TIMEOUT_S)
+        return connection
+
+
+class _NotNow(Exception):
+    """Node 0 may take us later."""
+
+
+class _Stopped(BaseException):
+    """Somebody wants this process to end."""
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and SIGINT raise ``_Stopped``, once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        raise _Stopped
+
+    former = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in former.items():
+            signal.signal(each, handler)
+
+
+def _await_one(ranks: Sequence[Child]) -> None:
+    """Wait for the end of any of them."""
+    poll = select.poll()
+    for rank in ranks:
+        poll.register(rank.socket, 0)  # a hang-up is always told
+    poll.poll()
