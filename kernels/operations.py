@@ -102,6 +102,10 @@ class Operations(Protocol):
         """See ``kernels.reference.moe``."""
         ...
 
+    def expert_sizes(self, num_experts: int, top_k: int, /) -> tuple[int, ...]:
+        """See ``kernels.reference.moe``."""
+        ...
+
     def add_adapters(
         self,
         out: torch.Tensor,

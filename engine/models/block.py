@@ -87,7 +87,7 @@ class Block:
         self._output_name = f"{index}.output.weight"
         self._layer = layer
         self._attention, self._operations = kernels
-        self._feed = bind_mlp(spec, layer.mlp, self._operations, index)
+        self.feed = bind_mlp(spec, layer.mlp, self._operations, index)
         self._scale = spec.residual_scale
         self._num_heads = spec.num_heads + 2 * spec.num_kv_heads
 
@@ -146,7 +146,7 @@ class Block:
 
     def mlp(self, read: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size], to be added."""
-        return self._finish(self._feed(read, adapters), self._mlp_after)
+        return self._finish(self.feed(read, adapters), self._mlp_after)
 
     def _finish(self, out: torch.Tensor, after: Norm | None) -> torch.Tensor:
         if self._peers is not None:

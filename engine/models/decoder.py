@@ -14,6 +14,7 @@ import torch
 
 from engine.models.block import Block, Rotation, StepState, Taps, Walk
 from engine.models.ends import Embeddings, Rotations, finish_logits
+from engine.models.experts import Experts
 from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
 from engine.models.norms import bind_norm
@@ -50,6 +51,9 @@ class Decoder:
         weight = modules.norm.weight
         self._embed = Embeddings(spec, modules.embed, modules.positions, weight.dtype)
         blocks = [Block(spec, layer, kernels, i, peers) for i, layer in enumerate(modules.layers)]
+        mixtures = (block.feed for block in blocks)
+        # Layers of experts, one of each form.
+        self.mixtures = tuple({m.form: m for m in mixtures if isinstance(m, Experts)}.values())
         self._walk = Walk(spec, blocks, bind_norm(spec.norm, modules.norm, kernels.operations))
         self._rotations = Rotations(spec, max_model_len, kernels.operations, weight.device)
 

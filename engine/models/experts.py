@@ -13,9 +13,10 @@ from engine.models.mlp import Activate, Mlp, bind_activation
 from engine.models.modules import ExpertWeights, MlpWeights
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.cpu.experts import PanelExperts
-from kernels.moe import Gating, RoutingRule
+from kernels.moe import ExpertMatrices, Gating, RoutingRule
 from kernels.operations import Operations
 from kernels.reference.moe import one_by_one
+from kernels.tiled import TiledWeight
 
 Feed = Callable[[torch.Tensor, Adapters | None], torch.Tensor]
 # From tokens [n, hidden_size], their experts, these ones' weights, and what the shared expert gave
@@ -66,6 +67,17 @@ class Experts:
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
         self._held, self._num_held = spec.held, spec.num_held
         self._mix = _bind(spec, weights, activate, operations)
+        stacked = weights.stacked
+        # Of layers with the same, the kernels are the same.
+        self.form = () if stacked is None else tuple(map(_form, stacked))
+        self.kernel_sizes: tuple[int, ...] = ()  # the fewest tokens that each of them takes
+        if stacked is not None:
+            self.kernel_sizes = operations.expert_sizes(stacked.num_experts, spec.top_k)
+
+    def rehearse(self, num_tokens: int) -> None:
+        """Run it once with so many tokens, for what is compiled or chosen meanwhile."""
+        weight = self._router[0]
+        self(weight.new_zeros((num_tokens, weight.shape[1])), None)
 
     def __call__(self, x: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size]. Of the experts only the one that all tokens see has
@@ -79,6 +91,13 @@ class Experts:
         if self._shared is not None:
             shared = _feed(self._shared, self._shared_names, x, adapters)
         return self._mix(x, ids, shares, shared)
+
+
+def _form(part: ExpertMatrices | None) -> object:
+    """What kernels are made for, of a layer's matrices or biases."""
+    if isinstance(part, TiledWeight):
+        return part.kind, part.group, part.codes.shape
+    return None if part is None else (part.shape, part.stride())
 
 
 def _feed(

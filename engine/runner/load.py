@@ -44,6 +44,7 @@ from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Runner
+from engine.runner.rehearsals import Rehearsals
 from engine.runner.resting import Recipe, RestingModel, source_name
 from engine.runner.rows import RowTable
 from engine.runner.weight_files import WeightFiles, find_weights
@@ -163,6 +164,11 @@ class LoadedDecoder:
         draft = _draft_model(plan, loaded, memory, rows, features)
         slots = memory.num_host_blocks
         speculation = config.speculation
+        rejects = speculation is not None and speculation.draft_sampling == "rejection"
+        most_tokens = config.scheduler.on(device.type).step_tokens
+        rehearsals = Rehearsals(
+            decoder, kernels.operations, rows, most_tokens=most_tokens, rejects=rejects
+        )
         return ModelRunner(
             self.info,
             decoder,
@@ -175,7 +181,8 @@ class LoadedDecoder:
             draft,
             threads=plan.threads,
             features=features,
-            rejects=speculation is not None and speculation.draft_sampling == "rejection",
+            rejects=rejects,
+            rehearsals=rehearsals,
             team=team,
             host=HostBlocks(cache, slots, draft, team) if slots else None,
             rest=partial(RestingModel, self),

@@ -40,6 +40,7 @@ from engine.runner.passes import PassesOutcome, later_passes
 from engine.runner.pooling import PooledRow, pool_rows
 from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Computed, Launched, Resting
+from engine.runner.rehearsals import Rehearsals
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
 from engine.runner.transfer import Downloads, Uploads
@@ -99,6 +100,7 @@ class ModelRunner:
         threads: how many compute a step; None: those that are set.
         features: what it reads of the model, where it is a head.
         rejects: judge drafts of sampled texts by rejection.
+        rehearsals: what is run behind the first answers.
         team: the ranks that have the rest of the model; None: it is all here.
         host: blocks in the host's memory; None: none are there.
         rest: what the runner leaves behind when it ends, by the level of rest.
@@ -119,6 +121,7 @@ class ModelRunner:
         threads: StepThreads | None = None,
         features: Features | None = None,
         rejects: bool = False,
+        rehearsals: Rehearsals,
         team: Team | None = None,
         host: HostBlocks | None = None,
         rest: Callable[[int], Resting],
@@ -134,6 +137,7 @@ class ModelRunner:
         self._draft = draft
         self._threads = threads
         self._features = features
+        self._rehearsals = rehearsals
         self._team = team
         self._host = host
         self._rest = rest
@@ -175,7 +179,7 @@ class ModelRunner:
         with translated_errors(), torch.inference_mode():
             if self._graphs is not None and self._graphs.capture_next():
                 return True
-            return self._sampler.rehearse_next()
+            return self._rehearsals.run_next()
 
     def rest(self, level: int) -> Resting:
         """See ``Runner.rest``."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +17,8 @@ from engine.runner.verification import Verifier
 from engine.sampling.logprobs import logprob_columns
 from engine.sampling.masks import MaskedRow
 from kernels.operations import Operations
-from kernels.reference.drafts import DRAFT_STREAM
 from kernels.sampling import LogitBias, Sampled, TokenCounts
 from kernels.sending import to_device
-
-logger = logging.getLogger(__name__)
 
 # Tokens that a row whose mask has waited asks for. Where a fifth of the vocabulary is allowed, even
 # a model without a clue finds one among them, but for three times in a hundred.
@@ -56,25 +51,6 @@ class Sampler:
         self._rows = rows
         self._uploads = uploads
         self._verifier = Verifier(operations, rows, uploads, rejects=rejects)
-        self._rehearsals = (
-            None
-            if rows.tables.device.type == "cpu"
-            else _rehearsals(operations, rows, rejects=rejects)
-        )
-
-    def rehearse_next(self) -> bool:
-        """Run one more of the kernels that only some requests ask for; whether there may be more.
-
-        A GPU's are compiled when they first run, and requests should not wait for that.
-        """
-        if self._rehearsals is None:
-            return False
-        try:
-            return next(self._rehearsals, False)
-        except Exception as error:  # who asks for it will be told
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            logger.warning("a way to sample cannot be rehearsed: %s", reason)
-            return False
 
     def is_plain(self, batch: HostBatch) -> bool:
         """Whether no row asks for more than the table's columns say: no counts, biases, masks or
@@ -196,35 +172,6 @@ class Sampler:
             {int(masked[index]): why for index, why in failures.items()},
             {int(masked[index]): rows[index] for index in waiting},
         )
-
-
-def _rehearsals(operations: Operations, rows: RowTable, *, rejects: bool) -> Iterator[bool]:
-    """Each time another way to sample, or to judge drafts, for the spare slot."""
-    table, device, vocab_size = rows.sampling.table, rows.newest.device, rows.sampling.vocab_size
-    slots = torch.full((1,), rows.spare_slot, dtype=torch.int32, device=device)
-    place = torch.zeros(1, dtype=torch.int64, device=device)
-    seen, masks = slots.new_zeros((1, vocab_size)), slots.new_zeros((1, -(-vocab_size // 32)))
-    bias = LogitBias(slots.new_zeros(1), torch.zeros(1, device=device), place)
-    counts = TokenCounts(seen, seen.bool())
-    choosers = (operations.sample, operations.distribution) if rejects else (operations.sample,)
-
-    def logits() -> torch.Tensor:
-        return torch.zeros((1, vocab_size), device=device)
-
-    ways = ((None, bias, None), (counts, None, None), (None, None, masks), (counts, None, masks))
-    for choose in choosers:
-        for way in ways:
-            choose(logits(), slots, place, table, *way)
-            yield True
-    operations.feed_back(rows.newest, slots, place, table.count_line, counts)
-    if rejects:
-        shares = operations.distribution(logits(), slots, place, table)
-        operations.draw(shares, place, place, DRAFT_STREAM)
-        yield True
-        for proposed in (shares, None):
-            operations.judge_drafts(shares, proposed, place, place, place)
-            yield True
-    operations.accept_drafts(rows.newest, slots, place, place.bool(), torch.ones_like(slots))
 
 
 def _masked_rows(batch: HostBatch, at: np.ndarray) -> list[MaskedRow]:

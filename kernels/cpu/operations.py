@@ -17,6 +17,7 @@ from kernels.cpu.layers import (
 from kernels.cpu.lora import add_adapters
 from kernels.cpu.sampling import candidates, sample
 from kernels.reference.drafts import draw, judge_drafts
+from kernels.reference.moe import expert_sizes
 from kernels.reference.sampling_step import distribution
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "copy_blocks",
     "distribution",
     "draw",
+    "expert_sizes",
     "feed_back",
     "fused_moe",
     "gelu_mul",

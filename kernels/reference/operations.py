@@ -7,7 +7,7 @@ from kernels.reference.inputs import build_inputs
 from kernels.reference.kv_store import copy_blocks
 from kernels.reference.layers import rms_norm, rope_tables, silu_mul
 from kernels.reference.lora import add_adapters
-from kernels.reference.moe import clamped_swiglu, fused_moe, route
+from kernels.reference.moe import clamped_swiglu, expert_sizes, fused_moe, route
 from kernels.reference.sampling_step import candidates, distribution, sample
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "copy_blocks",
     "distribution",
     "draw",
+    "expert_sizes",
     "feed_back",
     "fused_moe",
     "gelu_mul",

@@ -25,6 +25,7 @@ from kernels.triton.layers import silu_mul
 from kernels.triton.quantised import form_of, packed_product, tile_shape
 from kernels.triton.tiles import dot_add
 
+_HEIGHTS = (16, 32, 64, 128)  # rows of a tile; each is a kernel of its own
 _COLUMNS = 128
 _DEPTH = 64
 
@@ -66,12 +67,18 @@ def fused_moe(
     return expanded.view(num_tokens, top_k, -1).sum(dim=1, dtype=torch.float32).to(x.dtype)
 
 
+def expert_sizes(num_experts: int, top_k: int) -> tuple[int, ...]:
+    """See ``kernels.reference.moe.expert_sizes``."""
+    fewest = (height // 2 + 1 for height in _HEIGHTS[1:])  # rows of an expert, in the mean
+    return (1, *(-(-rows * num_experts // top_k) for rows in fewest))
+
+
 def route(expert_ids: torch.Tensor, num_experts: int, *, some_elsewhere: bool = False) -> _Routing:
     """Which pairs each expert works on: expert_ids [n, top_k] int64, each below num_experts, or
     that: such pairs come last and are nobody's."""
     num_pairs = expert_ids.numel()
     # Small tiles where an expert sees few rows: a tile reads all of its expert's weights.
-    rows = min(128, max(16, power_of_2(num_pairs // num_experts)))
+    rows = min(_HEIGHTS[-1], max(_HEIGHTS[0], power_of_2(num_pairs // num_experts)))
     experts, pairs = expert_ids.flatten().sort(stable=True)
     edges = torch.arange(num_experts + 1, device=experts.device)
     starts = torch.searchsorted(experts, edges)

@@ -11,7 +11,7 @@ from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.latent import latent_rope_store
 from kernels.triton.layers import add_rms_norm, clamped_swiglu, gelu_mul, rms_norm, silu_mul
 from kernels.triton.lora import add_adapters
-from kernels.triton.moe import fused_moe
+from kernels.triton.moe import expert_sizes, fused_moe
 from kernels.triton.sampling import sample
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "copy_blocks",
     "distribution",
     "draw",
+    "expert_sizes",
     "feed_back",
     "fused_moe",
     "gelu_mul",

@@ -1,0 +1,103 @@
+"""Kernels that only some requests need, run once behind the first answers.
+
+A GPU's kernels are compiled when they first run, and no request should wait for that. What every
+step needs is compiled with the first ones, or where steps are captured (see ``graphs.py``); here is
+the rest: ways to sample and to judge drafts, and a mixture's products of ever more tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import torch
+
+from engine.models.decoder import Decoder
+from engine.runner.rows import RowTable
+from kernels.operations import Operations
+from kernels.reference.drafts import DRAFT_STREAM
+from kernels.sampling import LogitBias, TokenCounts
+
+logger = logging.getLogger(__name__)
+
+
+class Rehearsals:
+    """What is left to be rehearsed; nothing on a CPU, whose kernels are there.
+
+    Args:
+        model: the decoder.
+        operations: the kernels'.
+        rows: the table whose spare slot is used.
+        most_tokens: of a step.
+        rejects: drafts of sampled texts are judged by rejection.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        operations: Operations,
+        rows: RowTable,
+        *,
+        most_tokens: int,
+        rejects: bool,
+    ) -> None:
+        self._model = model
+        self._operations = operations
+        self._rows = rows
+        self._most_tokens = most_tokens
+        self._rejects = rejects
+        self._left = iter(()) if rows.tables.device.type == "cpu" else self._all()
+
+    def run_next(self) -> bool:
+        """Run one more; whether there may be others."""
+        run = next(self._left, None)
+        if run is None:
+            return False
+        try:
+            run()
+        except Exception as error:  # who asks for it will be told
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            logger.warning("a kernel cannot be rehearsed: %s", reason)
+        return True
+
+    def _all(self) -> Iterator[Callable[[], object]]:
+        yield from self._ways_to_sample()
+        yield from self._mixtures()
+
+    def _ways_to_sample(self) -> Iterator[Callable[[], object]]:
+        """For the spare slot."""
+        do, rows = self._operations, self._rows
+        table, device, vocab_size = (
+            rows.sampling.table,
+            rows.newest.device,
+            rows.sampling.vocab_size,
+        )
+        slots = torch.full((1,), rows.spare_slot, dtype=torch.int32, device=device)
+        place = torch.zeros(1, dtype=torch.int64, device=device)
+        seen, masks = slots.new_zeros((1, vocab_size)), slots.new_zeros((1, -(-vocab_size // 32)))
+        bias = LogitBias(slots.new_zeros(1), torch.zeros(1, device=device), place)
+        counts = TokenCounts(seen, seen.bool())
+
+        def logits() -> torch.Tensor:
+            return torch.zeros((1, vocab_size), device=device)
+
+        ways = (None, bias, None), (counts, None, None), (None, None, masks), (counts, None, masks)
+        for choose in (do.sample, do.distribution) if self._rejects else (do.sample,):
+            for way in ways:
+                yield lambda choose=choose, way=way: choose(logits(), slots, place, table, *way)
+        yield lambda: do.feed_back(rows.newest, slots, place, table.count_line, counts)
+        ones = torch.ones_like(slots)
+        yield lambda: do.accept_drafts(rows.newest, slots, place, place.bool(), ones)
+        if self._rejects:
+            shares = logits().fill_(1.0 / vocab_size)
+            yield lambda: do.distribution(logits(), slots, place, table)
+            yield lambda: do.draw(shares, place, place, DRAFT_STREAM)
+            for proposed in (shares, None):
+                yield lambda given=proposed: do.judge_drafts(shares, given, place, place, place)
+
+    def _mixtures(self) -> Iterator[Callable[[], object]]:
+        """With as many tokens as each of their kernels takes."""
+        for mixture in self._model.mixtures:
+            for num_tokens in mixture.kernel_sizes:
+                if num_tokens <= self._most_tokens:
+                    yield lambda mixture=mixture, count=num_tokens: mixture.rehearse(count)
