@@ -14,14 +14,17 @@ from engine.lora.peft import Delta, read_adapter
 from engine.models.spec import DecoderSpec
 from engine.types import Adapter
 from kernels.lora import AdapterWeights, reached
+from kernels.sending import to_device
+
+_RANKS = 16
 
 
 class AdapterStore:
     """Adapters by id; least recently used ones leave first, from the device and from the host.
 
     Adapters of one layer lie in one tensor, a slot each, as grouped products read them. Slots are
-    made when they are needed: ``max_loaded`` of them, and more where the rows of one step ask for
-    more. A server without adapters pays nothing.
+    made when they are needed, on a GPU all at once: ``max_loaded`` of them, and more where the rows
+    of one step ask for more. A server without adapters pays nothing.
 
     Args:
         spec: of the model.
@@ -45,6 +48,9 @@ class AdapterStore:
         self._spec = spec
         self._dtype = dtype
         self.device = device  # where slots are
+        # A GPU's kernels are compiled for the number of slots, and for ranks that are multiples of
+        # 16 or are not: no adapter is to wait for that because it is one more, or a larger one.
+        self._is_compiled_for = device.type == "cuda"
         self._max_loaded = max_loaded
         self._max_on_host = max(max_loaded, max_on_host)
         self._on_host: OrderedDict[str, dict[str, Delta]] = OrderedDict()  # least recent first
@@ -106,14 +112,18 @@ class AdapterStore:
 
     def _free_slot(self, wanted: dict[str, Adapter]) -> int:
         """A slot that no row of this step uses."""
-        if self.num_slots >= self._max_loaded:
+        if len(self._slots) >= self._max_loaded:
             for id_ in self._slots:
                 if id_ not in wanted:
                     return self._slots.pop(id_)
-        return self._grow(self.num_slots + 1)
+        used = set(self._slots.values())
+        slot = next(nth for nth in range(len(used) + 1) if nth not in used)
+        if slot >= self.num_slots:
+            self._grow(max(slot + 1, self._max_loaded if self._is_compiled_for else 0))
+        return slot
 
-    def _grow(self, num_slots: int) -> int:
-        """Make room for ``num_slots``; returns the last."""
+    def _grow(self, num_slots: int) -> None:
+        """Make room for ``num_slots``."""
         self.version += 1
         for name, weights in self._layers.items():
             more = num_slots - weights.down.shape[0]
@@ -121,7 +131,6 @@ class AdapterStore:
                 *(functional.pad(tensor, (0, 0, 0, 0, 0, more)) for tensor in weights)
             )
         self.num_slots = num_slots
-        return num_slots - 1
 
     def _fill(self, slot: int, deltas: dict[str, Delta]) -> None:
         for name in deltas.keys() | self._layers.keys():
@@ -133,8 +142,8 @@ class AdapterStore:
                 tensor[slot] = 0
             if delta is not None:
                 rank = delta.down.shape[0]
-                weights.down[slot, :rank] = delta.down.to(self.device)
-                weights.up[slot, :rank] = delta.up.T.to(self.device)
+                weights.down[slot, :rank] = to_device(delta.down, self.device)
+                weights.up[slot, :rank] = to_device(delta.up.T.contiguous(), self.device)
                 weights.spans[slot, :rank] = reached(delta.up.T)
 
     def _widen(self, name: str, delta: Delta) -> None:
@@ -143,6 +152,8 @@ class AdapterStore:
         rank, have = delta.down.shape[0], 0 if weights is None else weights.down.shape[1]
         if have >= rank:
             return
+        if self._is_compiled_for:
+            rank = -(-rank // _RANKS) * _RANKS
         wider = AdapterWeights(
             self._zeros(rank, delta.down.shape[1]),
             self._zeros(rank, delta.up.shape[0]),

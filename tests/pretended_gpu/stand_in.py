@@ -13,7 +13,7 @@ import torch
 from kernels.triton import launch as launcher
 from tests.pretended_gpu.launches import Launches
 from tests.pretended_gpu.queues import Event, Stream, Violation, Work
-from tests.pretended_gpu.tensor import PretendedGpu, poison
+from tests.pretended_gpu.tensor import DeviceStorage, PretendedGpu, poison
 
 TOTAL_BYTES = 2**30
 
@@ -71,12 +71,27 @@ def pretended_gpu(eager: str = "none") -> Iterator[tuple[PretendedGpu, Launches]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _functions(gpu).items():
             patch.setattr(torch.cuda, name, value)
+        copy = torch.UntypedStorage.copy_
+        patch.setattr(
+            torch.UntypedStorage,
+            "copy_",
+            lambda target, source, *options: _copy_storage(copy, target, source, *options),
+        )
         # Interpreted kernels refuse a GPU; these run on what the host has behind its tensors.
         patch.setattr(launcher, "INTERPRETED", False)
         for module in launches.modules():
             patch.setattr(module, "launch", launches)
         with gpu.plugged_in():
             yield gpu, launches
+
+
+def _copy_storage(
+    copy: Callable[..., Any], target: torch.UntypedStorage, source: Any, *options: Any
+) -> Any:
+    """``torch.UntypedStorage.copy_``, also from the device."""
+    if isinstance(source, DeviceStorage):
+        return source.copy_to(target)
+    return copy(target, source, *options)
 
 
 def _functions(gpu: PretendedGpu) -> dict[str, Any]:

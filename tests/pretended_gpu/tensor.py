@@ -48,6 +48,43 @@ _INDEXED = {aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_}
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 
 
+class DeviceStorage:
+    """``torch.UntypedStorage`` of the device, as far as weights that sleep need it."""
+
+    device = DEVICE
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def data_ptr(self) -> int:
+        """Where it lies; nothing else does."""
+        return self._memory.held.data_ptr()
+
+    def nbytes(self) -> int:
+        """Its size; 0 while its memory is given back."""
+        return 0 if self._memory.is_empty else self._memory.held.untyped_storage().nbytes()
+
+    def resize_(self, num_bytes: int) -> None:
+        """Give its memory back, or take as much again; either way nothing is left in it."""
+        held = self._memory.held
+        assert num_bytes in (0, held.untyped_storage().nbytes())
+        self._memory.wait("resizes a storage")
+        self._memory.is_empty = not num_bytes
+        poison(held)
+
+    def copy_(self, source: torch.UntypedStorage) -> None:
+        """Fill it from the host."""
+        self._memory.wait("copies a storage")
+        assert not self._memory.is_empty
+        self._memory.held.untyped_storage().copy_(source)
+
+    def copy_to(self, target: torch.UntypedStorage) -> None:
+        """The other way."""
+        self._memory.wait("copies a storage")
+        assert not self._memory.is_empty
+        target.copy_(self._memory.held.untyped_storage())
+
+
 class Memory:
     """What a tensor and its views lie in.
 
@@ -56,15 +93,21 @@ class Memory:
         held: the host's tensor behind it.
     """
 
-    __slots__ = ("_gpu", "_stream", "held", "users")
+    __slots__ = ("_gpu", "_stream", "held", "is_empty", "users")
 
     def __init__(self, gpu: PretendedGpu, held: torch.Tensor) -> None:
         self._gpu = gpu
         self.held = held
+        self.is_empty = False  # its storage has been resized to nothing
         self._stream = gpu.queues.current
         self.users: set[Stream] = set()  # told by ``record_stream``
         if gpu.queues.capture is not None:
             gpu.pool.append(held)
+
+    def wait(self, why: str) -> None:
+        """The host waits for all that is done with it."""
+        self._gpu.queues.refuse_wait(why)
+        self._gpu.queues.wait_for_all(why)
 
     def __del__(self) -> None:
         """It is somebody else's once the stream comes to that. What other streams were told to use
@@ -107,6 +150,10 @@ class DeviceTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: object) -> Any:
         raise Violation(f"{func}: the device is gone")
+
+    def untyped_storage(self) -> DeviceStorage:
+        """See ``torch.Tensor``."""
+        return DeviceStorage(self.memory)
 
     def record_stream(self, s: Stream) -> None:
         """See ``torch.Tensor``."""

@@ -1,0 +1,100 @@
+"""What only some engines do on a GPU: adapters, sleep, encoders, many experts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.config import CacheConfig, EngineConfig, LoraConfig
+from engine.core import EngineCore
+from engine.pooling import PoolingParams
+from engine.runner import load_runner
+from engine.types import Adapter, Request
+from tests import tiny_encoders, tiny_models
+from tests.engine.pooling.drive import embed, load
+from tests.pretended_gpu.dry.test_dry_engine import PLAIN, requests_of, saved
+from tests.pretended_gpu.engines import config_of, on_cpu, on_pretended_gpu, texts
+from tests.pretended_gpu.stand_in import pretended_gpu
+
+LAYERS = {"self_attn.q_proj": (96, 48), "mlp.down_proj": (48, 80)}  # (outputs, inputs)
+
+
+def adapter(path: Path, rank: int, seed: int) -> Adapter:
+    """A random one for the only layer of the tiny Qwen3."""
+    random = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (outputs, inputs) in LAYERS.items():
+        name = f"base_model.model.model.layers.0.{module}"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, inputs, generator=random)
+        tensors[f"{name}.lora_B.weight"] = torch.randn(outputs, rank, generator=random)
+    path.mkdir()
+    save_file(tensors, path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return Adapter(id=path.name, name=path.name, path=str(path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eager", ["none", "main"])
+def test_adapters_are_brought_and_added_without_waiting(eager: str, tmp_path: Path) -> None:
+    config = config_of(saved("qwen3", tmp_path / "model"), lora=LoraConfig(max_loaded=2))
+    first, second = adapter(tmp_path / "a", 4, seed=1), adapter(tmp_path / "b", 8, seed=2)
+    rows: list[Request] = []
+    for name, of_row in (("a", first), ("b", second), ("none", None)):
+        prompt = tuple(range(30, 42 - len(rows)))
+        rows.append(Request(id=name, prompt_token_ids=prompt, sampling=PLAIN[0], adapter=of_row))
+    expected = on_cpu(config, rows)
+    assert len({tuple(told) for told in expected.values()}) == 3
+    with on_pretended_gpu(config, eager) as rig:
+        assert texts(rig.core, [rows[0]]) == {"a": expected["a"]}
+        later: list[object] = []
+        # The second is one more, and larger.
+        assert not rig.launches.new(lambda: later.append(texts(rig.core, rows)))
+        assert later == [expected]
+
+
+@pytest.mark.slow
+def test_weights_sleep_on_the_host(tmp_path: Path) -> None:
+    config, requests = config_of(saved("qwen3", tmp_path)), requests_of(PLAIN)
+    expected = on_cpu(config, requests)
+    with on_pretended_gpu(config) as rig:
+        for level in (1, 2):
+            assert texts(rig.core, requests) == expected
+            rig.core.sleep(level)
+            rig.core.wake()
+        assert texts(rig.core, requests) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "mpnet"])
+def test_encoders_give_the_vectors_of_a_cpu(kind: str, tmp_path: Path) -> None:
+    tiny_encoders.save(kind, tmp_path)
+    prompts, params = [list(range(3, 20)), [7], list(range(40, 9, -1))], PoolingParams()
+    expected = embed(load(tmp_path), prompts, params)
+    config = EngineConfig(
+        model=str(tmp_path),
+        device="cuda",
+        dtype="float32",
+        num_threads=1,
+        cache=CacheConfig(block_size=4, num_blocks=256),
+    )
+    with pretended_gpu("main"):
+        vectors = embed(EngineCore(config, load_runner(config)), prompts, params)
+    for index, vector in expected.items():
+        assert vectors[index] == pytest.approx(vector, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_no_experts_are_compiled_for_while_requests_wait(tmp_path: Path) -> None:
+    """However many tokens a prompt has, its tiles' height has been rehearsed."""
+    model = str(tiny_models.save("mixtral", tmp_path, num_hidden_layers=2, num_local_experts=2))
+    config = config_of(model, scheduler={"max_num_batched_tokens": 256})
+    with on_pretended_gpu(config) as rig:
+        texts(rig.core, requests_of(PLAIN, 9))
+        for longest in (3, 20, 40, 60):
+            requests = requests_of(PLAIN, longest)
+            assert not rig.launches.new(lambda some=requests: texts(rig.core, some))
