@@ -3,6 +3,7 @@ answers, and what happens when either of them is gone."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -108,23 +109,31 @@ def test_two_machines_answer_as_one_and_a_stream_outlives_the_second(
 
 
 def streamed_while(second: Node, server: Server, machines: Machines) -> str:
-    """A text during which the second machine is killed, and another takes its place."""
+    """A text during which a rank of the second machine dies, and is started again there; then all
+    of that machine, and another takes its place."""
     messages = [{"role": "user", "content": QUESTIONS[2]}]
     body = {"max_tokens": 200, "ignore_eos": True, "stream": True, "temperature": 0}
     body |= {"model": "quire-demo", "messages": messages}
     url, got = server.url + "/v1/chat/completions", ""
-    with (
-        server._client.stream("POST", url, json=body, timeout=120) as stream,
-        machines.second() as third,
-    ):
-        third.wait_for("waiting for node 0")  # nobody listens while all are there
+    killed: list[psutil.Process] = []
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(server._client.stream("POST", url, json=body, timeout=120))
+        third: Node | None = None
         for line in stream.iter_lines():
             if line.startswith("data: {"):
                 got += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
-            if len(got) > 40 and second.process.poll() is None:
+            if len(got) > 40 and not killed:
+                killed = second.ranks()
+                killed[0].kill()
+                wait_for_end_of(killed)
+            if len(got) > 200 and second.process.poll() is None:
                 ranks = second.ranks()
+                assert ranks
+                assert ranks != killed
                 second.process.kill()
                 wait_for_end_of(ranks)
+                third = stack.enter_context(machines.second())
+        assert third is not None
         assert len(third.ranks()) == 1
     return got
 
