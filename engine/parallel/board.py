@@ -10,6 +10,7 @@ under a key and waits for what others write.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -118,9 +119,11 @@ class Relay:
                 if isinstance(message, Met):
                     return
                 self._heard(message, rank)
-        except (OSError, FrameError) as error:
+        except FrameError as error:
             problem = f"{rank.name}: {error}"
-        self._problem = problem
+        except OSError:
+            pass  # it was cut off, and has ended as well
+        self._problem = self._problem or problem
         self.board.fail(problem)
 
     def _heard(self, message: FromRank, rank: Rank) -> None:
@@ -137,7 +140,8 @@ class Relay:
         with self._sending:
             for rank in self._ranks:
                 if rank is not source:
-                    rank.socket.sendall(frame)
+                    with contextlib.suppress(OSError):  # who reads from it tells that it is gone
+                        rank.socket.sendall(frame)
 
 
 class Attendance:

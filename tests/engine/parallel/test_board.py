@@ -1,0 +1,115 @@
+"""What ranks tell one another to find each other reaches all of them, or its failing does."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+import torch
+
+from engine.errors import EngineDead
+from engine.framing import encode
+from engine.parallel.board import Attendance, Relay
+from engine.parallel.follower import read_messages
+from engine.parallel.frames import Prepared, Score
+from engine.parallel.group import Group
+from engine.parallel.ranks import all_said
+from engine.parallel.shard import Shard
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class End:
+    """A rank as rank 0 has it; ``theirs`` is the other end."""
+
+    socket: socket.socket
+    theirs: socket.socket
+    name: str
+
+    def end(self, grace_s: float) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def ranks():
+    ends = [End(*socket.socketpair(), f"rank {number}") for number in (1, 2)]
+    yield ends
+    for end in ends:
+        end.end(0.0)
+        end.theirs.close()
+
+
+def attend(end: End) -> Attendance:
+    return Attendance(
+        read_messages(end.theirs), lambda message: end.theirs.sendall(encode(message))
+    )
+
+
+def test_every_rank_reads_what_every_rank_writes(ranks):
+    relay = Relay(ranks, [all_said(rank) for rank in ranks])
+    others = [attend(rank) for rank in ranks]
+    boards = [relay.board, *(other.board for other in others)]
+    for number, board in enumerate(boards):
+        board.set(f"key {number}", bytes([number]))
+    for board in boards:
+        assert [board.get(f"key {number}") for number in range(3)] == [b"\0", b"\1", b"\2"]
+        assert board.check(["key 0", "key 2"])
+        assert not board.check(["key 0", "key 3"])
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(other.finish) for other in others]
+        relay.finish()
+        for end in ends:
+            end.result(30)
+
+
+def test_ranks_meet_through_it_and_add_up(ranks):
+    """Frames that follow the meeting are not read by it, nor those before it by the meeting."""
+    said = [all_said(rank) for rank in ranks]
+
+    def come(number: int) -> tuple[list[float], object]:
+        end = ranks[number - 1]
+        messages = read_messages(end.theirs)
+        end.theirs.sendall(encode(Prepared()))  # in one piece with what the meeting says, perhaps
+        attendance = Attendance(messages, lambda message: end.theirs.sendall(encode(message)))
+        group = Group(Shard(number, 3), CPU, attendance.board)
+        attendance.finish()
+        summed = group.all_reduce(torch.tensor([float(number)])).tolist()
+        return summed, next(messages)
+
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(come, number) for number in (1, 2)]
+        assert [next(each) for each in said] == [Prepared(), Prepared()]
+        relay = Relay(ranks, said)
+        group = Group(Shard(0, 3), CPU, relay.board)
+        relay.finish()
+        for rank in ranks:
+            rank.socket.sendall(encode(Score(7)))
+        assert group.all_reduce(torch.tensor([10.0])).tolist() == [13.0]
+        assert [other.result(30) for other in others] == [([13.0], Score(7))] * 2
+
+
+def test_a_rank_that_ends_meanwhile_is_named_to_who_waits(ranks):
+    relay = Relay(ranks, [all_said(rank) for rank in ranks])
+    ranks[1].theirs.close()
+    with pytest.raises(EngineDead, match="rank 2 ended before it had met the others"):
+        Group(Shard(0, 3), CPU, relay.board, name_lost=lambda: "another")
+    ranks[0].theirs.close()
+    with pytest.raises(EngineDead, match="rank 2 ended before"):
+        relay.finish()
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_longer_than_told(ranks):
+    relay = Relay(ranks, [all_said(rank) for rank in ranks])
+    with pytest.raises(RuntimeError, match=r"did not come to meet within 0\.05 s"):
+        relay.board.wait(["key"], timedelta(seconds=0.05))
+
+
+def test_a_rank_whose_rank_0_goes_does_not_wait(ranks):
+    attendance = attend(ranks[0])
+    ranks[0].socket.close()
+    with pytest.raises(RuntimeError, match="rank 0 is gone"):
+        attendance.board.get("key")
