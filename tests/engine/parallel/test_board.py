@@ -6,20 +6,18 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
 from engine.errors import EngineDead
 from engine.framing import encode
-from engine.parallel.board import Attendance, Relay
+from engine.parallel.board import Attendance, Board, Relay
 from engine.parallel.follower import read_messages
 from engine.parallel.frames import Prepared, Score
-from engine.parallel.group import Group
 from engine.parallel.ranks import all_said
-from engine.parallel.shard import Shard
-
-CPU = torch.device("cpu")
 
 
 @dataclass
@@ -41,6 +39,21 @@ def ranks():
     for end in ends:
         end.end(0.0)
         end.theirs.close()
+
+
+def gloo(board: Board, rank: int) -> Any:
+    """One of three ranks."""
+    group: Any = distributed.ProcessGroupGloo
+    options = group._Options()
+    options._devices = [group.create_device(hostname="127.0.0.1")]
+    options._timeout = timedelta(seconds=60)
+    return group(board, rank, 3, options)
+
+
+def summed(group: Any, value: float) -> float:
+    x = torch.tensor([value])
+    group.allreduce(x).wait()
+    return x.item()
 
 
 def attend(end: End) -> Attendance:
@@ -70,33 +83,32 @@ def test_ranks_meet_through_it_and_add_up(ranks):
     """Frames that follow the meeting are not read by it, nor those before it by the meeting."""
     said = [all_said(rank) for rank in ranks]
 
-    def come(number: int) -> tuple[list[float], object]:
+    def come(number: int) -> tuple[float, object]:
         end = ranks[number - 1]
         messages = read_messages(end.theirs)
         end.theirs.sendall(encode(Prepared()))  # in one piece with what the meeting says, perhaps
         attendance = Attendance(messages, lambda message: end.theirs.sendall(encode(message)))
-        group = Group(Shard(number, 3), CPU, attendance.board)
+        group = gloo(attendance.board, number)
         attendance.finish()
-        summed = group.all_reduce(torch.tensor([float(number)])).tolist()
-        return summed, next(messages)
+        return summed(group, float(number)), next(messages)
 
     with ThreadPoolExecutor(2) as pool:
         others = [pool.submit(come, number) for number in (1, 2)]
         assert [next(each) for each in said] == [Prepared(), Prepared()]
         relay = Relay(ranks, said)
-        group = Group(Shard(0, 3), CPU, relay.board)
+        group = gloo(relay.board, 0)
         relay.finish()
         for rank in ranks:
             rank.socket.sendall(encode(Score(7)))
-        assert group.all_reduce(torch.tensor([10.0])).tolist() == [13.0]
-        assert [other.result(30) for other in others] == [([13.0], Score(7))] * 2
+        assert summed(group, 10.0) == 13.0
+        assert [other.result(30) for other in others] == [(13.0, Score(7))] * 2
 
 
 def test_a_rank_that_ends_meanwhile_is_named_to_who_waits(ranks):
     relay = Relay(ranks, [all_said(rank) for rank in ranks])
     ranks[1].theirs.close()
-    with pytest.raises(EngineDead, match="rank 2 ended before it had met the others"):
-        Group(Shard(0, 3), CPU, relay.board, name_lost=lambda: "another")
+    with pytest.raises(RuntimeError, match="rank 2 ended before it had met the others"):
+        gloo(relay.board, 0)
     ranks[0].theirs.close()
     with pytest.raises(EngineDead, match="rank 2 ended before"):
         relay.finish()
