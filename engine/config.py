@@ -102,6 +102,12 @@ class NodesConfig(msgspec.Struct, frozen=True, kw_only=True):
     secret_file: str  # shared by all, so that nobody else can join
     timeout_s: float = 0.0  # waited for one another; 0: for ever
 
+    @property
+    def place(self) -> str:
+        """Address and port of the first, for people."""
+        address = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
+        return f"{address}:{self.master_port}"
+
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are guessed ahead, to be verified several at once (``engine/speculation``)."""

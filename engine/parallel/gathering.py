@@ -133,11 +133,11 @@ class Gathering:
             now_s = time.monotonic()
             if now_s - reminded_s >= _REMINDER_S:
                 reminded_s = now_s
-                logger.info("waiting for %s at %s", _these(missing), _place(nodes))
+                logger.info("waiting for %s at %s", _these(missing), nodes.place)
             left_s = nodes.timeout_s - (now_s - began_s) if nodes.timeout_s else _REMINDER_S
             if left_s <= 0:
                 raise ModelLoadError(
-                    f"nnodes {nodes.size}: {_these(missing)} did not come to {_place(nodes)} "
+                    f"nnodes {nodes.size}: {_these(missing)} did not come to {nodes.place} "
                     f"within {nodes.timeout_s:g} s (node_timeout_s)"
                 )
             self._await_news(min(left_s, _REMINDER_S))
@@ -194,9 +194,9 @@ class Gathering:
                 logger.warning("node %d (%s) was refused: %s", enlist.node, peer, refusal.reason)
                 stranger.sendall(encode(refusal))
         except HandshakeError as error:
-            logger.warning("%s came to %s and was sent away: %s", peer, _place(self._nodes), error)
+            logger.warning("%s came to %s and was sent away: %s", peer, self._nodes.place, error)
         except (FrameError, OSError) as error:
-            logger.warning("%s came to %s and was lost: %s", peer, _place(self._nodes), error)
+            logger.warning("%s came to %s and was lost: %s", peer, self._nodes.place, error)
         finally:
             with self._lock:
                 self._strangers.discard(stranger)
@@ -259,12 +259,8 @@ def _listen(nodes: NodesConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = (error.strerror or str(error)).lower()
-        raise ModelLoadError(f"cannot listen on {_place(nodes)}: {reason}") from None
+        raise ModelLoadError(f"cannot listen on {nodes.place}: {reason}") from None
     return listener
-
-
-def _place(nodes: NodesConfig) -> str:
-    return f"{nodes.master_addr}:{nodes.master_port}"
 
 
 def _these(nodes: Iterable[int]) -> str:

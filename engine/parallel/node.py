@@ -70,7 +70,7 @@ class _Node:
             raise ModelLoadError(f"{error.filename}: {error.strerror}") from None
         rank, model = config.nodes.rank, config.model
         self._enlist = Enlist(rank, 0, model, config.num_threads, stands)
-        self._place = f"{config.nodes.master_addr}:{config.nodes.master_port}"
+        self._place = config.nodes.place
 
     def serve_once(self) -> None:
         """Have the ranks of one engine, from its start to its end."""

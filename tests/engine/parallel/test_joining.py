@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -21,6 +23,7 @@ from engine.parallel.enlisting import Enlist, Refused, Welcome, hear_answer
 from engine.parallel.frames import Failed, Join
 from engine.parallel.gathering import Gathering
 from tests.engine.parallel.thread_nodes import SECRET, of_node, with_nodes
+from tests.servers import ROOT
 
 
 @pytest.fixture
@@ -292,6 +295,13 @@ def test_an_address_that_is_not_this_machines_is_refused(model, tmp_path):
 
 
 # ------------------------------------------------------------ the other machine
+
+
+def test_what_waits_on_another_machine_has_no_tensor_library():
+    """It holds no memory of the model, nor of what computes it."""
+    code = "import sys, server.cli.node; print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert told.stdout == "False\n", told.stderr
 
 
 def test_a_machine_that_is_refused_ends_with_the_reason(model, tmp_path):
