@@ -16,7 +16,9 @@ that number it asks the libgomp that torch brings along, so torch is imported fi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -26,7 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -101,11 +103,11 @@ def library() -> Path:
         BuildError: the processor lacks what the kernels are made of, or they cannot be compiled.
     """
     target = _this_target()
-    for folder in (_HERE, cache_dir()):
-        if (folder / _name(target)).is_file():
-            return folder / _name(target)
+    if found := _find(target):
+        return found
     try:
-        return compile_into(cache_dir(), target)
+        with _alone_in(cache_dir()):  # other engines and ranks that start now wait, and find it
+            return _find(target) or compile_into(cache_dir(), target)
     except OSError:  # no home, or it cannot be written: again at each start
         return compile_into(Path(tempfile.mkdtemp(prefix="quire-")), target)
 
@@ -146,6 +148,21 @@ def cache_dir() -> Path:
     """The folder in which this user's builds are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(base) / "quire"
+
+
+def _find(target: _Target) -> Path | None:
+    made = (folder / _name(target) for folder in (_HERE, cache_dir()))
+    return next((path for path in made if path.is_file()), None)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time. The system lets the next one in when one dies."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("w") as file:
+        with contextlib.suppress(OSError):  # as on some network's disk: then all of them compile
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _run(commands: list[tuple[str, ...]]) -> None:

@@ -1,0 +1,51 @@
+"""Compiling the native kernels: once, however many processes find none at the same time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu.native import build
+
+# In the place of a compiler: notes what it is to make, and makes it empty, in some time.
+COMPILER = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+echo "$(basename "$2")" >> "$COMPILED"
+sleep 0.1
+: > "$2"
+"""
+
+
+def test_engines_that_start_together_compile_once(tmp_path: Path) -> None:
+    try:
+        target = build._this_target()
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    if (build._HERE / build._name(target)).is_file():
+        pytest.skip("the library lies beside its sources here")
+    compiler = tmp_path / "bin" / "g++"
+    compiler.parent.mkdir()
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    compiled = tmp_path / "compiled"
+    env = {
+        **os.environ,
+        "PATH": f"{compiler.parent}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "COMPILED": str(compiled),
+    }
+    command = [sys.executable, "-m", "kernels.cpu.native.build"]
+    starts = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    names = {start.communicate()[0] for start in starts}
+    assert [start.returncode for start in starts] == [0, 0, 0]
+    assert names == {f"{build._name(target)}\n"}
+    made = Counter(compiled.read_text().split())
+    assert set(made.values()) == {1}, made
+    assert len(made) == len(build._sources(target, ".cpp")) + 1
