@@ -46,7 +46,8 @@ def resolve_model(name: str, load_format: LoadFormat = "auto") -> str:
         )
     named = _HUB_NAME.fullmatch(name)
     if named is None:
-        raise ModelLoadError(f"there is no model directory {name}")
+        kind = "GGUF file" if name.endswith(".gguf") else "model directory"
+        raise ModelLoadError(f"there is no {kind} {name}")
     repository, revision, quantised = named.groups()
     if quantised is None:
         weights = "*.bin" if load_format == "bin" else "*.safetensors"

@@ -20,9 +20,31 @@ class InvalidSettings(ValueError):
 
 
 def read_environment(rows: Sequence[Setting], environ: Mapping[str, str]) -> dict[str, str]:
-    """The QUIRE_* variables that are settings and not empty, by field name."""
+    """The QUIRE_* variables that are settings and not empty, by field name.
+
+    Kubernetes gives every container QUIRE_PORT=tcp://... where a service is called quire: that is
+    not meant for us.
+    """
     given = ((row.field, environ.get(row.variable, "")) for row in rows)
-    return {field: value for field, value in given if value}
+    return {
+        field: value
+        for field, value in given
+        if value and not (field == "port" and value.startswith("tcp://"))
+    }
+
+
+def misspelt_variables(rows: Sequence[Setting], environ: Mapping[str, str]) -> list[str]:
+    """A line for each QUIRE_* variable that is no setting and nearly one.
+
+    Others with that beginning may be anybody's: only these are told.
+    """
+    known = {row.variable for row in rows}
+    told = []
+    for name in sorted(environ):
+        if name.startswith("QUIRE_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
+            told += [f"{name} is no setting; did you mean {close[0]}?" for _ in close]
+    return told
 
 
 def read_yaml(rows: Sequence[Setting], path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ def parse_settings(argv: Sequence[str]) -> Settings:
         InvalidSettings: a value cannot be used.
     """
     parser = build_parser()
-    given = vars(parser.parse_args(argv))
+    given = parse(parser, argv)
     positional = given.pop("positional", None)
     if positional is not None:
         field = "config" if positional.endswith((".yaml", ".yml")) else "model"
@@ -72,6 +73,17 @@ def parse_settings(argv: Sequence[str]) -> Settings:
             parser.error(f"'{positional}' and --{field} {given[field]} are both given")
         given[field] = positional
     return Settings.load(given)
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+    """What ``argv`` gives, by name. Exits with 2, and the nearest flag, for one that is none."""
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [row.flag for row in settings_table()]
+        close = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return vars(given)
 
 
 def _argument(row: Setting) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import logs
 from engine.errors import EngineError, ModelLoadError
-from server.cli.flags import add_settings
+from server.cli.flags import add_settings, parse
 from server.cli.serve import with_model_directory
 from server.settings import InvalidSettings, Settings
 
@@ -143,7 +143,7 @@ def _parse(argv: Sequence[str]) -> tuple[Path, Path, bool, bool, dict[str, Any]]
         "--overwrite", action="store_true", default=False, help="begin anew if OUTPUT is there"
     )
     add_settings(parser)
-    given = vars(parser.parse_args(argv))
+    given = parse(parser, argv)
     inputs = [given.pop(name, None) for name in ("positional", "input_file")]
     source = inputs[0] or inputs[1]
     if source is None or None not in inputs:

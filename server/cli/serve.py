@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import socket
 import sys
 import time
@@ -33,7 +35,10 @@ from server.chat_template import read_chat_template
 from server.cli.flags import parse_settings
 from server.cli.progress import LoadDisplay, display_url, ready_message
 from server.model_source import resolve_model
-from server.settings import InvalidSettings, Settings
+from server.setting_sources import misspelt_variables
+from server.settings import InvalidSettings, Settings, settings_table
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # connections the kernel holds for us until they are accepted
 
@@ -65,6 +70,8 @@ def main(argv: Sequence[str], child: Child | None = None) -> int:
             _make_profile_directory(settings)
             settings = with_model_directory(settings)
             logs.configure(settings.log_level, settings.log_format)
+            for line in misspelt_variables(settings_table(), os.environ):
+                logger.warning("%s", line)
             announcer = Announcer(settings, sockets[0], started_s)
             if settings.api_workers > 1:
                 return _serve_workers(settings, sockets, announcer, child)

@@ -103,6 +103,7 @@ def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(broken, tmp_path):
     ("arguments", "told"),
     [
         (["/no/such/model"], "there is no model directory /no/such/model"),
+        (["/no/such.gguf"], "there is no GGUF file /no/such.gguf"),
         ([__file__], "is not a GGUF file"),
         (["--port", "http"], "--port: must be a valid integer, not 'http'"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),

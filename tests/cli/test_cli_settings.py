@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.cli.flags import build_parser, parse_settings
+from server.setting_sources import misspelt_variables
 from server.settings import DEMO_MODEL_NAME, InvalidSettings, Settings, settings_table
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +143,32 @@ def test_the_source_of_a_bad_value_is_named(monkeypatch):
     monkeypatch.setenv("QUIRE_DTYPE", "int4")
     with pytest.raises(InvalidSettings, match=r"^QUIRE_DTYPE: .*, not 'int4'$"):
         parse_settings([])
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--max-num-seq", "4"], "--max-num-seq; did you mean --max-num-seqs?"),
+        (["--prot=9"], "--prot=9; did you mean --port?"),
+        (["--xyzzy"], "unrecognized arguments: --xyzzy\n"),
+    ],
+)
+def test_a_flag_that_is_none_is_told_with_its_nearest(flags, told, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_settings(flags)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_variable_that_is_nearly_a_setting_is_told():
+    environ = {"QUIRE_PROT": "1", "QUIRE_PORT": "1", "QUIRE_URL": "x", "QUIRE_HTTP": "y"}
+    told = misspelt_variables(settings_table(), environ)
+    assert told == ["QUIRE_PROT is no setting; did you mean QUIRE_PORT?"]
+
+
+def test_what_kubernetes_sets_for_a_service_of_that_name_is_not_the_port(monkeypatch):
+    monkeypatch.setenv("QUIRE_PORT", "tcp://10.43.7.1:8000")
+    assert Settings.load({}).port == 8000
 
 
 def test_names_that_clients_may_use():

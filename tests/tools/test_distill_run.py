@@ -176,3 +176,10 @@ def test_a_loss_that_is_lost_is_told(tmp_path, common, capsys):
 def test_no_data_is_told(tmp_path, teacher, capsys):
     assert cli.main([str(teacher), "-o", str(tmp_path / "out")]) == 1
     assert "give --data FILE or --generate N" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["absent", "/no/such/teacher"])
+def test_a_teacher_that_is_nowhere_is_not_looked_for_on_the_hub(name, tmp_path, capsys):
+    assert cli.main([name, "--generate", "1", "-o", str(tmp_path / "out")]) == 1
+    told = capsys.readouterr().err
+    assert told == f"quire distill: there is no model directory {name}\n"

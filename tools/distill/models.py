@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 
 from tools.distill.errors import DistillError
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _ISOLATION_TOKENS = 8
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -55,6 +57,7 @@ def load_tokenizer(folder: str) -> Any:
     """The fast tokenizer of a model. Raises DistillError."""
     from transformers import AutoTokenizer
 
+    _check_name(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -68,6 +71,7 @@ def load_config(folder: str | Path) -> Any:
     """The config of a model. Raises DistillError."""
     from transformers import AutoConfig
 
+    _check_name(folder)
     try:
         return AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -79,6 +83,7 @@ def load_model(folder: str | Path, dtype: torch.dtype, device: torch.device, pla
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    _check_name(folder)
     logging.disable_progress_bar()
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -221,6 +226,12 @@ def _vocabulary(path: Path) -> dict[str, int]:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(path)).get_vocab()
+
+
+def _check_name(folder: str | Path) -> None:
+    """Raise DistillError for a path that is not there: transformers would ask the Hub for it."""
+    if not Path(folder).exists() and _HUB_NAME.fullmatch(str(folder)) is None:
+        raise DistillError(f"there is no model directory {folder}")
 
 
 def _first_line(error: BaseException) -> str:
