@@ -98,7 +98,7 @@ class LLM(OfflineText, OfflineRest):
         """Load ``model``. The arguments are the server's settings of the same names.
 
         Args:
-            model: a directory in Hugging Face format; the embedded model when left out.
+            model: directory in Hugging Face format or GGUF file; the embedded model if left out.
             tokenizer: another directory to take the tokenizer from.
             chat_template: a template's source or file, instead of the model's own.
             dtype: number format of weights and KV cache. auto takes the checkpoint's on a GPU; on

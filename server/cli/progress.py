@@ -15,13 +15,14 @@ _QUESTION = "What is the capital of France?"
 
 
 class LoadDisplay:
-    """Progress of loading: a bar redrawn in place at a terminal, a few lines elsewhere."""
+    """Progress of loading: a bar redrawn in place at a terminal; elsewhere a line now and then."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty()
         self._started_s = time.monotonic()
-        self._next_line_s = 0.0  # time.monotonic() before which no further line is written
+        # time.monotonic() before which no line is written: of a quick load there is none.
+        self._next_line_s = self._started_s + _LINE_PERIOD_S
         self._drawn = False
 
     def __call__(self, fraction: float, what: str) -> None:

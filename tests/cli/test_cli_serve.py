@@ -177,6 +177,19 @@ def test_progress_is_one_line_redrawn_at_a_terminal_and_few_lines_elsewhere():
         assert ("100% █" in stream.text) is is_terminal
 
 
+def test_where_there_is_no_terminal_a_slow_load_tells_a_line_now_and_then(monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr("server.cli.progress.time.monotonic", lambda: now_s)
+    stream = Terminal(False)
+    display = LoadDisplay(stream)
+    for step in range(51):
+        display(step / 100, "model.safetensors")
+        now_s += 0.125
+    assert (
+        stream.text == " 16%  model.safetensors\n 32%  model.safetensors\n 48%  model.safetensors\n"
+    )
+
+
 def test_progress_goes_on_when_nobody_can_read_it():
     class Full(Terminal):
         def write(self, text: str) -> None:

@@ -94,7 +94,7 @@ def check_told_once(sampling: SamplingParams, outputs: list[RequestOutput], prom
 async def test_a_step_that_hangs_is_ended_and_its_requests_go_on(
     tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    client = subprocess_client(hang_unless=str(tmp_path / "flag"), step_timeout_s=2.0)
+    client = subprocess_client(hang_unless=str(tmp_path / "flag"), step_timeout_s=4.0)
     await client.start()
     requests = make_requests(3)
     streams = client.submit(requests)
@@ -104,7 +104,7 @@ async def test_a_step_that_hangs_is_ended_and_its_requests_go_on(
         assert text == fakes.expected_output(request, MAX_LEN)
     assert (client.num_restarts, client.num_resumed) == (1, 3)
     assert "in fault" in capfd.readouterr().err  # where it hung
-    await asyncio.sleep(2.2)  # nothing is taken for hung while there is nothing to do
+    await asyncio.sleep(4.2)  # nothing is taken for hung while there is nothing to do
     assert client.alive
     await client.close()
 

@@ -134,8 +134,7 @@ async def test_all_clients_are_told_and_an_engine_that_comes_after(tmp_path: Pat
     async with shared_engine(tmp_path, step_s=0.01) as shared:
         first, second = shared.clients
         await first.sleep(1, 0.0)
-        await asyncio.sleep(0.1)
-        assert second.activity == "asleep"
+        await until(lambda: second.activity == "asleep")
         await second.wake()
         await first.reload(NEW, 0.0)
         assert first.info.generation == 1
