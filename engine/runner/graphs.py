@@ -97,6 +97,7 @@ class DecodeGraphs:
         max_num_rows: of a step.
         capture: records what a function launches, and returns what launches it again.
         features: of a head that drafts, if there is one.
+        feeds_back: what is sampled is the rows' newest token.
     """
 
     def __init__(
@@ -109,6 +110,8 @@ class DecodeGraphs:
         max_num_rows: int,
         capture: Capture,
         features: Features | None = None,
+        *,
+        feeds_back: bool = True,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -117,6 +120,7 @@ class DecodeGraphs:
         self._rows = rows
         self._capture = capture
         self._features = features
+        self._feeds_back = feeds_back
         self._graphs: dict[int, DecodeGraph] = {}
         self._to_capture = ladder(max_num_rows)  # the largest last
         self._sizes = tuple(self._to_capture)
@@ -220,7 +224,8 @@ class DecodeGraphs:
         def sample() -> None:
             do, parameters = self._kernels.operations, table.sampling.table
             chosen = do.sample(logits, rows.slots, positions, parameters)
-            do.feed_back(table.newest, rows.slots, chosen.token_ids, parameters.count_line)
+            if self._feeds_back:
+                do.feed_back(table.newest, rows.slots, chosen.token_ids, parameters.count_line)
             for kept, fresh in zip(sampled, chosen, strict=True):
                 kept.copy_(fresh)
 

@@ -179,6 +179,8 @@ class ModelRunner:
         with translated_errors(), torch.inference_mode():
             if self._graphs is not None and self._graphs.capture_next():
                 return True
+            if self._draft is not None and self._draft.capture_next():
+                return True
             return self._rehearsals.run_next()
 
     def rest(self, level: int) -> Resting:

@@ -33,10 +33,12 @@ from engine.models.decoder import Decoder, StepState
 from engine.models.draft_head.network import DraftHead
 from engine.plan_rows import PlanRows
 from engine.runner.drafts import Guesses
+from engine.runner.graphs import DecodeGraphs
 from engine.runner.inputs import HostBatch, build, geometry, send
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Downloads, Fetched, Uploads
+from engine.speculation.batches import decode_batch, unread_batch
 from engine.speculation.chains import GuessChains
 from engine.speculation.features import Features
 from engine.speculation.read_blocks import Place, ReadBlocks
@@ -74,7 +76,7 @@ class DraftModel:
         rows: the runner's.
         vocab_size: of the large model; tokens that only one of the two has are never guessed.
         rejects: draw from noise of its own, and keep what was drawn from.
-        programs: of its steps, which do not feed back; None where they are not recorded.
+        programs: of its steps, or captured ones, which do not feed back; None: there are none.
         features: what a head reads; None: the model is none.
     """
 
@@ -88,7 +90,7 @@ class DraftModel:
         *,
         vocab_size: int,
         rejects: bool,
-        programs: DecodePrograms | None = None,
+        programs: DecodePrograms | DecodeGraphs | None = None,
         features: Features | None = None,
     ) -> None:
         self._model = model
@@ -100,12 +102,13 @@ class DraftModel:
         self._rejects = rejects
         self._features = features
         self._lead = 0 if features is None else 1  # tokens of a text that are not read
-        # A program does not keep tokens of the large model from a table that lacks them.
-        self._programs = programs if model.spec.vocab_size >= vocab_size else None
+        # A program keeps neither tokens that the draft model lacks from its table, nor guesses from
+        # being tokens that the large one lacks.
+        self._programs = programs if model.spec.vocab_size == vocab_size else None
         self._uploads = Uploads(attention_spec.device)
         self._downloads = Downloads(attention_spec.device)
         self._chains: GuessChains | None = None
-        if self._programs is not None and features is None and not rejects:
+        if isinstance(self._programs, DecodePrograms) and features is None and not rejects:
             self._chains = GuessChains(self._programs, self._uploads)
         self._places: dict[str, Place] = {}
         self._blocks = ReadBlocks(cache.layers[0].keys.shape[0], attention_spec.block_size)
@@ -115,6 +118,10 @@ class DraftModel:
         tensor begins with the blocks."""
         own = self._cache.tensors()
         return own if self._features is None else [*own, self._features.blocks()]
+
+    def capture_next(self) -> bool:
+        """Capture one more number of rows of its steps; whether there are more."""
+        return self._programs is not None and self._programs.capture_next()
 
     def exchange(self, offloads: Sequence[BlockCopy], loads: Sequence[BlockCopy]) -> None:
         """Blocks have been copied to the host, and others from there, with all of ``tensors``."""
@@ -175,7 +182,7 @@ class DraftModel:
         lengths = [len(place.unread) for place in reads]
         widths = [sum(want > depth for want in wants) for depth in range(wants[0])]
         last = np.cumsum(lengths[: len(wants)]) - 1
-        passes = chains.guess(_unread(slots, reads, lengths), last, widths)
+        passes = chains.guess(unread_batch(slots, reads, lengths), last, widths)
         return [_Guess(token_ids, None) for token_ids in passes]
 
     def _read_ahead(
@@ -185,7 +192,7 @@ class DraftModel:
         ahead = [Place(place.num_read, place.unread[:-1]) for place in reads]
         lengths = [len(place.unread) for place in ahead]
         if sum(lengths) <= _MOST_RECORDED:
-            batch = _unread(slots, ahead, lengths)
+            batch = unread_batch(slots, ahead, lengths)
             chains.read(batch.slots, batch.starts, batch.token_ids)
         else:
             longer = [at for at, length in enumerate(lengths) if length]
@@ -204,9 +211,7 @@ class DraftModel:
         for depth in range(1, wants[0] if wants else 0):
             width = sum(want > depth for want in wants)
             # The device knows the tokens.
-            batches.append(
-                _decode_batch(slots[:width], ends[:width] + (depth - 1), np.zeros(width))
-            )
+            batches.append(decode_batch(slots[:width], ends[:width] + (depth - 1), np.zeros(width)))
         if batches:
             # One transfer for all passes: the host would wait for the buffers of many.
             first = batches[0]
@@ -295,7 +300,7 @@ class DraftModel:
         self, row_ids: list[str], reads: list[Place], lengths: list[int], num_wanting: int
     ) -> list[_Guess] | None:
         """The same as a recorded step, each token a row of its own; None: there is none."""
-        batch = _unread(np.array(self._rows.slots(row_ids), np.int32), reads, lengths)
+        batch = unread_batch(np.array(self._rows.slots(row_ids), np.int32), reads, lengths)
         graph = self._programs.find(batch) if self._programs is not None else None
         if graph is None or self._programs is None:
             return None
@@ -304,7 +309,7 @@ class DraftModel:
         if not num_wanting:
             return []
         last = np.cumsum(lengths)[:num_wanting] - 1
-        at = torch.from_numpy(last)
+        at = to_device(torch.from_numpy(last), self._spec.device)
         logits, slots, positions = graph.logits[at], graph.slots[at], graph.positions[at]
         return [self._choose(logits, batch.slots[last], slots, positions)]
 
@@ -326,12 +331,14 @@ class DraftModel:
         graph = self._programs.find(batch) if self._programs is not None else None
         if graph is not None and self._programs is not None:
             self._programs.load(graph, batch, self._uploads)
-            graph.token_ids.copy_(token_ids)
+            count = slots.size  # without rows that pad
+            graph.token_ids[:count].copy_(token_ids)
             graph.forward()
             if self._rejects or self._rows.sampling.bias(slots) is not None:
-                return self._choose(graph.logits, slots, graph.slots, graph.positions)
+                logits, positions = graph.logits[:count], graph.positions[:count]
+                return self._choose(logits, slots, graph.slots[:count], positions)
             graph.sample()
-            return _Guess(graph.sampled.token_ids.clone(), None)
+            return _Guess(graph.sampled.token_ids[:count].clone(), None)
         rows = StepRows(*places, token_ids.to(torch.int32))
         states = None if last.states is None else last.states[: slots.size]
         hidden, seq_lens = self._forward(batch, rows, None, states)
@@ -424,23 +431,3 @@ def _told(fetched: Fetched, places: list[int]) -> Iterator[int]:
     told = fetched.wait()[0].tolist()
     for place in places:
         yield told[place]
-
-
-def _unread(slots: np.ndarray, places: list[Place], lengths: list[int]) -> HostBatch:
-    """What is unread of these rows, each token as a row of its own."""
-    return _decode_batch(
-        np.repeat(slots, lengths),
-        np.array([at for place in places for at in range(place.num_read, place.end)]),
-        np.array([token for place in places for token in place.unread]),
-    )
-
-
-def _decode_batch(slots: np.ndarray, starts: np.ndarray, token_ids: np.ndarray) -> HostBatch:
-    """A token a row, each of which is followed by another."""
-    return HostBatch(
-        slots=slots,
-        query_start=np.arange(slots.size + 1, dtype=np.int32),
-        starts=starts.astype(np.int32),
-        token_ids=token_ids.astype(np.int32),
-        sampling_rows=np.arange(slots.size, dtype=np.int32),
-    )

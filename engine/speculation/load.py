@@ -15,6 +15,7 @@ from engine.models.linear import LinearMethod
 from engine.models.modules import Modules, make_modules
 from engine.models.spec import DecoderSpec
 from engine.quantization import choose_method
+from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.kernels import choose_kernels
 from engine.runner.programs import DecodePrograms
 from engine.runner.rows import RowTable
@@ -77,11 +78,15 @@ class DraftPlan:
         size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
         decoder = Decoder(self.spec, modules, self.kernels, memory.max_model_len)
         cache = KVCache(self.spec, *size, attention.cache_dtype)
-        programs = None
-        if attention.device.type == "cpu" and self.kernels.attention.is_capturable:
-            programs = DecodePrograms(
-                decoder, cache, self.kernels, attention, rows, feeds_back=False
-            )
+        programs: DecodePrograms | DecodeGraphs | None = None
+        parts = decoder, cache, self.kernels, attention, rows
+        if enforce_eager or not self.kernels.attention.is_capturable:
+            pass
+        elif attention.device.type == "cpu":
+            programs = DecodePrograms(*parts, feeds_back=False)
+        else:
+            num_rows = rows.spare_slot  # those before it
+            programs = DecodeGraphs(*parts, num_rows, CudaCapture(), feeds_back=False)
         return DraftModel(
             decoder,
             cache,
@@ -90,7 +95,7 @@ class DraftPlan:
             rows,
             vocab_size=vocab_size,
             rejects=self.rejects,
-            programs=None if enforce_eager else programs,
+            programs=programs,
         )
 
 

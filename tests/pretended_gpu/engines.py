@@ -10,6 +10,7 @@ import msgspec
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
+from engine.models.decoder import Decoder
 from engine.runner import load_runner
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner
@@ -65,9 +66,13 @@ def on_pretended_gpu(config: EngineConfig, eager: str = "none") -> Iterator[Rig]
         core = EngineCore(config, runner)
         while runner.prepare():
             pass
-        graphs = runner._graphs
-        assert isinstance(graphs, DecodeGraphs)
-        assert set(graphs._graphs) == set(graphs._sizes), "a size could not be captured"
+        captured = [runner._graphs]
+        draft = runner._draft
+        if draft is not None and isinstance(draft._model, Decoder):  # a head is not captured
+            captured.append(draft._programs)
+        for graphs in captured:
+            assert isinstance(graphs, DecodeGraphs)
+            assert set(graphs._graphs) == set(graphs._sizes), "a size could not be captured"
         yield Rig(core, gpu, launches)
 
 

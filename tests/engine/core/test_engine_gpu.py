@@ -123,7 +123,15 @@ def test_texts_are_those_of_a_cpu(kind: str, tmp_path: Path) -> None:
     assert kind != "qwen3" or core.stats.num_preemptions > 0
 
 
-@pytest.mark.parametrize("speculation", [None, SpeculationConfig(method="ngram", adaptive=False)])
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        None,
+        SpeculationConfig(method="ngram", adaptive=False),
+        SpeculationConfig(method="ngram", adaptive=False, draft_sampling="rejection"),
+    ],
+    ids=["alone", "coupled", "rejection"],
+)
 def test_no_launch_waits_for_the_device(
     speculation: SpeculationConfig | None, tmp_path: Path
 ) -> None:
@@ -149,10 +157,11 @@ def test_no_launch_waits_for_the_device(
     assert not waits
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft"])
 def test_drafts_change_no_text(method: Any, tmp_path: Path) -> None:
     directory = tiny_models.save("qwen3", tmp_path)
-    speculation = SpeculationConfig(method=method, adaptive=False)
+    draft_model = str(directory) if method == "draft" else None
+    speculation = SpeculationConfig(method=method, adaptive=False, draft_model=draft_model)
     drafted = load(directory, DEVICE, speculation=speculation)
     assert told_by(drafted) == told_by(load(directory, "cpu"))
     assert drafted.stats.drafts.num_accepted_tokens > 0

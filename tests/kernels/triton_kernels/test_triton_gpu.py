@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from kernels.attention import AttentionSpec, BatchGeometry, DeviceGeometry, LayerCache
 from kernels.bench.suite import MakeCase, tiny_suite
 from kernels.operations import Kernels
+from kernels.reference import drafts as reference
 from kernels.triton import operations
 from kernels.triton.backend import TritonAttention
 from kernels.triton.matmul import invariant_linear
@@ -133,6 +134,39 @@ def test_a_rows_product_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> No
     whole = invariant_linear(x, weight)
     for begin, end in ((0, 1), (5, 69), (64, 129), (333, 700)):
         assert torch.equal(invariant_linear(x[begin:end], weight), whole[begin:end])
+
+
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_drafts_are_judged_as_by_the_twin(is_drawn: bool) -> None:
+    """But for choices that the last bits of a logarithm decide."""
+    random, rows, vocab = torch.Generator().manual_seed(1), 200, 9000
+    shares = torch.randn(2, rows, vocab, generator=random).mul_(3).softmax(-1)
+    seeds, positions = torch.arange(rows), torch.arange(rows) * 7
+    drawn = reference.draw(shares[1], seeds, positions, reference.DRAFT_STREAM)
+    draft_ids = torch.where(seeds % 2 > 0, shares[0].argmax(-1), drawn)
+    proposed = shares[1] if is_drawn else None
+    given = shares[0], proposed, draft_ids, seeds, positions
+    moved = [None if each is None else each.to(DEVICE) for each in given]
+    tokens, kept = operations.judge_drafts(*moved)
+    expected, expected_kept = reference.judge_drafts(*given)
+    assert torch.equal(kept.cpu(), expected_kept)
+    assert (tokens.cpu() == expected).float().mean() > 0.98
+    on_device = [each.to(DEVICE) for each in (shares[1], seeds, positions)]
+    assert (operations.draw(*on_device, 1).cpu() == drawn).float().mean() > 0.98
+
+
+def test_drafts_are_counted_and_the_next_token_kept() -> None:
+    random = torch.Generator().manual_seed(2)
+    sizes = torch.randint(1, 40, (70,), generator=random, dtype=torch.int32)
+    slots = torch.randperm(70, generator=random).to(torch.int32).repeat_interleave(sizes)
+    tokens = torch.randint(0, 2**17, (int(sizes.sum()),), generator=random)
+    kept, newest = torch.rand(tokens.shape, generator=random) < 0.9, torch.full((70,), -1)
+    there = newest.to(DEVICE)
+    moved = [each.to(DEVICE) for each in (slots, tokens, kept, sizes)]
+    accepted = operations.accept_drafts(there, *moved)
+    expected = reference.accept_drafts(newest, slots, tokens, kept, sizes)
+    assert torch.equal(accepted.cpu(), expected)
+    assert torch.equal(there.cpu(), newest)
 
 
 LLAMA = AttentionSpec(8, 2, 128, 64, torch.bfloat16, DEVICE, (None, 512))

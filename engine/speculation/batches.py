@@ -1,0 +1,28 @@
+"""Batches of a draft model in which each row has one token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.runner.inputs import HostBatch
+from engine.speculation.read_blocks import Place
+
+
+def unread_batch(slots: np.ndarray, places: list[Place], lengths: list[int]) -> HostBatch:
+    """What is unread of these rows, each token as a row of its own."""
+    return decode_batch(
+        np.repeat(slots, lengths),
+        np.array([at for place in places for at in range(place.num_read, place.end)]),
+        np.array([token for place in places for token in place.unread]),
+    )
+
+
+def decode_batch(slots: np.ndarray, starts: np.ndarray, token_ids: np.ndarray) -> HostBatch:
+    """A token a row, each of which is followed by another."""
+    return HostBatch(
+        slots=slots,
+        query_start=np.arange(slots.size + 1, dtype=np.int32),
+        starts=starts.astype(np.int32),
+        token_ids=token_ids.astype(np.int32),
+        sampling_rows=np.arange(slots.size, dtype=np.int32),
+    )
