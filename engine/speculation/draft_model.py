@@ -404,21 +404,22 @@ class DraftModel:
         if self._rejects:
             proposed = torch.cat([g.proposed for g in guesses if g.proposed is not None])
             proposed = _in_order(proposed, order)
+        # A head has read what it guessed from states of its own making: it is read again.
+        keeps = self._features is None
+        ordered: torch.Tensor | None = None
         if token_ids.device.type == "cpu":
             told, filled = token_ids.tolist(), PlanRows.of(rows)
             for index, place in zip(wanting, reads, strict=True):
                 drafts = tuple(told[at] for at in of_row[index])
-                place.ahead = drafts[:-1]
+                place.ahead = drafts[:-1] if keeps else ()
                 filled.token_ids[index] = rows.token_ids[index][: -len(drafts)] + drafts
-            rows, ordered = filled, None
+            rows = filled
         else:
             ordered = _in_order(token_ids, order)
-            fetched = self._downloads.fetch([token_ids])
-            for index, place in zip(wanting, reads, strict=True):
-                place.ahead = _told(fetched, of_row[index][:-1])
-        if self._features is not None:
-            for place in reads:  # states of its own making are read again
-                place.ahead = ()
+            if keeps:
+                fetched = self._downloads.fetch([token_ids])
+                for index, place in zip(wanting, reads, strict=True):
+                    place.ahead = _told(fetched, of_row[index][:-1])
         return rows, Guesses(ordered, proposed)
 
 
