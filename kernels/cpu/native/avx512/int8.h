@@ -53,13 +53,16 @@ inline RoundedRow quantise(const bf16* x, int64_t inputs, uint8_t* codes, int64_
   return {step, zero};
 }
 
-// sums[rows][32] = codes[rows][inputs] * panel, by vectors; 1 to 12 rows.
+// sums[rows][32] = codes[rows][inputs] * panel, by vectors; 1 to 12 rows. Where it is left to choose
+// when it unrolls, GCC 12 writes all sums to memory in every turn: 2.2 times the time.
 template <int ROWS>
 inline void int8_tile(const uint8_t* codes, int64_t inputs, const int8_t* panel, int32_t* sums) {
   __m512i totals[ROWS][2];
+#pragma GCC unroll 12
   for (auto& row : totals) row[0] = row[1] = _mm512_setzero_si512();
   for (int64_t k = 0; k < inputs; k += 4, panel += 4 * PANEL) {
     const __m512i left = _mm512_loadu_si512(panel), right = _mm512_loadu_si512(panel + 64);
+#pragma GCC unroll 12
     for (int r = 0; r < ROWS; ++r) {
       int32_t four;
       __builtin_memcpy(&four, codes + r * inputs + k, sizeof four);
@@ -68,6 +71,7 @@ inline void int8_tile(const uint8_t* codes, int64_t inputs, const int8_t* panel,
       totals[r][1] = _mm512_dpbusd_epi32(totals[r][1], all, right);
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; ++r)
     for (int half = 0; half < 2; ++half)
       _mm512_store_si512(sums + r * PANEL + 16 * half, totals[r][half]);
