@@ -9,8 +9,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from engine.child import Child
 from engine.client import LoadProgress
@@ -34,6 +32,7 @@ from server.workers.messages import (
     Setup,
     Told,
 )
+from server.workers.scratch import Scratch
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
@@ -63,7 +62,7 @@ class Supervisor:
         self._settings = settings
         self._sockets = sockets
         self._announce = announce
-        self._directory = TemporaryDirectory(prefix="quire-")  # for its owner alone: mode 0700
+        self._directory = Scratch()
         self._paths: list[str] = []  # of the sockets at which the engines take workers
         self._listeners: list[socket.socket] = []
         configs = replica_configs(settings.engine_config(), settings.data_parallel_size)
@@ -97,7 +96,7 @@ class Supervisor:
             await asyncio.gather(*(engine.close() for engine in self._engines))
             for listener in self._listeners:
                 listener.close()
-            self._directory.cleanup()
+            self._directory.close()
         return 1 if self.failure is not None else 0
 
     # ------------------------------------------------------------ ends
@@ -129,7 +128,7 @@ class Supervisor:
         self, index: int, config: EngineConfig, child: Child | None
     ) -> EngineSupervisor:
         """An engine that takes the workers at a socket of its own."""
-        path = str(Path(self._directory.name) / f"engine-{index}")
+        path = str(self._directory.path / f"engine-{index}")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen()
@@ -164,7 +163,7 @@ class Supervisor:
         crashes = CrashLimit()
         while not self._ending:
             given_up = tuple(sorted(self._given_up))
-            setup = Setup(settings, paths, given_up, self._directory.name, index)
+            setup = Setup(settings, paths, given_up, str(self._directory.path), index)
             worker = self._workers[index] = _Worker(self._sockets[index], setup)
             await worker.listen(self._take)
             code = await asyncio.to_thread(worker.child.end, _REAP_GRACE_S)
