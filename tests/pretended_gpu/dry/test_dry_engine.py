@@ -6,6 +6,7 @@ of a GPU; in no step does the host wait.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -146,9 +147,16 @@ def requests_with_drafts(*, guesses_are_known: bool) -> list[Request]:
     return [request_of(f"{n}", (21, 22, 23) * 4, sampling) for n, sampling in enumerate(samplings)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("eager", ["none", "main", "side"])
-@pytest.mark.parametrize("name", GUESSERS)
+ALWAYS_RUN = ("another model, rejection", "main")
+
+
+@pytest.mark.parametrize(
+    ("name", "eager"),
+    [
+        pytest.param(*case, marks=() if case == ALWAYS_RUN else pytest.mark.slow)
+        for case in itertools.product(GUESSERS, ("none", "main", "side"))
+    ],
+)
 def test_drafts_are_made_and_judged_without_waiting(
     qwen3: str, name: str, eager: str, tmp_path: Path
 ) -> None:
