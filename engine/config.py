@@ -38,6 +38,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     fits_running: bool = False  # fewer tokens while few sequences run; see ``step_budget``
     whole_prompts: bool = False  # no chunks: a prompt joins a step that has room for all of it
     overlap: bool | None = None  # plan and launch a step while the one before runs; None: on a GPU
+    # Steps under way at once, each of other sequences: those of a pipeline's stages.
+    num_micro_batches: int = 1
     # Tokens of a sequence that one step computes one after the other, where nobody waits and that
     # is soon done; None: what suits the device.
     max_step_passes: int | None = None
@@ -147,7 +149,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool = False  # a sequence's logits have the same bits in any batch
     enforce_eager: bool = False  # no CUDA graphs, no recorded steps
     pooling_type: PoolingKind | None = None  # of embeddings; None: what the model was made for
-    tensor_parallel_size: int = 1  # processes that the model is shared out to, a GPU for each
+    tensor_parallel_size: int = 1  # processes that each layer is shared out to, a GPU for each
+    pipeline_parallel_size: int = 1  # stages of consecutive layers, of so many processes each
     enable_expert_parallel: bool = False  # ranks have whole experts, not a part of each
     nodes: NodesConfig | None = None  # None: all ranks are on this machine
     replica: int = 0  # which of several engines on this machine that serve the same model
@@ -167,11 +170,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "text"
 
     @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def ranks_here(self) -> int:
-        """Processes that compute the model on each machine."""
-        return self.tensor_parallel_size // (1 if self.nodes is None else self.nodes.size)
+        """Those of them on each machine."""
+        return self.num_ranks // (1 if self.nodes is None else self.nodes.size)
 
     @property
     def first_device(self) -> int:
         """The GPU of its first rank; the others have those that follow."""
-        return self.replica * self.tensor_parallel_size
+        return self.replica * self.num_ranks

@@ -31,7 +31,8 @@ class AdapterStore:
         dtype, device: of its weights.
         max_loaded: slots on the device, unless one step needs more; 0: no adapters are taken.
         max_on_host: adapters that are kept on the host.
-        own: what this process keeps of what an adapter adds to a parameter; None: all.
+        own: what this process keeps of what an adapter adds to a parameter, None where that is
+            nothing; left out: all.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class AdapterStore:
         *,
         max_loaded: int,
         max_on_host: int,
-        own: Callable[[str, Delta], Delta] | None = None,
+        own: Callable[[str, Delta], Delta | None] | None = None,
     ) -> None:
         self._own = own
         self._spec = spec
@@ -80,7 +81,8 @@ class AdapterStore:
         if not deltas:
             raise InvalidParameter("the adapter cannot be used: it is empty", param="model")
         if self._own is not None:
-            deltas = {name: self._own(name, delta) for name, delta in deltas.items()}
+            kept = ((name, self._own(name, delta)) for name, delta in deltas.items())
+            deltas = {name: delta for name, delta in kept if delta is not None}
         self._on_host[adapter.id] = deltas
         for id_ in list(self._on_host):
             if len(self._on_host) <= self._max_on_host:

@@ -17,7 +17,7 @@ from engine.models.ends import Embeddings, Rotations, finish_logits
 from engine.models.experts import Experts
 from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
-from engine.models.norms import bind_norm
+from engine.models.norms import Norm, Unnormed, bind_norm
 from engine.models.peers import Peers
 from engine.models.spec import DecoderSpec
 from kernels.attention import LayerCache
@@ -28,7 +28,7 @@ __all__ = ["Decoder", "StepState"]
 
 
 class Decoder:
-    """A loaded model.
+    """A loaded model, or a stage of one.
 
     Args:
         spec: what it is.
@@ -48,14 +48,22 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self._modules = modules
-        weight = modules.norm.weight
-        self._embed = Embeddings(spec, modules.embed, modules.positions, weight.dtype)
-        blocks = [Block(spec, layer, kernels, i, peers) for i, layer in enumerate(modules.layers)]
+        like = modules.like
+        self._embed: Embeddings | None = None
+        if modules.embed is not None:
+            self._embed = Embeddings(spec, modules.embed, modules.positions, like.dtype)
+        blocks = [
+            Block(spec, layer, kernels, i, peers)
+            for i, layer in enumerate(modules.layers, spec.first_layer)
+        ]
         mixtures = (block.feed for block in blocks)
         # Layers of experts, one of each form.
         self.mixtures = tuple({m.form: m for m in mixtures if isinstance(m, Experts)}.values())
-        self._walk = Walk(spec, blocks, bind_norm(spec.norm, modules.norm, kernels.operations))
-        self._rotations = Rotations(spec, max_model_len, kernels.operations, weight.device)
+        last_norm: Norm = Unnormed()  # of a stage before the last: the residual stream goes on
+        if modules.norm is not None:
+            last_norm = bind_norm(spec.norm, modules.norm, kernels.operations)
+        self._walk = Walk(spec, blocks, last_norm)
+        self._rotations = Rotations(spec, max_model_len, kernels.operations, like.device)
 
     def rotations(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
         """Cosines and sines of a step's positions, for its ``StepState``."""
@@ -81,8 +89,27 @@ class Decoder:
         Returns:
             [num_wanted or num_tokens, hidden_size], ready for ``logits``.
         """
+        assert self._embed is not None, "a stage behind the first was asked for embeddings"
         x = self._embed(input_ids, state.positions)
         return self._walk(x, state, caches, wanted, taps)
+
+    def go_on(
+        self,
+        x: torch.Tensor,
+        state: StepState,
+        caches: Sequence[LayerCache],
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run the layers of a stage behind the first, from where the one before it came to.
+
+        Args:
+            x: [num_tokens, hidden_size], the residual stream; overwritten.
+            state, caches, wanted: see ``forward``.
+
+        Returns:
+            The residual stream, or of the last stage what is ready for ``logits``.
+        """
+        return self._walk(x, state, caches, wanted)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head says, in float32: [rows, hidden_size] -> [rows, vocab_size], the scores of

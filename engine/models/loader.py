@@ -259,9 +259,11 @@ class _DummyWeights(Weights):
 
 
 def is_held(cuts: Cuts, target: Target) -> bool:
-    """Whether a rank has anything of what fills ``target``."""
+    """Whether a rank has anything of what fills ``target``; no cuts: it has everything."""
+    if not cuts:
+        return True
     cut = cuts.get(target.parameter)
-    return cut is None or cut.has(target.part)
+    return cut is not None and cut.has(target.part)
 
 
 def stored(weights: Mapping[str, torch.Tensor], name: str) -> Weight:

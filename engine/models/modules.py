@@ -85,13 +85,30 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """All that is loaded of a model."""
+    """All that is loaded of a model, or of a stage of one."""
 
-    embed: Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, hidden_size]
+    # ids [n] -> [n, hidden_size]; None: in another stage
+    embed: Callable[[torch.Tensor], torch.Tensor] | None
     positions: torch.Tensor | None  # [max_position_embeddings, hidden_size], where learned
     layers: tuple[Layer, ...]
-    norm: NormWeights
+    norm: NormWeights | None  # None: in another stage
     head: Head | None  # scores tokens, or texts; None: the hidden states are all there is
+    num_bytes: int
+
+    @property
+    def like(self) -> torch.Tensor:
+        """A parameter on the device of all and in the model's dtype."""
+        first = self.layers[0]
+        norm = self.norm or first.attention_norm or first.attention_after
+        assert norm is not None, "a layer without any norm"
+        return norm.weight
+
+
+class _Ends(NamedTuple):
+    """What stands before the layers, and what scores behind them."""
+
+    embed: Callable[[torch.Tensor], torch.Tensor]
+    head: Head | None
     num_bytes: int
 
 
@@ -104,27 +121,36 @@ def make_modules(
     Raises:
         ModelLoadError: they cannot be read, or the device has no room for them.
     """
-    layers = tuple(
-        make_layer(spec, weights, method, i, stacked=stacked) for i in range(spec.num_layers)
-    )
+    numbers = range(spec.first_layer, spec.first_layer + spec.num_layers)
+    layers = tuple(make_layer(spec, weights, method, i, stacked=stacked) for i in numbers)
     norm = _norm(spec, weights, "norm")
-    assert norm is not None
     positions = weights.get("positions")
-    num_bytes = norm.num_bytes + sum(layer_bytes(layer) for layer in layers)
+    ends = _make_ends(spec, weights, method) if spec.has_ends else None
+    num_bytes = sum(layer_bytes(layer) for layer in layers)
+    num_bytes += sum(part.num_bytes for part in (norm, ends) if part is not None)
     num_bytes += 0 if positions is None else positions.nbytes
+    return Modules(
+        embed=None if ends is None else ends.embed,
+        positions=positions,
+        layers=layers,
+        norm=norm,
+        head=None if ends is None else ends.head,
+        num_bytes=num_bytes,
+    )
+
+
+def _make_ends(spec: DecoderSpec, weights: Weights, method: LinearMethod) -> _Ends:
     embedding = stored(weights, "embedding")
     if not spec.generates:
-        embed, table_bytes = make_table(embedding, method)
+        embed, num_bytes = make_table(embedding, method)
         score = DenseLinear(weights["score"], None) if spec.num_labels else None
-        num_bytes += table_bytes + (0 if score is None else score.num_bytes)
-        return Modules(embed, positions, layers, norm, score, num_bytes)
+        return _Ends(embed, score, num_bytes + (0 if score is None else score.num_bytes))
     if spec.tie_word_embeddings:
         head = method.make_head(embedding)
-        return Modules(head.rows, positions, layers, norm, head, num_bytes + head.num_bytes)
+        return _Ends(head.rows, head, head.num_bytes)
     head = method.make_head(stored(weights, "head"))
-    embed, table_bytes = make_table(embedding, method)
-    num_bytes += head.num_bytes + table_bytes
-    return Modules(embed, positions, layers, norm, head, num_bytes)
+    embed, num_bytes = make_table(embedding, method)
+    return _Ends(embed, head, num_bytes + head.num_bytes)
 
 
 def make_table(
@@ -145,7 +171,8 @@ def make_layer(
     *,
     stacked: bool = False,
 ) -> Layer:
-    """Layer ``i`` by itself, of parameters that it may change and keep. Raises as they do."""
+    """Layer ``i`` of the whole model by itself, of parameters that it may change and keep. Raises
+    as they do."""
 
     def linear(name: str) -> Linear:
         return method.make(stored(weights, f"{i}.{name}.weight"), weights.get(f"{i}.{name}.bias"))
@@ -153,7 +180,7 @@ def make_layer(
     def norm(name: str) -> NormWeights | None:
         return _norm(spec, weights, f"{i}.{name}")
 
-    layer, attention_norm = spec.layers[i], norm("attention_norm")
+    layer, attention_norm = spec.layers[i - spec.first_layer], norm("attention_norm")
     return Layer(
         attention=LayerAttention(
             spec.score_scale,
@@ -259,7 +286,7 @@ def _head_norms(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int, like: NormWeights | None
 ) -> torch.Tensor | None:
     """Of each head's query and key, [num_heads + num_kv_heads, head_dim]; None: not normed."""
-    if spec.unit_qk_norm and spec.layers[i].rope:
+    if spec.unit_qk_norm and spec.layers[i - spec.first_layer].rope:
         assert like is not None
         return like.weight.new_ones((spec.num_heads + spec.num_kv_heads, spec.head_dim))
     if not spec.qk_norm:

@@ -188,6 +188,16 @@ class TemperatureSpec:
 
 
 @dataclass(frozen=True)
+class StageSpec:
+    """Which run of a model's layers a stage of a pipeline has. The first stage has embeddings and
+    head, the last one the norm behind all layers."""
+
+    begin: int  # the number of its first layer
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """A decoder. The defaults are Llama's: pre-norm, rotary positions, gated MLP with SiLU."""
 
@@ -231,11 +241,27 @@ class DecoderSpec:
     checkpoint_dtype: str | None = None  # as config.json tells it
     naming: str = ""  # the table of its tensors' names, where its architecture has several
     num_draft_layers: int = 0  # behind the last one, of which a checkpoint's tensors are not read
+    stage: StageSpec | None = None  # then ``layers`` are those of a stage; None: all
 
     @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.layers)
+
+    @property
+    def first_layer(self) -> int:
+        """The number of the first of its layers among all that the model has."""
+        return 0 if self.stage is None else self.stage.begin
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether embeddings and head are here."""
+        return self.stage is None or self.stage.is_first
+
+    @property
+    def has_last_norm(self) -> bool:
+        """Whether the norm behind all layers is here."""
+        return self.stage is None or self.stage.is_last
 
     @property
     def score_scale(self) -> float:

@@ -68,17 +68,13 @@ class Target(NamedTuple):
 
 
 def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
-    """All parameters of a decoder, by name."""
-    hidden = spec.hidden_size
-    found = {"embedding": Parameter((spec.vocab_size,), (hidden,)), **_norm(spec, "norm", hidden)}
-    if spec.rope is None:
-        found["positions"] = Parameter((spec.max_position_embeddings,), (hidden,))
-    if spec.num_labels:
-        found["score"] = Parameter((spec.num_labels,), (hidden,))
-    if spec.generates and not spec.tie_word_embeddings:
-        found["head"] = Parameter((spec.vocab_size,), (hidden,))
-    for i in range(spec.num_layers):
-        mlp = _experts(spec, spec.moe) if spec.layers[i].experts and spec.moe else _mlp(spec)
+    """All parameters of a decoder, or of a stage of one, by name. Layers have their numbers in the
+    whole model."""
+    found = _ends(spec) if spec.has_ends else {}
+    if spec.has_last_norm:
+        found |= _norm(spec, "norm", spec.hidden_size)
+    for i, layer_spec in enumerate(spec.layers, spec.first_layer):
+        mlp = _experts(spec, spec.moe) if layer_spec.experts and spec.moe else _mlp(spec)
         layer = _attention(spec) | mlp | _norms(spec)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
     return found
@@ -131,6 +127,18 @@ def _drafts(spec: DecoderSpec, name: str) -> bool:
     layer = _LAYER.match(name) if spec.num_draft_layers else None
     drafting = range(spec.num_layers, spec.num_layers + spec.num_draft_layers)
     return layer is not None and int(layer[1]) in drafting
+
+
+def _ends(spec: DecoderSpec) -> dict[str, Parameter]:
+    hidden = spec.hidden_size
+    found = {"embedding": Parameter((spec.vocab_size,), (hidden,))}
+    if spec.rope is None:
+        found["positions"] = Parameter((spec.max_position_embeddings,), (hidden,))
+    if spec.num_labels:
+        found["score"] = Parameter((spec.num_labels,), (hidden,))
+    if spec.generates and not spec.tie_word_embeddings:
+        found["head"] = Parameter((spec.vocab_size,), (hidden,))
+    return found
 
 
 def _attention(spec: DecoderSpec) -> dict[str, Parameter]:

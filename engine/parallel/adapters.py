@@ -15,11 +15,13 @@ from engine.lora.peft import Delta
 from engine.parallel.shard import Cut
 
 
-def own_delta(cuts: Mapping[str, Cut]) -> Callable[[str, Delta], Delta]:
-    """What a rank keeps of the delta of a parameter."""
+def own_delta(cuts: Mapping[str, Cut]) -> Callable[[str, Delta], Delta | None]:
+    """What a rank keeps of the delta of a parameter; None: the parameter lies in another stage."""
 
-    def own(parameter: str, delta: Delta) -> Delta:
-        cut = cuts[parameter]
+    def own(parameter: str, delta: Delta) -> Delta | None:
+        cut = cuts.get(parameter)
+        if cut is None:
+            return None
         down = delta.down if cut.columns is None else delta.down[:, cut.columns].contiguous()
         rows = [delta.up[rows] for rows, _ in cut.pieces(None)]
         return Delta(down, torch.cat(rows))

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from engine.config import EngineConfig
 from engine.models.spec import DecoderSpec, MoeSpec
 from engine.models.weights import Parameter, parameters
+from engine.parallel.stages import stage_of
 
 # Cut by tokens; ranks may have one more than others.
 _TABLES = ("embedding", "head")
@@ -36,21 +37,47 @@ _ADDED_ONCE = (".output.bias", ".down.bias", ".experts.down.bias")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank of so many, and how they share."""
+    """One rank of so many that have each layer together, in one of so many stages, and how they
+    share."""
 
-    rank: int
-    size: int
+    rank: int  # among those of its stage
+    size: int  # ranks of a stage
     whole_experts: bool = False  # in place of a part of each
+    stage: int = 0
+    num_stages: int = 1
 
     @classmethod
-    def of(cls, config: EngineConfig, rank: int) -> Shard:
-        """As the engine is to be shared out."""
-        return cls(rank, config.tensor_parallel_size, config.enable_expert_parallel)
+    def of(cls, config: EngineConfig, number: int) -> Shard:
+        """Rank ``number`` of all, as the engine is to be shared out."""
+        stage, rank = divmod(number, config.tensor_parallel_size)
+        return cls(
+            rank,
+            config.tensor_parallel_size,
+            config.enable_expert_parallel,
+            stage,
+            config.pipeline_parallel_size,
+        )
+
+    @property
+    def number(self) -> int:
+        """Which of all ranks it is; 0 has the scheduler."""
+        return self.stage * self.size + self.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all stages."""
+        return self.num_stages * self.size
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether it has the norm behind all layers."""
+        return self.stage == self.num_stages - 1
 
     def __str__(self) -> str:
         """How the model is shared out, by the names of the settings."""
         experts = ", whole experts" if self.whole_experts else ""
-        return f"tensor_parallel_size {self.size}{experts}"
+        stages = f", pipeline_parallel_size {self.num_stages}" if self.num_stages > 1 else ""
+        return f"tensor_parallel_size {self.size}{experts}{stages}"
 
     def bounds(self, total: int) -> tuple[int, int]:
         """Its run of ``total`` things: [begin, end). Runs differ by one at most."""
@@ -107,12 +134,15 @@ class Cut:
 
 
 def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
-    """The model that a rank is. It keeps the whole vocabulary: ids and logits are everybody's.
+    """The model that a rank is: a stage of it, with fewer heads and narrower MLPs. It keeps the
+    whole vocabulary: ids and logits are everybody's.
 
     KV heads that are fewer than the ranks are had by several. What does not divide is refused by
     ``engine.parallel.refusals`` before.
     """
     size = shard.size
+    if shard.num_stages > 1:
+        spec = stage_of(spec, shard.stage, shard.num_stages)
     return replace(
         spec,
         num_heads=spec.num_heads // size,
@@ -123,7 +153,7 @@ def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
 
 
 def cuts_of(spec: DecoderSpec, shard: Shard) -> dict[str, Cut]:
-    """What the rank has of each parameter of the whole model."""
+    """What the rank has of each parameter of the whole model that lies in its stage."""
     own = parameters(share_of(spec, shard))
 
     def is_zero(name: str) -> bool:
@@ -135,6 +165,7 @@ def cuts_of(spec: DecoderSpec, shard: Shard) -> dict[str, Cut]:
         if name in _TABLES
         else _cut(whole, own[name], shard, is_zero=is_zero(name))
         for name, whole in parameters(spec).items()
+        if name in own
     }
 
 

@@ -61,11 +61,14 @@ def divide_machine(config: EngineConfig) -> EngineConfig:
     if choose_device(config.device).type == "cuda":
         found = torch.cuda.device_count()
         if found < ranks * engines:
-            asked = f"tensor_parallel_size {config.tensor_parallel_size}" if ranks > 1 else ""
+            sizes = {
+                "data_parallel_size": engines,
+                "pipeline_parallel_size": config.pipeline_parallel_size,
+                "tensor_parallel_size": config.tensor_parallel_size,
+            }
+            asked = " of ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
             if config.nodes is not None:
                 asked += f" on {config.nodes.size} nodes"
-            if engines > 1:
-                asked = f"data_parallel_size {engines}" + (asked and f" of {asked}")
             raise ModelLoadError(f"{asked}: torch finds {found} GPUs")
         return config
     count = config.num_threads or max(1, usable_threads() // (ranks * engines))

@@ -55,6 +55,7 @@ def make_draft_head(
         head = method.make_head(stored(weights, "head"))
         head_spec = spec.layer
         num_bytes += head.num_bytes
+    assert embed is not None  # no stage is drafted for
     assert head is not None  # a model that generates has one
     modules = DraftHeadModules(
         fc=fc,
