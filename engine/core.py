@@ -23,12 +23,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
-
 from engine.batching_window import BatchingWindow
 from engine.client import LoadProgress
 from engine.collector import reclaim
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import EngineConfig
 from engine.errors import (
     EngineAsleep,
     EngineDead,
@@ -45,6 +43,7 @@ from engine.grammar.load import load_backend
 from engine.isolation import run_isolated
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool
+from engine.limits import num_steps_ahead, step_limits
 from engine.passes import PassPace
 from engine.profiler import Profiler, Spans
 from engine.runner.no_runner import NoRunner
@@ -103,7 +102,7 @@ class EngineCore:
         self._clock = clock
         self._info = info = runner.info
         self._resting: Resting | None = None  # while the engine is asleep
-        self._is_shared = config.tensor_parallel_size > 1
+        self._is_shared = config.num_ranks > 1
         self._pool = BlockPool(
             info.memory.num_blocks,
             info.memory.block_size,
@@ -111,7 +110,7 @@ class EngineCore:
             max_idle=info.memory.max_idle_blocks,
             tier=HostTier(info.memory.num_host_blocks) if info.memory.num_host_blocks else None,
         )
-        limits = _limits(config, info)
+        limits = step_limits(config, info)
         if speculator is None and config.speculation is not None:
             speculator = Speculator(config.speculation)
         self._scheduler = Scheduler(
@@ -131,7 +130,7 @@ class EngineCore:
         self._gate = GrammarGate(grammars)
         self._watch = Watch(self._scheduler, self._pool, self._gate)
         self._flights: deque[_Flight] = deque()  # oldest first
-        self._depth = 2 if _overlaps(config, info) else 1
+        self._depth = num_steps_ahead(config, info)
         self._is_prepared = False
         self._num_until_prepare = _PREPARE_EVERY
         self._stats = self._scheduler.stats()
@@ -429,21 +428,3 @@ class EngineCore:
         if self._num_until_prepare <= 0:
             self._num_until_prepare = _PREPARE_EVERY
             self.prepare()
-
-
-def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
-    """The scheduler's limits on this device, for this model."""
-    limits = config.scheduler.on(info.device)
-    if not info.whole_prompts:
-        return limits
-    tokens = max(limits.step_tokens, info.max_model_len)
-    return msgspec.structs.replace(
-        limits, max_num_batched_tokens=tokens, fits_running=False, whole_prompts=True
-    )
-
-
-def _overlaps(config: EngineConfig, info: EngineInfo) -> bool:
-    """Whether steps are launched ahead. On a CPU they are computed at their launch: it gains
-    nothing there, and tokens are told a step late."""
-    overlap = config.scheduler.overlap
-    return info.device.startswith("cuda") if overlap is None else overlap

@@ -51,8 +51,7 @@ from engine.types import Adapter, EngineInfo, SamplingParams, Trace
 class LLM(OfflineText, OfflineRest):
     """A loaded model. Not thread-safe; use the server to share one.
 
-    Prompts run as one continuous batch: each joins as soon as there is room and leaves as soon as
-    it ends, whatever their number.
+    Prompts run as one continuous batch: each joins when there is room and leaves when it ends.
     """
 
     def __init__(
@@ -71,6 +70,7 @@ class LLM(OfflineText, OfflineRest):
         enforce_eager: bool = False,
         pooling_type: PoolingKind | None = None,
         tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
         enable_expert_parallel: bool = False,
         num_threads: int | None = None,
         seed: int = 0,
@@ -101,8 +101,7 @@ class LLM(OfflineText, OfflineRest):
             model: directory in Hugging Face format or GGUF file; the embedded model if left out.
             tokenizer: another directory to take the tokenizer from.
             chat_template: a template's source or file, instead of the model's own.
-            dtype: number format of weights and KV cache. auto takes the checkpoint's on a GPU; on
-                a CPU bfloat16 where the processor computes in it, else float32.
+            dtype: of weights and KV cache; auto: the checkpoint's, or what a CPU computes in best.
             device: auto takes a GPU when there is one.
             quantization: round the weights to "int8", "int4", "nf4" or "fp8" while they load.
             load_format: "dummy" makes random weights from config.json alone, "stub" has no model.
@@ -111,7 +110,8 @@ class LLM(OfflineText, OfflineRest):
             batch_invariant: the same logits, bit for bit, in any batch; slower.
             enforce_eager: capture no CUDA graphs, and record no steps on a CPU.
             pooling_type: which hidden states make an embedding; what the model was made for.
-            tensor_parallel_size: processes that the model is shared out to.
+            tensor_parallel_size: processes that each layer is shared out to.
+            pipeline_parallel_size: stages of layers, of so many processes each.
             enable_expert_parallel: by whole experts, not a part of each.
             num_threads: CPU threads of each; one a core for all when left out.
             seed: of dummy weights.
@@ -128,8 +128,7 @@ class LLM(OfflineText, OfflineRest):
             kv_offload_bytes: memory of the host for KV blocks that the cache has no room for.
             gpu_memory_utilization: share of a GPU's memory to use, weights included.
             num_gpu_blocks_override: KV blocks, whatever the memory.
-            speculation: guess tokens ahead: by a "draft" model, by a head of the checkpoint
-                ("mtp") or of its own ("eagle"), by "ngram" or by "suffix".
+            speculation: guess tokens ahead: by "draft", "mtp", "eagle", "ngram" or "suffix".
             draft_model: directory of a small model with the same tokenizer, or of an EAGLE head.
             num_draft_tokens: most tokens guessed for a sequence in one step.
             adaptive_drafts: guess only as much as pays for itself.
@@ -157,6 +156,7 @@ class LLM(OfflineText, OfflineRest):
             enforce_eager=enforce_eager,
             pooling_type=pooling_type,
             tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=pipeline_parallel_size,
             enable_expert_parallel=enable_expert_parallel,
             num_threads=num_threads,
             seed=seed,

@@ -45,6 +45,7 @@ from engine.parallel.frames import (
     Join,
     LoadAdapter,
     Loaded,
+    Met,
     Prepared,
     RankFrames,
     Score,
@@ -52,8 +53,9 @@ from engine.parallel.frames import (
     ToRank,
     unpack,
 )
-from engine.parallel.group import Group, file_store
+from engine.parallel.group import Meeting, file_store
 from engine.parallel.layers import share_modules
+from engine.parallel.pipeline import Connections, Pipeline, connect
 from engine.parallel.ranks import HANG_UP
 from engine.parallel.shard import Shard
 from engine.runner.adapter_load import make_adapters
@@ -125,7 +127,7 @@ def follow(connection: socket.socket, join: Join, messages: Iterator[ToRank]) ->
     except ModelLoadError as error:
         if join.config.nodes is not None:  # its log may be another one than rank 0's
             logger.error("%s", error)
-        send(Failed(f"rank {shard.rank}: {error}"))
+        send(Failed(f"rank {shard.number}: {error}"))
         return
     if follower is None:
         return
@@ -142,7 +144,7 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
     plan = make_plan(config, model, model.spec, shard)
     loaded = read_weights(plan, None)
     memory = plan_cache(plan, loaded)
-    send(Loaded(memory.num_blocks, memory.weights_bytes))
+    send(Loaded(memory.num_blocks, memory.num_host_blocks, memory.weights_bytes))
     serve = next(messages, None)
     if not isinstance(serve, Serve):
         return None
@@ -158,21 +160,31 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
     slots = serve.num_host_blocks
     host = HostStore(cache.tensors(), slots) if slots else None
     send(Prepared())
-    group = _meet(join, shard, attention.device, messages, send)
-    modules = share_modules(loaded.modules, plan.spec, shard, group)
+    group, pipeline = _meet(join, shard, plan, messages, send)
+    modules = loaded.modules
+    if group is not None:
+        modules = share_modules(modules, plan.spec, shard, group)
     decoder = Decoder(plan.spec, modules, plan.kernels, serve.max_model_len, group)
-    return Follower(plan, decoder, cache, host)
+    return Follower(plan, shard, decoder, cache, host, pipeline)
 
 
 def _meet(
-    join: Join, shard: Shard, device: torch.device, messages: Iterator[ToRank], send: Send
-) -> Group:
-    if join.meeting is not None:
-        return Group(shard, device, file_store(Path(join.meeting), shard.size), join.address)
-    attendance = Attendance(messages, send)
-    group = Group(shard, device, attendance.board, join.address)
-    attendance.finish()
-    return group
+    join: Join, shard: Shard, plan: LoadPlan, messages: Iterator[ToRank], send: Send
+) -> Connections:
+    attention, hidden_size = plan.attention, plan.spec.hidden_size
+    attendance: Attendance | None = None
+    if join.meeting is None:
+        attendance = Attendance(messages, send)
+        store = attendance.board
+    else:
+        store = file_store(Path(join.meeting), shard.num_ranks)
+    meeting = Meeting(shard, attention.device, store, join.address)
+    connections = connect(meeting, hidden_size, attention.dtype)
+    if attendance is None:
+        send(Met())
+    else:
+        attendance.finish()
+    return connections
 
 
 class Follower:
@@ -180,15 +192,25 @@ class Follower:
 
     Args:
         plan: what was decided at load.
+        shard: which rank this is.
         model: this rank's, joined with the others.
         cache: its keys and values.
         host: blocks in the host's memory; None: none are there.
+        pipeline: the way to other stages; None: there are none.
     """
 
     def __init__(
-        self, plan: LoadPlan, model: Decoder, cache: KVCache, host: HostStore | None
+        self,
+        plan: LoadPlan,
+        shard: Shard,
+        model: Decoder,
+        cache: KVCache,
+        host: HostStore | None,
+        pipeline: Pipeline | None,
     ) -> None:
         self._plan = plan
+        self._shard = shard
+        self._pipeline = pipeline
         self._adapters = make_adapters(plan)
         self._model = model
         self._cache = cache
@@ -238,8 +260,19 @@ class Follower:
         )
         if message.adapters:
             state = self._adapted(state, message, batch)
-        trimmed = None if message.sampling_rows is None else wanted
-        self._model.forward(inputs.input_ids, state, self._cache.layers, trimmed)
+        is_trimmed = message.sampling_rows is not None and self._shard.is_last_stage
+        self._run(inputs.input_ids, state, wanted if is_trimmed else None)
+
+    def _run(self, input_ids: torch.Tensor, state: StepState, wanted: torch.Tensor | None) -> None:
+        """The layers that are here; the ids are rank 0's to know."""
+        model, pipeline, caches = self._model, self._pipeline, self._cache.layers
+        if pipeline is None:
+            model.forward(input_ids, state, caches, wanted)
+        elif not self._shard.stage:
+            pipeline.hand_on(model.forward(input_ids, state, caches))
+        else:
+            x = pipeline.take(input_ids.shape[0])
+            pipeline.hand_on(model.go_on(x, state, caches, wanted))
 
     def _adapted(self, state: StepState, message: Forward, batch: HostBatch) -> StepState:
         """The state with the adapters of its rows, in this rank's own slots."""

@@ -40,7 +40,7 @@ class Posted(msgspec.Struct, frozen=True, tag="posted", array_like=True):
 
 
 class Met(msgspec.Struct, frozen=True, tag="met", array_like=True):
-    """From a rank: it has met the others. To a rank: all have."""
+    """From a rank: it has met the others. To a rank of several machines: all have."""
 
 
 class Exchange(msgspec.Struct, frozen=True, tag="exchange", array_like=True):
@@ -58,7 +58,8 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag="copy", array_like=True):
 
 
 class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
-    """To a rank: compute these rows."""
+    """To a rank: compute these rows; in a stage behind the first, from where the one before it came
+    to."""
 
     query_start: bytes  # [R + 1], where each row's tokens begin
     starts: bytes  # [R], positions of the first of them
@@ -75,7 +76,7 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=Tr
 
 
 class Score(msgspec.Struct, frozen=True, tag="score", array_like=True):
-    """To a rank: logits of so many rows, which rank 0 broadcasts."""
+    """To a rank of the first stage: logits of so many rows, which rank 0 broadcasts."""
 
     num_rows: int
 
@@ -84,6 +85,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
     """From a rank: it has its weights."""
 
     num_blocks: int  # of the KV cache that it would have room for
+    num_host_blocks: int  # that its part of the host's memory has room for
     weights_bytes: int
 
 

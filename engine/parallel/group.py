@@ -1,4 +1,4 @@
-"""The collectives of a group of ranks: NCCL between GPUs, gloo between processes on CPUs.
+"""How ranks exchange tensors: NCCL between GPUs, gloo between processes on CPUs.
 
 Ranks of one machine find each other through a file in a directory of rank 0's own and talk over the
 loopback interface, so nothing listens for other machines; those of several find each other through
@@ -9,10 +9,11 @@ loopback interface, so nothing listens for other machines; those of several find
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -25,47 +26,66 @@ MEETING_TIMEOUT_S = 60.0  # all have loaded by then
 LOOPBACK = "127.0.0.1"
 
 
-class Group:
-    """One rank's end (see :class:`engine.models.peers.Peers`). Made by all ranks at once.
+class Meeting(NamedTuple):
+    """What one rank must know to meet others."""
+
+    shard: Shard  # which rank it is
+    device: torch.device  # where its tensors are
+    store: Any  # through which all ranks find each other, a ``torch.distributed.Store``
+    address: str = LOOPBACK  # of this machine, where this rank's ends of gloo's connections are
+    # Who is gone when a call has failed; a rank that cannot know says "another".
+    name_lost: Callable[[], str] = lambda: "another"
+
+
+class _Connected:
+    """Some ranks that have met, which all of them do at once.
 
     Args:
-        shard: which rank this is, of how many.
-        device: where tensors are.
-        store: through which ranks find each other, a ``torch.distributed.Store``.
-        address: of this machine, where this rank's end of gloo's connections is.
-        timeout_s: how long a call waits for the others.
-        name_lost: says who is gone when a call has failed; a rank that cannot know says "another".
+        meeting: of this rank.
+        name: of the ranks that are to meet, which no others have.
+        place: which of them this one is.
+        count: how many they are.
 
     Raises:
         EngineDead: here and by every method, when another rank is gone.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        device: torch.device,
-        store: Any,
-        address: str = LOOPBACK,
-        timeout_s: float = TIMEOUT_S,
-        name_lost: Callable[[], str] = lambda: "another",
-    ) -> None:
-        self._shard = shard
-        self._name_lost = name_lost
-        timeout = timedelta(seconds=timeout_s)
-        make = _nccl if device.type == "cuda" else _gloo
+    def __init__(self, meeting: Meeting, name: str, place: int, count: int) -> None:
+        self._number = meeting.shard.number
+        self._name_lost = meeting.name_lost
+        self._place, self._count = place, count
+        make = _nccl if meeting.device.type == "cuda" else _gloo
+        torch_distributed: Any = distributed  # its stubs hide the class
+        store = torch_distributed.PrefixStore(name, meeting.store)
         self._group: Any = None
-        self._group = self._translated(lambda: make(shard, store, address, timeout))
-        self.all_reduce(torch.zeros(1, device=device))  # NCCL meets with the first call
+        self._group = self._translated(lambda: make(store, meeting.address, place, count))
+
+    def _translated(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            lost, reason = self._name_lost(), str(error).splitlines()[0][:200]
+            raise EngineDead(f"rank {self._number} has lost {lost}: {reason}") from error
+
+
+class Group(_Connected):
+    """The ranks that have each layer together (see :class:`engine.models.peers.Peers`): all, or
+    those of one stage."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        shard = meeting.shard
+        super().__init__(meeting, f"stage-{shard.stage}", shard.rank, shard.size)
+        self.all_reduce(torch.zeros(1, device=meeting.device))  # NCCL meets with the first call
 
     @property
     def rank(self) -> int:
-        """This rank's number; 0 has the scheduler."""
-        return self._shard.rank
+        """Which of them this one is; the first one's logits are gathered there."""
+        return self._place
 
     @property
     def size(self) -> int:
         """See ``Peers``."""
-        return self._shard.size
+        return self._count
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Peers``."""
@@ -74,13 +94,13 @@ class Group:
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """What rank 0 has in ``x``, which is overwritten on the others."""
+        """What the first rank has in ``x``, which is overwritten on the others."""
         x = x.contiguous()
         self._translated(lambda: self._group.broadcast(x, 0).wait())
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """On rank 0 what each rank has in ``x``, all of one shape; nothing on the others."""
+        """On the first rank what each has in ``x``, all of one shape; nothing on the others."""
         x = x.contiguous()
         found = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
         options = distributed.GatherOptions()
@@ -89,35 +109,62 @@ class Group:
         self._translated(lambda: self._group.gather(into, [x], options).wait())
         return found
 
-    def _translated(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0][:200]
-            raise EngineDead(f"rank {self.rank} has lost {self._name_lost()}: {reason}") from error
+
+class Link(_Connected):
+    """A way for tensors from one rank to another, in order.
+
+    Args:
+        meeting: of this rank.
+        name: of the way.
+        sends: this rank is the one they come from.
+        most_unread: tensors that may be on their way; who sends more waits.
+    """
+
+    def __init__(self, meeting: Meeting, name: str, *, sends: bool, most_unread: int) -> None:
+        super().__init__(meeting, name, 0 if sends else 1, 2)
+        self._most_unread = most_unread
+        self._unread: deque[tuple[Any, torch.Tensor]] = deque()  # what is sent must be kept
+        hello = torch.zeros(1, device=meeting.device)  # NCCL meets with the first call
+        if sends:
+            self.send(hello)
+        else:
+            self.receive(hello)
+
+    def send(self, x: torch.Tensor) -> None:
+        """Send ``x``, which nobody may write to from now on."""
+        x = x.contiguous()
+        self._unread.append((self._translated(lambda: self._group.send([x], 1, 0)), x))
+        while len(self._unread) > self._most_unread:
+            oldest, _ = self._unread.popleft()
+            self._translated(oldest.wait)
+
+    def receive(self, into: torch.Tensor) -> torch.Tensor:
+        """Wait for what is sent next, of the shape and dtype of ``into``."""
+        self._translated(lambda: self._group.recv([into], 0, 0).wait())
+        return into
 
 
-def file_store(path: Path, size: int) -> Any:
+def file_store(path: Path, num_ranks: int) -> Any:
     """A store for ranks of one machine: a file that does not exist yet, the same for all."""
     torch_distributed: Any = distributed  # its stubs hide the class
-    store = torch_distributed.FileStore(str(path), size)
+    store = torch_distributed.FileStore(str(path), num_ranks)
     store.set_timeout(timedelta(seconds=MEETING_TIMEOUT_S))
     return store
 
 
-def _gloo(shard: Shard, store: Any, address: str, timeout: timedelta) -> Any:
+def _gloo(store: Any, address: str, place: int, count: int) -> Any:
     group: Any = distributed.ProcessGroupGloo  # its stubs know no options
     options = group._Options()
     options._devices = [group.create_device(hostname=address)]
-    options._timeout = timeout
-    return group(store, shard.rank, shard.size, options)
+    options._timeout = timedelta(seconds=TIMEOUT_S)
+    return group(store, place, count, options)
 
 
-def _nccl(shard: Shard, store: Any, address: str, timeout: timedelta) -> Any:
+def _nccl(store: Any, address: str, place: int, count: int) -> Any:
     from torch.distributed import ProcessGroupNCCL  # not in builds of torch for CPUs
 
     if address == LOOPBACK:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # to meet; data goes over NVLink or PCIe
     options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return ProcessGroupNCCL(store, shard.rank, shard.size, options)
+    options._timeout = timedelta(seconds=TIMEOUT_S)
+    return ProcessGroupNCCL(store, place, count, options)

@@ -104,7 +104,10 @@ def share_modules(
     group: Group,
     announce: Announce | None = None,
 ) -> Modules:
-    """The same parameters, their embeddings and head joined with those of the other ranks."""
+    """The same parameters, their embeddings and head joined with those of the other ranks, where
+    they are here."""
+    if modules.embed is None:
+        return modules
     embed = SharedEmbedding(modules.embed, shard.bounds(spec.vocab_size), group)
     head = modules.head
     if head is not None and spec.generates:

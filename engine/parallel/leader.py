@@ -1,6 +1,6 @@
 """Rank 0's side: starts the other ranks, tells them what to compute, and notices when one is gone.
 
-    start ─► Join ─► (all read their weights) ─► Loaded ─► Serve ─► Prepared ─► (all meet)
+    start ─► Join ─► (all read their weights) ─► Loaded ─► Serve ─► Prepared ─► (all meet) ─► Met
     (those of other machines come by themselves: ``gathering.py``; they meet through ``board.py``)
     then, for each pass: [Exchange] [CopyBlocks] Forward, and Score for each piece of logits
 
@@ -18,7 +18,7 @@ import socket
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -43,6 +43,7 @@ from engine.parallel.frames import (
     Join,
     LoadAdapter,
     Loaded,
+    Met,
     Prepared,
     Score,
     Serve,
@@ -50,11 +51,13 @@ from engine.parallel.frames import (
     pack,
 )
 from engine.parallel.gathering import Gathering, RemoteRank
-from engine.parallel.group import LOOPBACK, Group, file_store
+from engine.parallel.group import LOOPBACK, Group, Meeting, file_store
 from engine.parallel.layers import share_modules
+from engine.parallel.pipeline import Pipeline, connect
 from engine.parallel.ranks import HANG_UP, LocalRank, Rank, all_said
 from engine.parallel.refusals import refuse_unshared
 from engine.parallel.shard import Shard
+from engine.parallel.stages import stage_layers
 from engine.runner.device import choose_device, choose_dtype, dtype_name
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
@@ -64,7 +67,7 @@ logger = logging.getLogger(__name__)
 
 _END_GRACE_S = 2.0
 _NAMING_S = 2.0
-_Expected = TypeVar("_Expected", Loaded, Prepared)
+_Expected = TypeVar("_Expected", Loaded, Prepared, Met)
 
 
 class Team:
@@ -98,14 +101,16 @@ class Team:
             self._take_in([LocalRank(rank)])
             self._send(rank, encode(Join(theirs, rank, meeting, self._address)))
         self.group: Group | None = None
+        self.pipeline: Pipeline | None = None
         self._block_size = 0
 
-    def meet(self, memory: MemoryPlan, device: torch.device) -> MemoryPlan:
+    def meet(self, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> MemoryPlan:
         """Wait until all ranks have their weights, and join them.
 
         Args:
             memory: what this rank has room for.
             device: of this rank.
+            dtype: of hidden states.
 
         Returns:
             The plan that every rank has room for.
@@ -115,30 +120,31 @@ class Team:
             EngineDead: a rank is gone.
         """
         here = len(self._ranks) + 1
-        loaded = [self._expect(rank, Loaded) for rank in range(1, here)]
+        loaded = self._expect_all(Loaded, range(1, here))
         if self._gathering is not None:
             self._take_in(self._gathering.wait())
-            loaded += [self._expect(rank, Loaded) for rank in range(here, self.shard.size)]
-        memory = _fitting(memory, min(told.num_blocks for told in loaded))
+            loaded += self._expect_all(Loaded, range(here, self.shard.num_ranks))
+        memory = _fitting(memory, loaded)
         self._block_size = memory.block_size
         self._tell(Serve(memory.num_blocks, memory.max_model_len, memory.num_host_blocks))
-        for rank in range(1, self.shard.size):
-            self._expect(rank, Prepared)
+        self._expect_all(Prepared)
         self._fate.watch(self._ranks)
-        self.group = self._make_group(device)
+        self._connect(device, dtype)
         if device.type == "cpu":  # NCCL looks at the file now and then
             shutil.rmtree(self._directory, ignore_errors=True)
         weights = (memory.weights_bytes, *(told.weights_bytes for told in loaded))
         logger.info(
-            "tensor parallel: %d ranks, MiB of weights on each: %s; the memory below is one rank's",
-            self.shard.size,
+            "%s: %d ranks, MiB of weights on each: %s; the memory below is one rank's",
+            self._describe(),
+            self.shard.num_ranks,
             ", ".join(f"{size / 2**20:,.0f}" for size in weights),
         )
         return memory
 
     def share(self, modules: Modules) -> Modules:
         """Rank 0's parameters, joined with those of the others. Only after ``meet``."""
-        assert self.group is not None
+        if self.group is None:
+            return modules
         return share_modules(modules, self._spec, self.shard, self.group, self._score)
 
     def on_loss(self, act: Callable[[str], None]) -> None:
@@ -191,7 +197,7 @@ class Team:
             raise EngineDead(f"{type(error).__name__} in a pass that ranks share") from error
 
     def _score(self, num_rows: int) -> None:
-        self._tell(Score(num_rows))
+        self._tell(Score(num_rows), self.shard.size)
 
     # ------------------------------------------------------------ helpers
 
@@ -199,20 +205,34 @@ class Team:
         self._ranks += ranks
         self._said += map(all_said, ranks)
 
-    def _make_group(self, device: torch.device) -> Group:
-        """Meet the others; all make it at once."""
-        name_lost = self._fate.name_lost
-        if self._meeting is not None:
-            store = file_store(self._meeting, self.shard.size)
-            return Group(self.shard, device, store, self._address, name_lost=name_lost)
-        relay = Relay(self._ranks, self._said)
-        group = Group(self.shard, device, relay.board, self._address, name_lost=name_lost)
-        relay.finish()
-        return group
+    def _connect(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Meet the others; all do at once."""
+        shard, relay = self.shard, None
+        if self._meeting is None:
+            relay = Relay(self._ranks, self._said)
+            store = relay.board
+        else:
+            store = file_store(self._meeting, shard.num_ranks)
+        meeting = Meeting(shard, device, store, self._address, self._fate.name_lost)
+        self.group, self.pipeline = connect(meeting, self._spec.hidden_size, dtype)
+        if relay is None:
+            self._expect_all(Met)
+        else:
+            relay.finish()
 
-    def _tell(self, message: ToRank) -> None:
+    def _describe(self) -> str:
+        """How the model is shared out, for people."""
+        shard, parts = self.shard, ["tensor parallel"] if self.shard.size > 1 else []
+        if shard.num_stages > 1:
+            runs = stage_layers(self._spec, shard.num_stages)
+            layers = ", ".join(str(end - begin) for begin, end in runs)
+            parts.append(f"pipeline parallel in {shard.num_stages} stages of {layers} layers")
+        return ", ".join(parts)
+
+    def _tell(self, message: ToRank, end: int | None = None) -> None:
+        """Say something to all ranks, or to those before ``end``."""
         frame = encode(message)
-        for rank in range(1, self.shard.size):
+        for rank in range(1, self.shard.num_ranks if end is None else end):
             self._send(rank, frame)
 
     def _send(self, rank: int, frame: bytes) -> None:
@@ -221,6 +241,13 @@ class Team:
             to.socket.sendall(frame)
         except OSError as error:
             raise EngineDead(f"{to.name} is gone: {error.strerror}") from None
+
+    def _expect_all(
+        self, kind: type[_Expected], ranks: Iterable[int] | None = None
+    ) -> list[_Expected]:
+        """What all ranks say, or these."""
+        numbers = range(1, self.shard.num_ranks) if ranks is None else ranks
+        return [self._expect(number, kind) for number in numbers]
 
     def _expect(self, rank: int, kind: type[_Expected]) -> _Expected:
         try:
@@ -327,10 +354,10 @@ def _end(ranks: Sequence[Rank], gathering: Gathering | None, fate: _Fate, direct
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _fitting(memory: MemoryPlan, num_blocks: int) -> MemoryPlan:
-    """The plan with no more blocks than so many."""
-    if num_blocks >= memory.num_blocks:
-        return memory
+def _fitting(memory: MemoryPlan, others: Sequence[Loaded]) -> MemoryPlan:
+    """The plan with no more blocks than every rank has room for."""
+    num_blocks = min(memory.num_blocks, *(told.num_blocks for told in others))
+    num_host_blocks = min(memory.num_host_blocks, *(told.num_host_blocks for told in others))
     block_bytes = memory.bytes_per_token * memory.block_size
     saved = (memory.num_blocks - num_blocks) * block_bytes
     return msgspec.structs.replace(
@@ -339,4 +366,6 @@ def _fitting(memory: MemoryPlan, num_blocks: int) -> MemoryPlan:
         kv_cache_bytes=num_blocks * block_bytes,
         free_bytes=memory.free_bytes + saved,
         max_model_len=min(memory.max_model_len, num_blocks * memory.block_size),
+        num_host_blocks=num_host_blocks,
+        host_bytes=num_host_blocks * block_bytes,
     )

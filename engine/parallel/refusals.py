@@ -1,4 +1,4 @@
-"""What tensor parallelism does not do, refused before a process starts or a weight is read."""
+"""What ranks of a model do not do, refused before a process starts or a weight is read."""
 
 from __future__ import annotations
 
@@ -15,20 +15,34 @@ def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
     Raises:
         ModelLoadError: it cannot; one line that names the setting or what does not divide.
     """
-    size = config.tensor_parallel_size
-    for problem in _problems(config, spec, size):
-        raise ModelLoadError(f"tensor_parallel_size {size}: {problem}")
+    size, stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    if stages > 1:
+        for problem in _of_stages(config, spec, stages):
+            raise ModelLoadError(f"pipeline_parallel_size {stages}: {problem}")
+    if size > 1:
+        for problem in _of_layers(config, spec, size):
+            raise ModelLoadError(f"tensor_parallel_size {size}: {problem}")
 
 
-def _problems(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[str]:
+def _of_stages(config: EngineConfig, spec: DecoderSpec, stages: int) -> Iterator[str]:
+    yield from _of_heads(config)
+    if spec.num_layers < stages:
+        yield f"the model has {spec.num_layers} layers"
+
+
+def _of_heads(config: EngineConfig) -> Iterator[str]:
     speculation = config.speculation
-    if config.batch_invariant:
-        yield "sums over ranks are not batch-invariant, so not with batch_invariant"
     if speculation is not None and speculation.has_head:
         yield (
             f"speculation {speculation.method!r} reads hidden states of one process; draft, ngram "
             "and suffix work"
         )
+
+
+def _of_layers(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[str]:
+    if config.batch_invariant:
+        yield "sums over ranks are not batch-invariant, so not with batch_invariant"
+    yield from _of_heads(config)
     heads = spec.num_kv_heads
     if spec.latent is None and heads % size and size % heads:
         yield f"num_key_value_heads ({heads}) neither divides it nor is divided by it"

@@ -28,8 +28,9 @@ def loader_of(config: EngineConfig) -> LoadRunner:
         ModelLoadError: the model cannot be served as asked; one line that says why.
     """
     if config.load_format == "stub":
-        if config.tensor_parallel_size > 1:
-            raise ModelLoadError("tensor_parallel_size: the stub has no model to be shared out")
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if getattr(config, name) > 1:
+                raise ModelLoadError(f"{name}: the stub has no model to be shared out")
         from engine.runner.stub_runner import load_stub_runner
 
         return load_stub_runner

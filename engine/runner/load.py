@@ -73,10 +73,12 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     if isinstance(model.spec, EncoderSpec):
         from engine.runner.encoder_load import load_encoder
 
-        if config.tensor_parallel_size > 1:
-            raise ModelLoadError(
-                f"tensor_parallel_size {config.tensor_parallel_size}: encoders are not shared out"
-            )
+        if config.num_ranks > 1:
+            size, stages = config.tensor_parallel_size, config.pipeline_parallel_size
+            asked = f"tensor_parallel_size {size}"
+            if stages > 1:
+                asked = f"pipeline_parallel_size {stages}"
+            raise ModelLoadError(f"{asked}: encoders are not shared out")
         return load_encoder(config, model, on_progress).runner()
     return _load_decoder(config, model, on_progress).runner()
 
@@ -151,8 +153,10 @@ class LoadedDecoder:
         )
         peers = None if team is None else team.group
         decoder = Decoder(spec, loaded.modules, kernels, memory.max_model_len, peers)
+        # A step that other stages compute holds its rows, though they may be removed meanwhile.
+        lines_a_row = 2 if plan.config.pipeline_parallel_size > 1 else 1
         rows = RowTable(
-            max_num_rows=config.scheduler.max_num_seqs,
+            max_num_rows=lines_a_row * config.scheduler.max_num_seqs,
             max_num_blocks=min(memory.num_blocks, -(-memory.max_model_len // memory.block_size)),
             vocab_size=spec.vocab_size,
             eos_token_ids=spec.eos_token_ids,
@@ -199,9 +203,9 @@ def _load_decoder(
 ) -> LoadedDecoder:
     """Read a decoder; with ``threads`` and ``memory`` as they were planned for it before."""
     assert isinstance(model.spec, DecoderSpec)
-    if config.tensor_parallel_size == 1:
-        if config.enable_expert_parallel:
-            raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
+    if config.enable_expert_parallel and config.tensor_parallel_size == 1:
+        raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
+    if config.num_ranks == 1:
         plan = make_plan(config, model, model.spec, threads=threads)
         return _read_decoder(plan, on_progress, memory)
     from engine.parallel.leader import Team  # torch.distributed is for those who need it
@@ -229,7 +233,7 @@ def _read_decoder(
     else:
         memory = msgspec.structs.replace(memory, weights_bytes=loaded.num_bytes)
     if team is not None:
-        memory = team.meet(memory, plan.attention.device)
+        memory = team.meet(memory, plan.attention.device, plan.attention.dtype)
         loaded = loaded._replace(modules=team.share(loaded.modules))
     logger.info(memory.describe())
     return LoadedDecoder(plan, loaded, _info(plan, memory, started_s), team)
@@ -250,9 +254,8 @@ def make_plan(
         ModelLoadError: it cannot be served as asked.
     """
     spec = whole if shard is None else share_of(whole, shard)
-    device = choose_device(
-        config.device, config.first_device + (shard.rank % config.ranks_here if shard else 0)
-    )
+    place = shard.number % config.ranks_here if shard else 0  # among the ranks of this machine
+    device = choose_device(config.device, config.first_device + place)
     dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
     files = find_weights(config, model, dtype, device, config.seed)
     codes = cache_codes(config.cache.dtype)
@@ -416,7 +419,7 @@ def _info(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
         load_s=time.monotonic() - started_s,
         generation=config.generation,
         generates=spec.generates,
-        window=_remembered(config, spec),
+        window=_remembered(config, plan.whole),
         pooling=PoolingInfo(
             kind=kind,
             size=spec.hidden_size,

@@ -35,29 +35,25 @@ from engine.runner.inputs import (
     host_batch,
     send,
 )
-from engine.runner.outcome import JudgedRow, Outcome, SampledRows
+from engine.runner.launched import OnTheWay, Underway
+from engine.runner.outcome import Outcome, SampledRows
 from engine.runner.passes import PassesOutcome, later_passes
-from engine.runner.pooling import PooledRow, pool_rows
 from engine.runner.programs import DecodePrograms
+from engine.runner.prompts import NOTHING_TOLD, Told, judges, tell, tells
 from engine.runner.protocol import Computed, Launched, Resting
 from engine.runner.rehearsals import Rehearsals
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
 from engine.runner.transfer import Downloads, Uploads
-from engine.sampling.logprobs import logprob_columns
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.types import Adapter, BlockCopy, EngineInfo, StepPlan, StepResult
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepInputs
 from kernels.operations import Kernels
-from kernels.sending import to_device
 
 if TYPE_CHECKING:
     from engine.parallel.leader import Team
-
-# Prompt positions whose logits are made at once: a long chunk's would take gigabytes.
-_PROMPT_LOGPROB_ROWS = 128
 
 
 class _Inputs(NamedTuple):
@@ -77,11 +73,11 @@ class _Ready(NamedTuple):
     masks: StepMasks | None
 
 
-class _Told(NamedTuple):
-    """What a step tells of prompts."""
+class _States(NamedTuple):
+    """What the layers have made of a batch."""
 
-    judged: list[JudgedRow]
-    pooled: list[PooledRow]
+    hidden: torch.Tensor  # [num_tokens or number of sampling rows, hidden_size]
+    is_of_all: bool  # tokens; else of the sampling rows' last ones
 
 
 class ModelRunner:
@@ -139,6 +135,7 @@ class ModelRunner:
         self._features = features
         self._rehearsals = rehearsals
         self._team = team
+        self._pipeline = None if team is None else team.pipeline
         self._host = host
         self._rest = rest
         uploads = Uploads(attention_spec.device)
@@ -156,8 +153,7 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Start one step. Raises as ``Launched.result`` says."""
         with translated_errors(), torch.inference_mode():
-            outcome = self._launch(plan)
-        return Computed(StepResult()) if outcome is None else _OnTheWay(outcome)
+            return self._launch(plan)
 
     def mark(self, spans: Spans) -> None:
         """See ``Runner.mark``."""
@@ -187,13 +183,13 @@ class ModelRunner:
         """See ``Runner.rest``."""
         return self._rest(level)
 
-    def _launch(self, plan: StepPlan) -> Outcome | PassesOutcome | None:
+    def _launch(self, plan: StepPlan) -> Launched:
         with self._spans("inputs"):
             self._update_rows(plan)
             if self._host is not None:
                 self._host.exchange(plan)
             if not plan.rows:
-                return None
+                return Computed(StepResult())
             if self._threads is not None:
                 self._threads.use(len(plan.rows))
             extend_tables(plan.rows, self._rows)
@@ -203,17 +199,19 @@ class ModelRunner:
                 rows = spread(rows)
             batch = host_batch(rows, self._rows)
             ready = self._load(batch, plan.copies, drafts)
+        if self._pipeline is not None:
+            return self._begin(rows, batch, ready)
         sampled, told = self._run(rows, batch, ready)
         first = Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
         if not rows.num_passes or not self._sampler.is_plain(batch):
-            return first
+            return OnTheWay(first)
         passes = [first]
         for places, later in later_passes(batch, rows.num_passes):
             with self._spans("inputs"):
                 ready = self._load(later)
             sampled, told = self._run(rows, later, ready)
             passes.append(Outcome(rows, places, sampled, *told, self._downloads))
-        return PassesOutcome(passes)
+        return OnTheWay(PassesOutcome(passes))
 
     def _load(
         self,
@@ -230,11 +228,11 @@ class ModelRunner:
 
     def _run(
         self, rows: PlanRows, batch: HostBatch, ready: _Ready
-    ) -> tuple[SampledRows | None, _Told]:
+    ) -> tuple[SampledRows | None, Told]:
         """Compute a batch that has been loaded."""
         graph, inputs, drafts, masks = ready
         if graph is not None:
-            return self._replay(graph, batch, drafts, masks), _Told([], [])
+            return self._replay(graph, batch, drafts, masks), NOTHING_TOLD
         assert inputs is not None
         return self._compute(rows, batch, inputs, drafts, masks)
 
@@ -264,7 +262,7 @@ class ModelRunner:
 
         ``adapted`` is what ``adapter_slots`` tells of the batch.
         """
-        if self._graphs is None or copies or self._judges(batch):
+        if self._graphs is None or copies or judges(batch, self._rows):
             return None
         verifies = drafts is not None
         graph = self._graphs.find(batch, verifies=verifies, adapted=adapted is not None)
@@ -347,28 +345,44 @@ class ModelRunner:
         inputs: _Inputs,
         drafts: StepDrafts | None,
         masks: StepMasks | None,
-    ) -> tuple[SampledRows | None, _Told]:
+    ) -> tuple[SampledRows | None, Told]:
         """From the inputs to the tokens."""
-        sent = inputs.sent
         with self._spans("forward"):
-            hidden, told = self._forward(rows, batch, inputs)
-            if not batch.sampling_rows.size:
-                return None, told
-            logits = self._model.logits(hidden)
-        with self._spans("sample"):
-            slots = sent.rows.slots.index_select(0, sent.sampling_rows)
-            positions = inputs.step.seq_lens.index_select(0, sent.sampling_rows).long()
-            return self._sampler.sample(logits, batch, slots, positions, drafts, masks), told
+            hidden, is_of_all = self._forward(batch, inputs)
+        states = _States(hidden, is_of_all)
+        return self._choose(rows, batch, inputs, states, drafts, masks)
 
-    def _forward(
-        self, rows: PlanRows, batch: HostBatch, inputs: _Inputs
-    ) -> tuple[torch.Tensor, _Told]:
-        """Hidden states of the sampling rows' last tokens, [S, hidden_size]; told of prompts."""
-        judges, pools = self._judges(batch), self._pools(batch)
-        # The hidden states of all tokens.
-        wants_all = judges or pools or self._features is not None
-        trims = not wants_all and not batch.is_decode
-        wanted = _last_tokens(inputs.sent) if trims else None
+    def _begin(self, rows: PlanRows, batch: HostBatch, ready: _Ready) -> Launched:
+        """Compute the layers that are here, and leave the step to the stages behind. Its tokens
+        are chosen when its result is asked for; until then nobody else is given its rows' slots."""
+        inputs, pipeline = ready.inputs, self._pipeline
+        assert inputs is not None
+        assert pipeline is not None
+        with self._spans("forward"):
+            hidden, is_of_all = self._forward(batch, inputs)
+            pipeline.hand_on(hidden)
+        slots = batch.slots.tolist()
+        self._rows.hold(slots)
+        num_wanted = batch.token_ids.size if is_of_all else batch.sampling_rows.size
+
+        def finish() -> Outcome:
+            try:
+                with self._spans("stages"):
+                    states = _States(pipeline.fetch(num_wanted), is_of_all)
+                drafts, masks = ready.drafts, ready.masks
+                sampled, told = self._choose(rows, batch, inputs, states, drafts, masks)
+            finally:
+                self._rows.let_go(slots)
+            return Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
+
+        return Underway(finish)
+
+    def _forward(self, batch: HostBatch, inputs: _Inputs) -> tuple[torch.Tensor, bool]:
+        """The layers that are here: the states of all tokens, or of the sampling rows' last ones;
+        and whether those of all are wanted."""
+        is_of_all = self._features is not None or tells(batch, self._rows)
+        trims = not is_of_all and not batch.is_decode
+        wanted = _last_tokens(inputs.sent) if trims and self._pipeline is None else None
         step, layers = inputs.step, self._cache.layers
         if self._team is not None:
             with self._team.forward(batch, self._rows, trims=trims):
@@ -378,67 +392,33 @@ class ModelRunner:
         else:
             hidden, features = self._features.run(self._model, step.input_ids, inputs.state, layers)
             self._features.keep(step.slot_mapping, features)
-        if not wants_all:
-            return hidden, _Told([], [])
-        judged = self._judge(rows, batch, hidden) if judges else []
-        pooled = self._pool(rows, batch, hidden) if pools else []
-        return hidden.index_select(0, _last_tokens(inputs.sent)), _Told(judged, pooled)
+        return hidden, is_of_all
 
-    def _pools(self, batch: HostBatch) -> bool:
-        """Whether a row adds to a vector."""
-        pooled = self._rows.pooled
-        return bool(pooled) and not pooled.isdisjoint(batch.slots.tolist())
-
-    def _pool(self, rows: PlanRows, batch: HostBatch, hidden: torch.Tensor) -> list[PooledRow]:
-        requests = [self._rows.requests[slot] for slot in batch.slots.tolist()]
-        bounds = batch.query_start.tolist()
-        return list(pool_rows(rows, requests, bounds, hidden, self._model.logits))
-
-    def _judges(self, batch: HostBatch) -> bool:
-        """Whether a row tells of prompt tokens with this step."""
-        judged = self._rows.judged
-        if not judged:
-            return False
-        starts = dict(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True))
-        lengths = {slot: len(self._rows.requests[slot].prompt_token_ids) for slot in judged}
-        return any(starts.get(slot, length) < length - 1 for slot, length in lengths.items())
-
-    def _judge(self, rows: PlanRows, batch: HostBatch, hidden: torch.Tensor) -> list[JudgedRow]:
-        """Log-probabilities of prompt tokens, for the rows that asked."""
-        judged: list[JudgedRow] = []
-        for index, (row, slot) in enumerate(zip(rows, batch.slots.tolist(), strict=True)):
-            request = self._rows.requests[slot]
-            num_top = request.sampling.prompt_logprobs
-            if num_top is None or row.start >= len(request.prompt_token_ids) - 1:
-                continue
-            # The logits at position p judge the prompt's token p + 1; the last has none.
-            prompt = request.prompt_token_ids
-            token_ids = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
-            begin = int(batch.query_start[index])
-            columns = []
-            for first in range(0, len(token_ids), _PROMPT_LOGPROB_ROWS):
-                ids = token_ids[first : first + _PROMPT_LOGPROB_ROWS]
-                logits = self._model.logits(hidden[begin + first : begin + first + len(ids)])
-                chosen = to_device(torch.tensor(ids), logits.device)
-                columns.append(logprob_columns(logits, chosen, num_top))
-            judged.append(JudgedRow(row.id, num_top, columns))
-        return judged
+    def _choose(
+        self,
+        rows: PlanRows,
+        batch: HostBatch,
+        inputs: _Inputs,
+        states: _States,
+        drafts: StepDrafts | None,
+        masks: StepMasks | None,
+    ) -> tuple[SampledRows | None, Told]:
+        """From hidden states to tokens, and to what is told of prompts."""
+        sent, (hidden, is_of_all) = inputs.sent, states
+        with self._spans("forward"):
+            told = NOTHING_TOLD
+            if is_of_all:
+                told = tell(rows, batch, self._rows, hidden, self._model.logits)
+                hidden = hidden.index_select(0, _last_tokens(sent))
+            if not batch.sampling_rows.size:
+                return None, told
+            logits = self._model.logits(hidden)
+        with self._spans("sample"):
+            slots = sent.rows.slots.index_select(0, sent.sampling_rows)
+            positions = inputs.step.seq_lens.index_select(0, sent.sampling_rows).long()
+            return self._sampler.sample(logits, batch, slots, positions, drafts, masks), told
 
 
 def _last_tokens(sent: DeviceBatch) -> torch.Tensor:
     """Where the last tokens of the sampling rows lie in the batch: [S] int32."""
     return sent.rows.query_start[1:].index_select(0, sent.sampling_rows) - 1
-
-
-class _OnTheWay:
-    """A step whose results are being fetched."""
-
-    __slots__ = ("_outcome",)
-
-    def __init__(self, outcome: Outcome | PassesOutcome) -> None:
-        self._outcome = outcome
-
-    def result(self) -> StepResult:
-        """See ``Launched``."""
-        with translated_errors():
-            return self._outcome.result()

@@ -6,6 +6,7 @@ On a CPU host and device are one memory. On a GPU the tables' new entries travel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -32,7 +33,8 @@ class RowTable:
     """Slots, block tables, newest tokens and sampling state of the sequences a runner knows.
 
     Args:
-        max_num_rows: rows there can be at once.
+        max_num_rows: rows there can be at once, those that are held though they were removed
+            among them.
         max_num_blocks: of one sequence.
         vocab_size: of the model.
         eos_token_ids: what ends a text.
@@ -59,6 +61,8 @@ class RowTable:
         self._is_mirrored = device.type != "cpu"
         self._num_blocks = [0] * max_num_rows
         self._slots: dict[str, int] = {}
+        self._held: Counter[int] = Counter()  # slots, by how many steps hold them
+        self._removed: set[int] = set()  # of those held
         self._free = list(range(max_num_rows - 1, -1, -1))
         self._places: list[int] = []
         self._blocks: list[int] = []
@@ -71,6 +75,27 @@ class RowTable:
         slot = self._slots.pop(row_id, None)
         if slot is None:
             return
+        if slot in self._held:
+            self._removed.add(slot)
+        else:
+            self._clear(slot)
+
+    def hold(self, slots: Iterable[int]) -> None:
+        """A step that has yet to choose tokens keeps these slots as they are, removed or not."""
+        self._held.update(slots)
+
+    def let_go(self, slots: Iterable[int]) -> None:
+        """A step that held these slots is done."""
+        for slot in slots:
+            self._held[slot] -= 1
+            if self._held[slot]:
+                continue
+            del self._held[slot]
+            if slot in self._removed:
+                self._removed.discard(slot)
+                self._clear(slot)
+
+    def _clear(self, slot: int) -> None:
         self.sampling.clear(slot)
         self.judged.discard(slot)
         self.pooled.discard(slot)

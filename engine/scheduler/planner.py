@@ -34,7 +34,8 @@ class Planner:
 
     def plan(self, admit: bool, now_s: float, max_passes: int = 1) -> StepBuilder:
         """The next step; with ``admit`` false, nobody joins."""
-        step = StepBuilder(self._config.step_budget(len(self._state.running)))
+        budget = self._config.step_budget(len(self._state.running))
+        step = StepBuilder(budget, self._num_places(budget))
         first, *behind = self._by_urgency()
         self._plan_running(step, first)
         for running in behind:
@@ -55,6 +56,13 @@ class Planner:
             if self._speculator is not None:
                 self._speculator.skip(num_passes - 1)
         return step
+
+    def _num_places(self, budget: int) -> int:
+        """How many of those who run may have their next token computed by one step: where several
+        are under way, each of other sequences, a fair share of them, so that all stages of a
+        pipeline have as much to do."""
+        num_steps = self._config.num_micro_batches
+        return budget if num_steps == 1 else -(-len(self._state.running) // num_steps)
 
     def _by_urgency(self) -> list[list[Sequence]]:
         """Who runs, in groups: between two of them there is a turn for those who wait."""
@@ -85,18 +93,21 @@ class Planner:
         # The one loop that sees every sequence at every step. Nearly all of them add one token, so
         # that case is inline and touches no more than it must. In an overlapped loop that token is
         # one that the step before this one is about to choose.
-        budget, num_decoded = step.budget, 0
+        budget, places, num_decoded = step.budget, step.places, 0
+        waits = self._config.num_micro_batches > 1
         rows, add_seq = step.rows, step.seqs.append
         add_id, add_start, add_tokens = rows.ids.append, rows.starts.append, rows.token_ids.append
         for seq in running:
             if not budget:
                 break
             token_ids, pending, table = seq.token_ids, seq.num_pending, seq.table
-            if pending and (seq.follows_output or seq.draft_ids or seq.awaits_token):
-                continue  # its mask, its place or its drafts depend on what is on its way
+            if pending and (waits or seq.follows_output or seq.draft_ids or seq.awaits_token):
+                continue  # its token, its mask, place or drafts depend on what is on its way
             start = seq.num_computed
             end = len(token_ids) + pending
             decodes = end - start == 1 and end < seq.max_num_tokens
+            if decodes and num_decoded == places:
+                continue  # the next step has room
             if decodes and (end <= table.capacity or self._grow(rows, table)):
                 add_id(seq.id)
                 add_start(start)
@@ -113,6 +124,7 @@ class Planner:
                 self._plan_more(step, seq)
                 budget = step.budget
         step.budget = budget
+        step.places -= num_decoded
         self._state.num_wasted -= num_decoded
 
     def _grow(self, rows: PlanRows, table: BlockTable) -> bool:

@@ -51,14 +51,16 @@ class StepBuilder:
         "fills",
         "loads",
         "num_preempted",
+        "places",
         "rows",
         "seqs",
         "spare",
         "victims",
     )
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, places: int) -> None:
         self.budget = budget  # tokens that still fit
+        self.places = places  # for sequences that run and have one token to compute
         self.spare = max(1, budget // _YIELDING)  # of them for prompts of who yields
         self.rows = PlanRows()
         self.seqs: list[Sequence] = []  # of the rows

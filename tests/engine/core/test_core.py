@@ -164,7 +164,7 @@ class _FaultyLife(Life):
 def test_passing_faults_change_no_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     num_faults = 0
-    for seed in range(1000, 1080):
+    for seed in range(1000, 1100):
         life = _FaultyLife(seed)
         life.run()
         num_faults += life.seen["faults"]

@@ -47,15 +47,20 @@ def checkpoint(tmp_path_factory):
     return directory, prompts, texts
 
 
-def engine(directory, size=2, **settings):
-    """An engine on ``size`` ranks, and its runner."""
+def engine(directory, size=2, stages=1, **settings):
+    """An engine in ``stages`` of ``size`` ranks, and its runner."""
     speculation = settings.pop("speculation", None)
-    cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=settings.pop("num_blocks", 128))
+    cache = CacheConfig(
+        block_size=BLOCK_SIZE,
+        num_blocks=settings.pop("num_blocks", 128),
+        offload_bytes=settings.pop("offload_bytes", 0),
+    )
     config = EngineConfig(
         model=str(directory),
         dtype="float32",
         num_threads=1,
         tensor_parallel_size=size,
+        pipeline_parallel_size=stages,
         cache=cache,
         speculation=speculation,
         scheduler=SchedulerConfig(**settings),

@@ -1,6 +1,7 @@
 """One random life of an engine: requests come, go and are preempted; nothing may go wrong.
 
-Half of the lives plan and launch each step before the result of the one before it is taken in.
+Half of the lives plan and launch each step before the result of the one before it is taken in; some
+of these have several steps under way, each of other sequences, as a pipeline's stages do.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ class Life:
             policy=rng.choice(("fcfs", "priority", "sjf", "fair", "fair")),
             overlap=seed % 2 == 1,
         )
+        self.num_stages = random.Random(f"stages {seed}").choice((1, 1, 1, 2, 3))
+        self.config = _replace(self.config, pipeline_parallel_size=self.num_stages)
+        self.is_pipelined = self.num_stages > 1 and self.config.scheduler.overlap is not False
         self.limit = min(self.max_len, num_blocks * size)
         self.window = random.Random(seed).randint(1, 24) if seed % 5 >= 3 else None
         max_idle = random.Random(seed).choice((None, None, 0, 3))
@@ -93,8 +97,10 @@ class Life:
             speculator=self._make_speculator() if self.num_drafts else None,
         )
         self.core._window = Whim(self)
-        self.max_passes = random.Random(seed).choice((1, 2, 5, 9))
-        self.core._passes = Pace(self)
+        self.max_passes = 1
+        if not self.is_pipelined:
+            self.max_passes = random.Random(seed).choice((1, 2, 5, 9))
+            self.core._passes = Pace(self)
         self.pool, self.scheduler = self.core._pool, self.core._scheduler
         self.admits = True
         self.aborted: str | None = None
@@ -317,6 +323,20 @@ class Life:
         self.seen["drafts"] += sum(row.num_drafts for row in plan.rows)
         self._check_passes(plan)
         self.seen["pending"] += sum(row.token_ids[-1] == PENDING_TOKEN for row in plan.rows)
+        if self.is_pipelined:
+            self._check_micro_batch(plan)
+
+    def _check_micro_batch(self, plan: StepPlan) -> None:
+        """Other steps are under way: what they choose is waited for, and nobody has more than a
+        fair share of those who run."""
+        known = (token for row in plan.rows for token in row.token_ids)
+        assert PENDING_TOKEN not in known, "planned before its token is known"
+        newcomers = {row.request.id for row in plan.added}
+        decoding = (row for row in plan.rows if len(row.token_ids) - row.num_drafts == 1)
+        ahead = sum(row.samples and row.id not in newcomers for row in decoding)
+        share = -(-self.scheduler.num_running // self.num_stages)
+        self.seen["shared out"] += len(self.core._flights) == self.num_stages - 1
+        assert self.core._flights or ahead <= share or plan.num_preempted, "more than a fair share"
 
     def _check_passes(self, plan: StepPlan) -> None:
         counts = [row.num_passes for row in plan.rows]

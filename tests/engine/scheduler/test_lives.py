@@ -55,6 +55,7 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         "passes",
         "offloads",
         "loads",
+        "shared out",
     )
     assert all(seen[event] >= 100 for event in (*events, "abort", "error", "stop", "length")), seen
     assert seen["displaced"] >= 50, seen

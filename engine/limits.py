@@ -1,0 +1,42 @@
+"""What the config leaves open about steps, decided for a model on its device."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.config import EngineConfig, SchedulerConfig
+from engine.types import EngineInfo
+
+
+def step_limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
+    """The scheduler's limits on this device, for this model."""
+    limits = config.scheduler.on(info.device)
+    if _is_pipelined(config):
+        # Several passes of a step would wait for all stages between them.
+        return msgspec.structs.replace(
+            limits, num_micro_batches=config.pipeline_parallel_size, max_step_passes=1
+        )
+    if not info.whole_prompts:
+        return limits
+    tokens = max(limits.step_tokens, info.max_model_len)
+    return msgspec.structs.replace(
+        limits, max_num_batched_tokens=tokens, fits_running=False, whole_prompts=True
+    )
+
+
+def num_steps_ahead(config: EngineConfig, info: EngineInfo) -> int:
+    """How many steps may be under way at once.
+
+    As many as a pipeline has stages. Else two where steps are launched ahead of results: on a GPU.
+    On a CPU they are computed at their launch: it gains nothing there, and tokens are told a step
+    late.
+    """
+    overlap = config.scheduler.overlap
+    if _is_pipelined(config):
+        return config.pipeline_parallel_size
+    return 2 if (info.device.startswith("cuda") if overlap is None else overlap) else 1
+
+
+def _is_pipelined(config: EngineConfig) -> bool:
+    """Whether stages work on several steps at once; not where no step is to be planned ahead."""
+    return config.pipeline_parallel_size > 1 and config.scheduler.overlap is not False

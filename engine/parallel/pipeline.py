@@ -1,0 +1,93 @@
+"""The way of a step through the stages of a model, as one rank sees it.
+
+    (0, t) ── residual stream ──► (1, t) ── ... ──► (last, t)      rank t of each stage
+    (last, 0) ── states of the rows that are wanted ──► (0, 0)
+
+What a rank hands on lies ready until the next one asks for it, so that it can begin with another
+step. Steps go through in the order in which they were launched.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.parallel.group import Group, Link, Meeting
+
+
+class Connections(NamedTuple):
+    """What a rank exchanges tensors through."""
+
+    group: Group | None  # of its stage; None: it is alone there
+    pipeline: Pipeline | None  # to other stages; None: there are none
+
+
+def connect(meeting: Meeting, hidden_size: int, dtype: torch.dtype) -> Connections:
+    """Meet the other ranks; all do at once.
+
+    Args:
+        meeting: of this rank.
+        hidden_size: of the model.
+        dtype: of its hidden states.
+
+    Raises:
+        EngineDead: another rank is gone.
+    """
+    shard = meeting.shard
+    group = Group(meeting) if shard.size > 1 else None
+    pipeline = Pipeline(meeting, hidden_size, dtype) if shard.num_stages > 1 else None
+    return Connections(group, pipeline)
+
+
+class Pipeline:
+    """This rank's ends of the way. Made by all ranks at once.
+
+    Args:
+        meeting: of this rank.
+        hidden_size: of the model.
+        dtype: of its hidden states.
+
+    Raises:
+        EngineDead: here and by every method, when another rank is gone.
+    """
+
+    def __init__(self, meeting: Meeting, hidden_size: int, dtype: torch.dtype) -> None:
+        shard = meeting.shard
+        self._size, self._dtype, self._device = hidden_size, dtype, meeting.device
+        self._before: Link | None = None
+        self._behind: Link | None = None
+        self._back: Link | None = None
+
+        def link(name: str, *, sends: bool) -> Link:
+            return Link(meeting, name, sends=sends, most_unread=shard.num_stages)
+
+        # In the order of the stages, so that nobody waits for one who waits for him.
+        if shard.stage:
+            self._before = link(f"link-{shard.stage}-{shard.rank}", sends=False)
+        if not shard.is_last_stage:
+            self._behind = link(f"link-{shard.stage + 1}-{shard.rank}", sends=True)
+        if not shard.rank and (shard.is_last_stage or not shard.stage):
+            self._back = link("back", sends=shard.is_last_stage)
+
+    def take(self, num_tokens: int) -> torch.Tensor:
+        """What the stage before has made of the next step: [num_tokens, hidden_size]."""
+        assert self._before is not None
+        return self._before.receive(self._empty(num_tokens))
+
+    def hand_on(self, x: torch.Tensor) -> None:
+        """Give the next stage, or rank 0 where this is the last, what this one has made of a step;
+        ``x`` must not be written to any more."""
+        link = self._back if self._behind is None else self._behind
+        if link is not None and len(x):  # every rank of the last stage has it, the first one tells
+            link.send(x)
+
+    def fetch(self, num_rows: int) -> torch.Tensor:
+        """On rank 0, wait for what the last stage has made of the oldest step that was not fetched:
+        [num_rows, hidden_size]."""
+        assert self._back is not None
+        x = self._empty(num_rows)
+        return self._back.receive(x) if num_rows else x
+
+    def _empty(self, num_rows: int) -> torch.Tensor:
+        return torch.empty((num_rows, self._size), dtype=self._dtype, device=self._device)

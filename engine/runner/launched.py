@@ -1,0 +1,40 @@
+"""A step that has been launched, until its result is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.runner.device_errors import translated_errors
+from engine.runner.outcome import Outcome
+from engine.runner.passes import PassesOutcome
+from engine.types import StepResult
+
+
+class OnTheWay:
+    """A step whose results are being fetched."""
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self, outcome: Outcome | PassesOutcome) -> None:
+        self._outcome = outcome
+
+    def result(self) -> StepResult:
+        """See ``Launched``."""
+        with translated_errors():
+            return self._outcome.result()
+
+
+class Underway:
+    """A step that other stages are computing."""
+
+    __slots__ = ("_finish",)
+
+    def __init__(self, finish: Callable[[], Outcome]) -> None:
+        self._finish = finish
+
+    def result(self) -> StepResult:
+        """See ``Launched``."""
+        with translated_errors(), torch.inference_mode():
+            return self._finish().result()

@@ -1,0 +1,86 @@
+"""What a step tells of the prompts that it computes: their log-probabilities, and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from engine.plan_rows import PlanRows
+from engine.runner.inputs import HostBatch
+from engine.runner.outcome import JudgedRow
+from engine.runner.pooling import PooledRow, pool_rows
+from engine.runner.rows import RowTable
+from engine.sampling.logprobs import logprob_columns
+from kernels.sending import to_device
+
+# Prompt positions whose logits are made at once: a long chunk's would take gigabytes.
+_NUM_JUDGED_AT_ONCE = 128
+
+Score = Callable[[torch.Tensor], torch.Tensor]  # hidden states to logits, or to a head's scores
+
+
+class Told(NamedTuple):
+    """What a step tells of prompts."""
+
+    judged: list[JudgedRow]
+    pooled: list[PooledRow]
+
+
+NOTHING_TOLD = Told([], [])
+
+
+def tells(batch: HostBatch, table: RowTable) -> bool:
+    """Whether a row tells of its prompt with this step, for which hidden states of all are read."""
+    return judges(batch, table) or _pools(batch, table)
+
+
+def tell(
+    rows: PlanRows, batch: HostBatch, table: RowTable, hidden: torch.Tensor, score: Score
+) -> Told:
+    """What these rows tell, of the hidden states of all tokens: [num_tokens, hidden_size]."""
+    judged = _judge(rows, batch, table, hidden, score) if judges(batch, table) else []
+    if not _pools(batch, table):
+        return Told(judged, [])
+    requests = [table.requests[slot] for slot in batch.slots.tolist()]
+    bounds = batch.query_start.tolist()
+    return Told(judged, list(pool_rows(rows, requests, bounds, hidden, score)))
+
+
+def judges(batch: HostBatch, table: RowTable) -> bool:
+    """Whether a row tells the log-probabilities of prompt tokens with this step."""
+    if not table.judged:
+        return False
+    starts = dict(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True))
+    lengths = {slot: len(table.requests[slot].prompt_token_ids) for slot in table.judged}
+    return any(starts.get(slot, length) < length - 1 for slot, length in lengths.items())
+
+
+def _pools(batch: HostBatch, table: RowTable) -> bool:
+    """Whether a row adds to a vector."""
+    return bool(table.pooled) and not table.pooled.isdisjoint(batch.slots.tolist())
+
+
+def _judge(
+    rows: PlanRows, batch: HostBatch, table: RowTable, hidden: torch.Tensor, score: Score
+) -> list[JudgedRow]:
+    """Log-probabilities of prompt tokens, for the rows that asked."""
+    judged: list[JudgedRow] = []
+    for index, (row, slot) in enumerate(zip(rows, batch.slots.tolist(), strict=True)):
+        request = table.requests[slot]
+        num_top = request.sampling.prompt_logprobs
+        if num_top is None or row.start >= len(request.prompt_token_ids) - 1:
+            continue
+        # The logits at position p judge the prompt's token p + 1; the last has none.
+        prompt = request.prompt_token_ids
+        token_ids = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
+        begin = int(batch.query_start[index])
+        columns = []
+        for first in range(0, len(token_ids), _NUM_JUDGED_AT_ONCE):
+            ids = token_ids[first : first + _NUM_JUDGED_AT_ONCE]
+            logits = score(hidden[begin + first : begin + first + len(ids)])
+            chosen = to_device(torch.tensor(ids), logits.device)
+            columns.append(logprob_columns(logits, chosen, num_top))
+        judged.append(JudgedRow(row.id, num_top, columns))
+    return judged
