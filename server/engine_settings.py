@@ -25,6 +25,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         enforce_eager=settings.enforce_eager,
         pooling_type=settings.pooling_type,
         tensor_parallel_size=settings.tensor_parallel_size,
+        pipeline_parallel_size=settings.pipeline_parallel_size,
         enable_expert_parallel=settings.enable_expert_parallel,
         nodes=settings.nodes_config(),
         num_threads=settings.num_threads,

@@ -19,8 +19,17 @@ class ParallelSettings(BaseSettings):
     tensor_parallel_size: int = setting(
         1,
         PARALLEL,
-        "Processes that the model is shared out to, each with a GPU, or a part of a CPU's cores. "
+        "Processes that each layer is shared out to, each with a GPU, or a part of a CPU's cores. "
         "See docs/parallel.md.",
+        ge=1,
+        le=64,
+    )
+    pipeline_parallel_size: int = setting(
+        1,
+        PARALLEL,
+        "Stages of consecutive layers that the model is cut into, each of as many processes as "
+        "--tensor-parallel-size says; they work on the tokens of different requests at once. See "
+        "docs/parallel.md.",
         ge=1,
         le=64,
     )
@@ -34,8 +43,8 @@ class ParallelSettings(BaseSettings):
         1,
         PARALLEL,
         "Engines that serve the same model, each with all of it, its own KV cache, and as many "
-        "GPUs as --tensor-parallel-size says, or a part of a CPU's cores. Requests go where their "
-        "prompt is cached, or to the least busy one. See docs/parallel.md.",
+        "GPUs as the model has ranks, or a part of a CPU's cores. Requests go where their prompt "
+        "is cached, or to the least busy one. See docs/parallel.md.",
         ge=1,
         le=64,
     )

@@ -38,9 +38,12 @@ def check_nodes(settings: Settings) -> None:
     if settings.loras or settings.lora_dir is not None:
         given = "--lora" if settings.loras else "--lora-dir"
         raise InvalidSettings(f"{given}: adapters are not shared out to several machines yet")
-    ranks = settings.tensor_parallel_size
-    if not settings.node_rank and (ranks < nodes or ranks % nodes):
-        raise InvalidSettings(f"{asked}: --tensor-parallel-size {ranks} cannot be divided by it")
+    size, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    if not settings.node_rank and size * stages % nodes:
+        given = f"--tensor-parallel-size {size}"
+        if stages > 1:
+            given += f" times --pipeline-parallel-size {stages}"
+        raise InvalidSettings(f"{asked}: {given} cannot be divided by it")
 
 
 def serve_ranks(settings: Settings) -> None:

@@ -36,7 +36,7 @@ def lone_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def ranks(server: Server) -> list[psutil.Process]:
-    """The engine process, and the rank that it has started."""
+    """The engine processes, and the ranks that they have started."""
     children = psutil.Process(server.process.pid).children(recursive=True)
     wanted = ("engine.worker", "engine.parallel.follower")
     return [child for name in wanted for child in children if name in child.cmdline()]
@@ -89,9 +89,9 @@ def test_no_rank_is_left_behind_by_an_ended_server(tmp_path: Path) -> None:
         end_and_see(server, signal.SIGTERM)
 
 
-def end_and_see(server: Server, how: signal.Signals) -> None:
+def end_and_see(server: Server, how: signal.Signals, num_ranks: int = 2) -> None:
     processes = ranks(server)
-    assert len(processes) == 2
+    assert len(processes) == num_ranks
     os.kill(server.process.pid, how)
     server.process.wait(60)
     deadline = time.monotonic() + 30

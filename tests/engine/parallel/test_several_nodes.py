@@ -29,12 +29,13 @@ def checkpoint(tmp_path_factory):
     return directory, tiny_models.greedy_tokens(model, PROMPT, NUM_OUTPUT)
 
 
-def config_of(directory, size: int) -> EngineConfig:
+def config_of(directory, size: int, stages: int = 1) -> EngineConfig:
     return EngineConfig(
         model=str(directory),
         dtype="float32",
         num_threads=1,
         tensor_parallel_size=size,
+        pipeline_parallel_size=stages,
         cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=64),
         scheduler=SchedulerConfig(max_num_batched_tokens=7),
     )
@@ -54,10 +55,12 @@ def run(core: EngineCore) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize(("nodes", "ranks"), [(2, 2), (2, 4), (4, 4)])
-def test_texts_are_hugging_faces(checkpoint, tmp_path, nodes, ranks):
+@pytest.mark.parametrize(
+    ("nodes", "size", "stages"), [(2, 2, 1), (2, 4, 1), (4, 4, 1), (2, 1, 2), (2, 2, 2), (3, 1, 3)]
+)
+def test_texts_are_hugging_faces(checkpoint, tmp_path, nodes, size, stages):
     directory, expected = checkpoint
-    config = with_nodes(config_of(directory, ranks), tmp_path, nodes)
+    config, ranks = with_nodes(config_of(directory, size, stages), tmp_path, nodes), size * stages
     with serving(*(of_node(config, rank) for rank in range(1, nodes))):
         runner = load_runner(config)
         core = EngineCore(config, runner)
