@@ -8,20 +8,27 @@ namespace quire {
 
 // sums[rows][32] = x[rows][inputs] * panel, by vectors; 1 to 12 rows.
 template <int ROWS>
-inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, float* sums) {
+inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, Ahead& ahead,
+                       float* sums) {
   __m512 totals[ROWS][2];
+#pragma GCC unroll 12
   for (auto& row : totals) row[0] = row[1] = _mm512_setzero_ps();
-  for (int64_t k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
-    const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel));
-    const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + PANEL));
-    for (int r = 0; r < ROWS; ++r) {
-      int32_t pair;
-      __builtin_memcpy(&pair, x + r * inputs + k, sizeof pair);
-      const auto both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-      totals[r][0] = _mm512_dpbf16_ps(totals[r][0], both, left);
-      totals[r][1] = _mm512_dpbf16_ps(totals[r][1], both, right);
+  for (int64_t begin = 0; begin < inputs; begin += 2 * TURNS) {
+    ahead.fetch();
+    for (int64_t k = begin; k < begin + 2 * TURNS; k += 2, panel += 2 * PANEL) {
+      const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel));
+      const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + PANEL));
+#pragma GCC unroll 12
+      for (int r = 0; r < ROWS; ++r) {
+        int32_t pair;
+        __builtin_memcpy(&pair, x + r * inputs + k, sizeof pair);
+        const auto both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+        totals[r][0] = _mm512_dpbf16_ps(totals[r][0], both, left);
+        totals[r][1] = _mm512_dpbf16_ps(totals[r][1], both, right);
+      }
     }
   }
+#pragma GCC unroll 12
   for (int r = 0; r < ROWS; ++r)
     for (int half = 0; half < 2; ++half)
       _mm512_store_ps(sums + r * PANEL + 16 * half, totals[r][half]);
@@ -97,10 +104,11 @@ class DenseProducts {
                               [&](int64_t row, int64_t count, const void* sums) {
                                 body(row, count, static_cast<const float*>(sums));
                               });
+    Ahead ahead(weight, PANEL * rows.inputs * 2, end - begin, rows.inputs / 2);
     for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
       alignas(64) float sums[VECTOR_ROWS * PANEL];
       with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
-        dense_tile<ROWS>(rows.data + row * rows.inputs, rows.inputs, weight, sums);
+        dense_tile<ROWS>(rows.data + row * rows.inputs, rows.inputs, weight, ahead, sums);
       });
       body(row, count, sums);
     });
