@@ -347,9 +347,10 @@ class ModelRunner:
         masks: StepMasks | None,
     ) -> tuple[SampledRows | None, Told]:
         """From the inputs to the tokens."""
-        with self._spans("forward"):
-            hidden, is_of_all = self._forward(batch, inputs)
-        states = _States(hidden, is_of_all)
+
+        def states() -> _States:
+            return self._forward(batch, inputs)
+
         return self._choose(rows, batch, inputs, states, drafts, masks)
 
     def _begin(self, rows: PlanRows, batch: HostBatch, ready: _Ready) -> Launched:
@@ -365,10 +366,12 @@ class ModelRunner:
         self._rows.hold(slots)
         num_wanted = batch.token_ids.size if is_of_all else batch.sampling_rows.size
 
+        def states() -> _States:
+            with self._spans("stages"):
+                return _States(pipeline.fetch(num_wanted), is_of_all)
+
         def finish() -> Outcome:
             try:
-                with self._spans("stages"):
-                    states = _States(pipeline.fetch(num_wanted), is_of_all)
                 drafts, masks = ready.drafts, ready.masks
                 sampled, told = self._choose(rows, batch, inputs, states, drafts, masks)
             finally:
@@ -377,7 +380,7 @@ class ModelRunner:
 
         return Underway(finish)
 
-    def _forward(self, batch: HostBatch, inputs: _Inputs) -> tuple[torch.Tensor, bool]:
+    def _forward(self, batch: HostBatch, inputs: _Inputs) -> _States:
         """The layers that are here: the states of all tokens, or of the sampling rows' last ones;
         and whether those of all are wanted."""
         is_of_all = self._features is not None or tells(batch, self._rows)
@@ -392,20 +395,21 @@ class ModelRunner:
         else:
             hidden, features = self._features.run(self._model, step.input_ids, inputs.state, layers)
             self._features.keep(step.slot_mapping, features)
-        return hidden, is_of_all
+        return _States(hidden, is_of_all)
 
     def _choose(
         self,
         rows: PlanRows,
         batch: HostBatch,
         inputs: _Inputs,
-        states: _States,
+        states: Callable[[], _States],
         drafts: StepDrafts | None,
         masks: StepMasks | None,
     ) -> tuple[SampledRows | None, Told]:
-        """From hidden states to tokens, and to what is told of prompts."""
-        sent, (hidden, is_of_all) = inputs.sent, states
+        """From hidden states, once they are there, to tokens and to what is told of prompts."""
+        sent = inputs.sent
         with self._spans("forward"):
+            hidden, is_of_all = states()
             told = NOTHING_TOLD
             if is_of_all:
                 told = tell(rows, batch, self._rows, hidden, self._model.logits)

@@ -15,6 +15,12 @@ from tests.servers import MODEL, ROOT, running_server
 SHORT = ("--num-windows", "6", "--num-held-out", "2", "--window", "64")
 
 
+@pytest.fixture(autouse=True)
+def all_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a quick run too every line of its progress is written."""
+    monkeypatch.setattr("server.cli.progress._LINE_PERIOD_S", 0.0)
+
+
 def quantize(*argv: str | Path) -> int:
     return main(["quantize", *map(str, argv)])
 
