@@ -1,4 +1,4 @@
-"""Texts of a model on two ranks are those of Hugging Face's, whatever the schedule."""
+"""Texts of a model on several ranks are those of Hugging Face's, whatever the schedule."""
 
 from __future__ import annotations
 
@@ -128,12 +128,13 @@ def test_seeded_choices_and_told_logprobs_are_those_of_one_process(checkpoint):
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(("size", "stages"), [(2, 1), (1, 3)])
 @pytest.mark.parametrize("method", ["ngram", "draft"])
-def test_drafts_are_verified_on_all_ranks(checkpoint, method):
+def test_drafts_are_verified_on_all_ranks(checkpoint, method, size, stages):
     directory, prompts, expected = checkpoint
     draft = str(directory) if method == "draft" else None  # it guesses right: all are kept
     options = SpeculationConfig(method=method, draft_model=draft, adaptive=False)
-    core, runner = engine(directory, speculation=options)
+    core, runner = engine(directory, size, stages, speculation=options)
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
     for index, prompt in enumerate(prompts):
         core.add(request(str(index), prompt, sampling))
@@ -221,15 +222,17 @@ def test_a_rank_that_cannot_load_tells_why(checkpoint, tmp_path, monkeypatch):
 def test_pooled_vectors_are_those_of_one_process(checkpoint):
     directory, prompts, _ = checkpoint
     vectors = []
-    for size in (1, 2):
-        core, runner = engine(directory, size, max_num_batched_tokens=7)
+    for size, stages in ((1, 1), (2, 1), (1, 3)):
+        core, runner = engine(directory, size, stages, max_num_batched_tokens=7)
         for kind in ("last", "mean"):
             params = PoolingParams(kind=kind)
             core.add(Request(id=kind, prompt_token_ids=tuple(prompts[1]), pooling=params))
         told: dict[str, bytes] = {}
         while core.has_work:
             told |= core.step().embeddings
-        if size > 1:
+        if size * stages > 1:
             runner._team.close()
         vectors.append([np.frombuffer(told[kind], "<f4") for kind in ("last", "mean")])
-    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-4)
+    alone, shared, staged = vectors
+    np.testing.assert_allclose(shared, alone, atol=1e-4)
+    np.testing.assert_allclose(staged, alone, atol=1e-4)

@@ -13,10 +13,9 @@ import torch
 
 from engine.config import EngineConfig, SpeculationConfig
 from engine.errors import EngineDead, ModelLoadError, RestRefused
-from engine.pooling import PoolingParams
 from engine.requests import fan_out
 from engine.runner import load_runner
-from engine.types import Request, SamplingParams
+from engine.types import SamplingParams
 from tests.engine.handmade import request
 from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run
 from tests.engine.parallel.test_shared_texts import (  # noqa: F401
@@ -204,37 +203,6 @@ def test_a_place_is_not_given_on_while_a_step_has_it(checkpoint):  # noqa: F811
         assert len(text) == len(expected[row_id]) or row_id in ("r1", "r4", "r6", "r9")
     assert len(runner._rows._held) == len(runner._rows._removed) == 0
     runner._team.close()
-
-
-@pytest.mark.parametrize("method", ["ngram", "draft"])
-def test_drafts_are_verified_by_all_stages(checkpoint, method):  # noqa: F811
-    directory, prompts, expected = checkpoint
-    draft = str(directory) if method == "draft" else None  # it guesses right: all are kept
-    options = SpeculationConfig(method=method, draft_model=draft, adaptive=False)
-    core, runner = staged(directory, 3, speculation=options)
-    for index, prompt in enumerate(prompts):
-        core.add(request(str(index), prompt, GREEDY))
-    texts = texts_of(core)
-    assert [texts[str(index)] for index in range(len(prompts))] == expected
-    assert core.stats.drafts.num_draft_tokens > 0
-    runner._team.close()
-
-
-def test_pooled_vectors_are_those_of_one_process(checkpoint):  # noqa: F811
-    directory, prompts, _ = checkpoint
-    vectors = []
-    for stages in (1, 3):
-        core, runner = staged(directory, stages, max_num_batched_tokens=7)
-        for kind in ("last", "mean"):
-            params = PoolingParams(kind=kind)
-            core.add(Request(id=kind, prompt_token_ids=tuple(prompts[1]), pooling=params))
-        told: dict[str, bytes] = {}
-        while core.has_work:
-            told |= core.step().embeddings
-        if stages > 1:
-            runner._team.close()
-        vectors.append([np.frombuffer(told[kind], "<f4") for kind in ("last", "mean")])
-    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("llama", 1), ("gpt2", 2), ("qwen2_moe", 1)])
