@@ -87,15 +87,24 @@ class FileStore:
             os.close(number)
             return Path(path)
 
-        with _disk_errors():
-            return await asyncio.to_thread(make)
+        making = asyncio.ensure_future(asyncio.to_thread(make))
+        try:
+            with _disk_errors():
+                return await asyncio.shield(making)
+        except asyncio.CancelledError:  # the thread makes it all the same, and nobody will use it
+            making.add_done_callback(_drop)
+            raise
 
     async def add(self, file: StoredFile, partial: Path) -> None:
         """Make the contents in ``partial``, which are on the disk, a file.
 
         A file of the same id is replaced, so that who died in the middle can do it again.
-        Raises StoreError; ``partial`` is gone in any case.
+        Raises StoreError; ``partial`` is gone in any case. Who is cancelled meanwhile may leave the
+        file, whole, but not half of it: contents without a row or a row without contents.
         """
+        await asyncio.shield(self._add(file, partial))
+
+    async def _add(self, file: StoredFile, partial: Path) -> None:
         path = self.path(file)
         try:
             with _disk_errors():
@@ -219,6 +228,11 @@ def new_file_id() -> str:
 
 _LIVE = " AND (expires_at IS NULL OR expires_at > ?)"
 _OF_BATCHES = "('batch', 'batch_output')"
+
+
+def _drop(made: asyncio.Future[Path]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        made.result().unlink(missing_ok=True)
 
 
 def _now() -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import openai
 import psutil
 import pytest
 
+from server.store import files
 from server.store.database import Database
 from server.store.files import FileStore, StoredFile, new_file_id
 from tests.servers import Server, http_post, running_server
@@ -164,6 +168,62 @@ def test_an_upload_that_is_cut_off_leaves_nothing(files_server: Server) -> None:
     assert left_over(files_server) == before
 
 
+def a_file(tenant: str, expires_at: int | None = None) -> StoredFile:
+    """Of one byte."""
+    return StoredFile(
+        id=new_file_id(),
+        tenant=tenant,
+        filename="f",
+        purpose="batch",
+        num_bytes=1,
+        created_at=0,
+        expires_at=expires_at,
+    )
+
+
+async def test_who_is_cancelled_leaves_no_contents_without_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client goes while a thread works for it, which nobody can stop."""
+    database = Database(tmp_path)
+    store = FileStore(database)
+    directory = tmp_path / "files"
+    asked, may_go_on = threading.Event(), threading.Event()
+
+    def slow(work: Callable[..., object]) -> Callable[..., object]:
+        def held_up(*args: object, **kwargs: object) -> object:
+            asked.set()
+            may_go_on.wait(20)
+            return work(*args, **kwargs)
+
+        return held_up
+
+    async def cancelled(work: Coroutine[object, object, object]) -> None:
+        asked.clear()
+        may_go_on.clear()
+        task = asyncio.create_task(work)
+        await asyncio.to_thread(asked.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may_go_on.set()
+        await asyncio.gather(*(each for each in asyncio.all_tasks() if each is not me))
+
+    me = asyncio.current_task()
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkstemp", slow(tempfile.mkstemp))
+        await cancelled(store.new_partial())
+    assert list(directory.iterdir()) == []
+    partial = await store.new_partial()
+    file = a_file("me")
+    with monkeypatch.context() as patch:
+        patch.setattr("server.store.files._publish", slow(files._publish))
+        await cancelled(store.add(file, partial))
+    assert [path.name for path in directory.iterdir()] == [file.id]
+    assert await store.get("me", file.id) == file
+    await database.close()
+
+
 async def test_tenants_and_expiry(tmp_path: Path) -> None:
     database = Database(tmp_path)
     store = FileStore(database)
@@ -171,15 +231,7 @@ async def test_tenants_and_expiry(tmp_path: Path) -> None:
     async def add(tenant: str, expires_at: int | None = None) -> StoredFile:
         partial = await store.new_partial()
         partial.write_bytes(b"x")
-        file = StoredFile(
-            id=new_file_id(),
-            tenant=tenant,
-            filename="f",
-            purpose="batch",
-            num_bytes=1,
-            created_at=0,
-            expires_at=expires_at,
-        )
+        file = a_file(tenant, expires_at)
         await store.add(file, partial)
         return file
 
