@@ -170,9 +170,11 @@ class Stream:
         self._stop_token_id = token_id
 
     def set_timings(self, timings: RequestTimings) -> None:
-        """When things happened. A restarted engine does not know of the first token."""
+        """When things happened. A restarted engine does not know of a first token that came before,
+        but of one of its own better than who reads it later."""
         if self.num_resumed and self._first_token_s is not None:
-            timings = msgspec.structs.replace(timings, first_token_s=self._first_token_s)
+            first_s = min(self._first_token_s, timings.first_token_s or self._first_token_s)
+            timings = msgspec.structs.replace(timings, first_token_s=first_s)
         self._has_details = True
         self._timings = timings
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
 from engine.errors import EngineDead, Failure, RequestFailed
 from engine.streams import Stream, StreamTable
-from engine.types import EngineOutput, FinishReason, Request, SamplingParams
+from engine.types import EngineOutput, FinishReason, Request, RequestTimings, SamplingParams
 
 
 def request(number: int, rng: random.Random, leader: str | None) -> Request:
@@ -65,3 +66,26 @@ def test_the_tokens_counted_are_those_of_the_streams(seed: int) -> None:
         for table, streams in zip(tables, live, strict=True):
             assert len(table) == len(streams)
             assert table.num_tokens == sum(stream.num_tokens for stream in streams.values())
+
+
+async def test_a_resumed_request_has_its_first_token_before_its_end() -> None:
+    """A reader that lags sees a token later than the engine's clock the end of its text."""
+    table = StreamTable(lambda id: None)
+    late, early = (table.open(Request(id=id, prompt_token_ids=(1,))) for id in "ab")
+    table.dispatch(EngineOutput(ids=("b",), token_ids=((3, 4),), finish_reasons=(None,)))
+    StreamTable(lambda id: None).adopt(table.take_all())
+    now_s = time.monotonic()
+    timings = RequestTimings(now_s - 4, now_s - 3, now_s - 2, now_s - 1)
+    later = RequestTimings(now_s, now_s + 1, now_s + 2, now_s + 3)
+    assert await first_token_s(late, timings) == timings.first_token_s
+    assert await first_token_s(early, later) <= now_s, "it came before the engine died"
+
+
+async def first_token_s(stream: Stream, timings: RequestTimings) -> float:
+    """As it is told of a text that ends with such timings."""
+    stream.push((5,), None)
+    stream.set_timings(timings)
+    stream.push((6,), "length")
+    told = (await stream.next()).timings
+    assert told is not None
+    return told.first_token_s
