@@ -24,7 +24,8 @@ _GPU_STEP_TOKENS = 2048
 _CPU_STEP_PASSES = 8
 # Beyond this a CPU makes no more tokens a second, and whoever runs waits longer for each of them.
 _CPU_STEP_TOKENS = 256
-_CPU_PROMPT_TOKENS = 64  # of a step in which all sequences run: prompts go on beside them
+# Of prompts, that a step on a CPU has room for, whoever runs: prompts go on beside them.
+LEAST_PROMPT_TOKENS = 64
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +36,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # CPU takes a second for the thousands of tokens that fill a GPU.
     max_num_batched_tokens: int | None = None
     policy: Policy = "fcfs"
-    fits_running: bool = False  # fewer tokens while few sequences run; see ``step_budget``
+    # Fewer tokens while few sequences run (``step_budget``), and of prompts no more than are soon
+    # computed while others wait for their next token (``engine/prompt_pace.py``).
+    fits_running: bool = False
     whole_prompts: bool = False  # no chunks: a prompt joins a step that has room for all of it
     overlap: bool | None = None  # plan and launch a step while the one before runs; None: on a GPU
     # Steps under way at once, each of other sequences: those of a pipeline's stages.
@@ -62,7 +65,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.structs.replace(self, max_step_passes=passes)
         tokens = _GPU_STEP_TOKENS
         if is_cpu:
-            tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + _CPU_PROMPT_TOKENS)
+            tokens = max(_CPU_STEP_TOKENS, self.max_num_seqs + LEAST_PROMPT_TOKENS)
         return msgspec.structs.replace(
             self, max_step_passes=passes, max_num_batched_tokens=tokens, fits_running=is_cpu
         )
@@ -71,7 +74,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of a step while so many sequences run."""
         if not self.fits_running:
             return self.step_tokens
-        return min(self.step_tokens, max(_CPU_STEP_TOKENS, num_running + _CPU_PROMPT_TOKENS))
+        return min(self.step_tokens, max(_CPU_STEP_TOKENS, num_running + LEAST_PROMPT_TOKENS))
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

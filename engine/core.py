@@ -46,6 +46,7 @@ from engine.kv_cache.pool import BlockPool
 from engine.limits import num_steps_ahead, step_limits
 from engine.passes import PassPace
 from engine.profiler import Profiler, Spans
+from engine.prompt_pace import PromptPace
 from engine.runner.no_runner import NoRunner
 from engine.runner.protocol import Launched, Resting, Runner
 from engine.scheduler import Scheduler
@@ -124,6 +125,7 @@ class EngineCore:
         self._speculator = speculator
         self._window = BatchingWindow(limits)
         self._passes = PassPace(limits.max_step_passes or 1)
+        self._prompts = PromptPace(limits)
         if grammars is None:
             grammars = GrammarCompiler(partial(load_backend, config, info))
         self._grammars = grammars
@@ -377,7 +379,10 @@ class EngineCore:
             passes = self._passes.most(scheduler.num_running)
             if self._gate or scheduler.num_waiting:
                 passes = 1
-            plan = scheduler.schedule(admit, now_s, max_passes=passes)
+            prompt_tokens = self._prompts.most(scheduler.num_running)
+            plan = scheduler.schedule(
+                admit, now_s, max_passes=passes, max_prompt_tokens=prompt_tokens
+            )
         if not scheduler.num_waiting:
             self._window.close()
         if plan.is_empty:
@@ -408,7 +413,9 @@ class EngineCore:
         if result is None:
             result = run_isolated(self._runner, self._scheduler, plan)
         else:
-            self._passes.observe(plan.rows, result, self._clock() - began_s)
+            seconds = self._clock() - began_s
+            self._passes.observe(plan.rows, result, seconds)
+            self._prompts.observe(plan.rows, seconds)
         return self._scheduler.update(plan, result, self._clock())
 
     def _void_flights(self) -> None:

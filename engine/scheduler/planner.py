@@ -32,10 +32,15 @@ class Planner:
         # The head of the queue when it last found too few blocks, and how many it found.
         self._blocked: tuple[Sequence | None, int] = (None, 0)
 
-    def plan(self, admit: bool, now_s: float, max_passes: int = 1) -> StepBuilder:
+    def plan(
+        self, admit: bool, now_s: float, max_passes: int = 1, max_prompt_tokens: int | None = None
+    ) -> StepBuilder:
         """The next step; with ``admit`` false, nobody joins."""
         budget = self._config.step_budget(len(self._state.running))
-        step = StepBuilder(budget, self._num_places(budget))
+        prompts = budget
+        if max_prompt_tokens is not None and self._anyone_decodes():
+            prompts = max_prompt_tokens
+        step = StepBuilder(budget, self._num_places(budget), prompts)
         first, *behind = self._by_urgency()
         self._plan_running(step, first)
         for running in behind:
@@ -63,6 +68,11 @@ class Planner:
         pipeline have as much to do."""
         num_steps = self._config.num_micro_batches
         return budget if num_steps == 1 else -(-len(self._state.running) // num_steps)
+
+    def _anyone_decodes(self) -> bool:
+        """Whether somebody waits for the step's end to be told a token. Who has run for longest
+        comes first, and most often does."""
+        return any(seq.num_tokens - seq.num_computed <= 1 for seq in self._state.running.values())
 
     def _by_urgency(self) -> list[list[Sequence]]:
         """Who runs, in groups: between two of them there is a turn for those who wait."""
@@ -142,7 +152,7 @@ class Planner:
         while seq.status is Status.RUNNING:  # it may have made room for another, or for itself
             is_prompt = seq.num_tokens - seq.num_computed > 1
             yields = is_prompt and self._state.policy.yields(seq)
-            room = self._room(step, yields=yields)
+            room = self._room(step, yields=yields) if is_prompt else step.budget
             if not room:
                 return
             end = min(seq.num_tokens, seq.num_computed + room)
@@ -283,11 +293,12 @@ class Planner:
     # ------------------------------------------------------------ helpers
 
     def _room(self, step: StepBuilder, *, yields: bool) -> int:
-        """Tokens of a sequence that the step can take."""
+        """Tokens of a prompt that the step can take."""
         # Where prompts are computed whole, a part of one is no help.
-        if not yields or self._config.whole_prompts:
+        if self._config.whole_prompts:
             return step.budget
-        return min(step.budget, step.spare)
+        room = min(step.budget, step.prompts)
+        return min(room, step.spare) if yields else room
 
     def _load(self, step: StepBuilder, loads: Iterable[BlockCopy]) -> None:
         """Plan loads. A block that was to be loaded for one who has made room since may be among
@@ -324,6 +335,7 @@ class Planner:
         step.fills.append(Fill(seq, seq.table, start, end))
         step.budget -= end - start
         if end - start > 1:
+            step.prompts -= end - start
             # A prompt that does not yield has the step to itself.
             step.spare = step.spare - (end - start) if yields else 0
         seq.num_computed = end

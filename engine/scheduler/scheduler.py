@@ -156,15 +156,23 @@ class Scheduler:
 
     # ------------------------------------------------------------ the step
 
-    def schedule(self, admit: bool = True, now_s: float = 0.0, *, max_passes: int = 1) -> StepPlan:
+    def schedule(
+        self,
+        admit: bool = True,
+        now_s: float = 0.0,
+        *,
+        max_passes: int = 1,
+        max_prompt_tokens: int | None = None,
+    ) -> StepPlan:
         """Choose the next step's rows; with ``admit`` false, from those already running.
 
-        Where all of them decode and nobody waits, each may have up to ``max_passes`` passes.
+        Where all of them decode and nobody waits, each may have up to ``max_passes`` passes. Where
+        one of them decodes, prompts have no more than ``max_prompt_tokens`` of the step's tokens.
         Sequences whose deadline has passed end first. A plan that is empty is not run, and has no
         result to be taken in.
         """
         self._state.expire(now_s)
-        step = self._planner.plan(admit, now_s, max_passes)
+        step = self._planner.plan(admit, now_s, max_passes, max_prompt_tokens)
         removed, self._state.removed = self._state.removed, []
         plan = step.build(removed, self._pool.tier)
         if not plan.is_empty:

@@ -52,14 +52,16 @@ class StepBuilder:
         "loads",
         "num_preempted",
         "places",
+        "prompts",
         "rows",
         "seqs",
         "spare",
         "victims",
     )
 
-    def __init__(self, budget: int, places: int) -> None:
+    def __init__(self, budget: int, places: int, prompts: int) -> None:
         self.budget = budget  # tokens that still fit
+        self.prompts = prompts  # of prompts, at most
         self.places = places  # for sequences that run and have one token to compute
         self.spare = max(1, budget // _YIELDING)  # of them for prompts of who yields
         self.rows = PlanRows()
@@ -81,6 +83,8 @@ class StepBuilder:
         row = self.rows.remove(index)
         del self.seqs[index]
         self.budget += len(row.token_ids)
+        if len(row.token_ids) > 1:
+            self.prompts += len(row.token_ids)
         seq.num_pending -= row.samples
         self.added = [added for added in self.added if added.request.id != seq.id]
         held = set(seq.table.block_ids[seq.table.num_passed :])

@@ -37,7 +37,7 @@ from tests.engine.fakes import (
     make_config,
     make_info,
 )
-from tests.engine.scheduler.whims import Guesses, Lazy, Pace, Whim
+from tests.engine.scheduler.whims import Guesses, Lazy, Pace, PromptPace, Whim
 
 MAX_STEPS = 3000
 
@@ -101,6 +101,8 @@ class Life:
         if not self.is_pipelined:
             self.max_passes = random.Random(seed).choice((1, 2, 5, 9))
             self.core._passes = Pace(self)
+        self.max_prompt_tokens: int | None = None  # of the step that was planned last
+        self.core._prompts = PromptPace(self)
         self.pool, self.scheduler = self.core._pool, self.core._scheduler
         self.admits = True
         self.aborted: str | None = None
@@ -322,6 +324,7 @@ class Life:
         self.seen["following"] += len({row.id for row in plan.rows}.intersection(followers))
         self.seen["drafts"] += sum(row.num_drafts for row in plan.rows)
         self._check_passes(plan)
+        self._check_prompts(plan)
         self.seen["pending"] += sum(row.token_ids[-1] == PENDING_TOKEN for row in plan.rows)
         if self.is_pipelined:
             self._check_micro_batch(plan)
@@ -337,6 +340,17 @@ class Life:
         share = -(-self.scheduler.num_running // self.num_stages)
         self.seen["shared out"] += len(self.core._flights) == self.num_stages - 1
         assert self.core._flights or ahead <= share or plan.num_preempted, "more than a fair share"
+
+    def _check_prompts(self, plan: StepPlan) -> None:
+        """Who decodes does not wait for more tokens of prompts than it may."""
+        if self.max_prompt_tokens is None:
+            return
+        lengths = {row.id: len(row.token_ids) - row.num_drafts for row in plan.rows}
+        newcomers = {row.request.id for row in plan.added}
+        decoding = {row.id for row in plan.rows if row.samples and lengths[row.id] == 1}
+        num_tokens = sum(length for length in lengths.values() if length > 1)
+        assert not decoding - newcomers or num_tokens <= self.max_prompt_tokens
+        self.seen["paced"] += bool(decoding - newcomers) and num_tokens == self.max_prompt_tokens
 
     def _check_passes(self, plan: StepPlan) -> None:
         counts = [row.num_passes for row in plan.rows]

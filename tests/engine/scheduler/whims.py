@@ -70,6 +70,20 @@ class Pace:
 
 
 @dataclass
+class PromptPace:
+    """Prompts have as many tokens of a step as it pleases."""
+
+    life: Life
+
+    def most(self, num_running: int) -> int | None:
+        self.life.max_prompt_tokens = self.life.rng.choice((None, 1, 2, 5, 20))
+        return self.life.max_prompt_tokens
+
+    def observe(self, rows: PlanRows, seconds: float) -> None:
+        pass
+
+
+@dataclass
 class Whim:
     """A batching window that is open now and then."""
 

@@ -1,0 +1,101 @@
+"""How much of prompts a step on a CPU computes beside texts that wait for their next token."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core import EngineCore
+from engine.types import Request, SamplingParams, StepPlan
+from tests.engine.fakes import FaultyRunner, make_config, make_info
+
+MAX_LEN = 20_000
+
+
+class Machine:
+    """An engine on a machine whose steps take so long, and what its steps computed of prompts."""
+
+    def __init__(self, step_s: float, token_s: float, **scheduler) -> None:
+        self.now_s = 100.0
+        self.step_s, self.token_s = step_s, token_s
+        self.seconds: list[float] = []
+        self.prompts: list[int] = []
+        scheduler.setdefault("max_num_batched_tokens", None)
+        runner = FaultyRunner(make_info(8000, 16, MAX_LEN), self._take_time)
+        self.core = EngineCore(make_config(**scheduler), runner, clock=lambda: self.now_s)
+        self._num_made = 0
+
+    def _take_time(self, plan: StepPlan) -> None:
+        seconds = self.step_s + self.token_s * plan.rows.num_tokens
+        self.now_s += seconds
+        self.seconds.append(seconds)
+        lengths = map(len, plan.rows.token_ids)
+        self.prompts.append(sum(length for length in lengths if length > 1))
+
+    def add(self, num_prompt: int, max_tokens: int = 1000) -> None:
+        self._num_made += 1
+        params = SamplingParams(seed=self._num_made, max_tokens=max_tokens, ignore_eos=True)
+        prompt = tuple((self._num_made * (at + 1)) % 7 for at in range(num_prompt))
+        self.core.add(Request(id=f"{self._num_made}", prompt_token_ids=prompt, sampling=params))
+
+    def step(self, times: int) -> tuple[list[float], list[int]]:
+        """The seconds of the next steps, and their tokens of prompts."""
+        self.seconds.clear()
+        self.prompts.clear()
+        for _ in range(times):
+            self.core.step()
+        return list(self.seconds), list(self.prompts)
+
+    def decode_beside_a_prompt(self, num_texts: int = 15) -> None:
+        for _ in range(num_texts):
+            self.add(2)
+        self.step(2)
+        self.add(15_000)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "token_s"), [(0.02, 0.00125), (0.05, 0.0016), (0.1, 0.001), (0.01, 0.003)]
+)
+def test_a_step_with_prompts_comes_to_last_three_tenths_of_a_second(step_s, token_s) -> None:
+    machine = Machine(step_s, token_s)
+    machine.decode_beside_a_prompt()
+    seconds, _ = machine.step(30)
+    assert seconds[0] > 0.3, "nothing is known yet"
+    assert all(0.2 < taken <= 0.31 for taken in seconds[10:])
+
+
+def test_where_steps_are_quick_they_have_all_the_tokens_there_are() -> None:
+    machine = Machine(0.01, 0.0005)
+    machine.decode_beside_a_prompt()
+    _, prompts = machine.step(20)
+    assert set(prompts) == {256 - 15}
+
+
+def test_however_slow_a_machine_is_prompts_go_on() -> None:
+    machine = Machine(0.5, 0.05)
+    machine.decode_beside_a_prompt()
+    _, prompts = machine.step(20)
+    assert prompts[-1] == 64
+
+
+def test_a_machine_that_has_become_quicker_is_noticed() -> None:
+    machine = Machine(0.05, 0.004)
+    machine.decode_beside_a_prompt()
+    _, slow = machine.step(12)
+    machine.step_s, machine.token_s = 0.01, 0.0005
+    _, quick = machine.step(12)
+    assert slow[-1] < 100
+    assert quick[-1] == 256 - 15
+
+
+def test_a_prompt_for_which_nobody_waits_has_whole_steps() -> None:
+    machine = Machine(0.05, 0.004)
+    machine.add(10_000)
+    _, prompts = machine.step(10)
+    assert prompts == [256] * 10
+
+
+def test_a_number_of_tokens_that_was_asked_for_is_what_a_step_has() -> None:
+    machine = Machine(0.05, 0.004, max_num_batched_tokens=500)
+    machine.decode_beside_a_prompt()
+    _, prompts = machine.step(10)
+    assert prompts == [485] * 10
