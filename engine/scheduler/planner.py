@@ -196,8 +196,8 @@ class Planner:
         # Where prompts are computed whole, who runs has ended with this step.
         if seq.num_pending or seq.request.background or self._config.whole_prompts:
             return False
-        added = {row.request.id for row in step.added}
-        running = (other for other in state.running.values() if other.id not in added)
+        kept = step.lenders.union(row.request.id for row in step.added)
+        running = (other for other in state.running.values() if other.id not in kept)
         if state.num_background:
             background = (other for other in running if other.request.background)
             victim = max(background, key=state.policy.rank, default=None)
@@ -250,6 +250,7 @@ class Planner:
             state.num_wasted += seq.table.capacity - seq.num_computed
             if copy is not None:
                 step.copies.append(copy)
+                step.lenders.add(leader.id)
         state.start(seq)
         if seq.num_cached is None:  # the first time: what a preempted one finds is its own
             seq.scheduled_s = now_s

@@ -49,6 +49,7 @@ class StepBuilder:
         "budget",
         "copies",
         "fills",
+        "lenders",
         "loads",
         "num_preempted",
         "places",
@@ -68,6 +69,9 @@ class StepBuilder:
         self.seqs: list[Sequence] = []  # of the rows
         self.added: list[AddedRow] = []
         self.copies: list[BlockCopy] = []
+        # Whose blocks are copied: a newcomer that was given one could load, or copy, something else
+        # into it before that.
+        self.lenders: set[str] = set()
         self.loads: dict[int, int] = {}  # slots of the host, by the blocks that they go to
         self.fills: list[Fill] = []
         self.num_preempted = 0

@@ -201,3 +201,22 @@ def test_a_newcomer_that_makes_room_within_its_first_step_is_in_no_part_of_the_p
     assert plan.added == ()
     plan, _ = run(scheduler)
     assert [added.request.id for added in plan.added] == [late]
+
+
+def test_nobody_makes_room_of_whose_block_the_same_step_makes_a_copy() -> None:
+    """What the newcomer loads, or copies itself, would go to the very block that is copied."""
+    scheduler = fair(max_num_seqs=3)
+    send(scheduler, "b", 1, num_prompt=11, max_tokens=1)
+    run(scheduler)
+    send(scheduler, "a", 1, num_prompt=2)
+    fields = {"prompt": (1, 2, 3, 4, 5, 6), "tenant": "a"}
+    scheduler.add(request("leader", **fields))
+    scheduler.add(request("fork", fork_of="leader", **fields))
+    run(scheduler)
+    (late,) = send(scheduler, "b", 1)
+    plan, _ = run(scheduler)  # with the fork, a has been given no less than b
+    (copy,) = plan.copies
+    assert copy.source in scheduler.sequences["leader"].table.block_ids
+    plan, _ = run(scheduler)
+    assert plan.num_preempted == 1
+    assert late in plan.rows.ids
