@@ -140,6 +140,28 @@ async def test_a_background_response_waits_for_an_engine_that_sleeps(
     assert (await ended(application, queued["id"]))["status"] == "completed"
 
 
+async def test_a_background_response_waits_for_an_engine_that_is_restarted(
+    application: Application,
+) -> None:
+    application.engine.alive = False
+    queued = json.loads((await ask(application, background=True).done()).body)
+    await asyncio.sleep(0.05)
+    assert (await stored(application, queued["id"]))["status"] == "queued"
+    application.engine.alive = True
+    (await application.engine.next_stream()).put(300, end="stop")
+    assert (await ended(application, queued["id"]))["status"] == "completed"
+
+
+async def test_a_background_response_does_not_wait_for_an_engine_that_was_given_up(
+    application: Application,
+) -> None:
+    application.engine.alive = False
+    queued = json.loads((await ask(application, background=True).done()).body)
+    application.engine.dead = True
+    response = await ended(application, queued["id"])
+    assert response["status"] == "failed"
+
+
 async def test_a_background_response_that_fails(application: Application) -> None:
     queued = json.loads((await ask(application, background=True).done()).body)
     (await application.engine.next_stream()).fail(EngineDead("gone"))

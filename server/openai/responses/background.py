@@ -16,6 +16,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
+from engine.errors import EngineDead
 from server.errors import ApiError, overloaded, unavailable
 from server.openai.responses.call import ResponseCall, from_stored, to_stored
 from server.openai.responses.events import Completed, Event, Failed, Incomplete, to_sse
@@ -27,7 +28,7 @@ from server.store.retention import purge_regularly
 
 _SAVE_S = 0.5  # between looks at the store, while there are jobs
 _POLL_S = 0.25  # between looks at another process's events
-_RETRY_S = 0.5  # between tries to get into a full queue, or at an engine that sleeps
+_RETRY_S = 0.5  # between tries: the queue is full, the engine sleeps or is being restarted
 _PASSING = ("server_is_overloaded", "engine_asleep")
 _END_TRIES = 60  # to keep an end, a second apart
 _LAST = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
@@ -117,9 +118,10 @@ class Job:
                     async for events in steps:
                         self.tell(events)
                 return
-            except ApiError as error:
-                waits = self.call.response.status == "queued"
-                if not (waits and error.code in _PASSING):
+            except (ApiError, EngineDead) as error:
+                # An engine that has been given up is an ApiError.
+                passes = isinstance(error, EngineDead) or error.code in _PASSING
+                if self.call.response.status != "queued" or not passes:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
