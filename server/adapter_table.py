@@ -4,6 +4,10 @@ The table is a JSON file that is replaced as a whole, beside a counter that all 
 looks an adapter up compares the counter, and reads the file again where it has moved. The counter
 moves before a change is answered, so no worker can answer a later request by an older table; and
 there is nobody to be told, so a worker that hangs, dies or has only just begun is no special case.
+
+The counter is read without a lock. It is one aligned word, and what orders it, on processors that
+reorder stores as well, are the sockets: a change's answer is sent after the counter was stored, and
+a request that follows from it is received before the counter is loaded.
 """
 
 from __future__ import annotations

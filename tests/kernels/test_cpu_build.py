@@ -49,3 +49,21 @@ def test_engines_that_start_together_compile_once(tmp_path: Path) -> None:
     made = Counter(compiled.read_text().split())
     assert set(made.values()) == {1}, made
     assert len(made) == len(build._sources(target, ".cpp")) + 1
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (
+            "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 fma\nbugs\t\t: \n",
+            {"fpu", "avx2", "fma"},
+        ),
+        ("BogoMIPS\t: 50.00\nFeatures\t: fp asimd asimddp\n", {"fp", "asimd", "asimddp"}),
+        ("processor\t: 0\n", set()),
+    ],
+)
+def test_what_a_processor_can_do(
+    told: str, found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path: told)
+    assert build._processor_flags() == found

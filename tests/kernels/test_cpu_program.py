@@ -14,6 +14,7 @@ from kernels.cpu.program import NotRecordableError, Recorder, Workspace
 from kernels.reference import operations as reference
 
 pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
+needs_panels = pytest.mark.skipif(not linear.is_available(), reason="no panels here")
 
 
 def chain(x: torch.Tensor, weight: torch.Tensor, seen: set[int] | None = None) -> torch.Tensor:
@@ -107,7 +108,7 @@ def test_rotations_are_exact_to_the_last_place(
     assert made.dtype == twin.dtype
 
 
-@pytest.mark.skipif(not linear.is_available(), reason="no AVX-512 BF16 and VNNI")
+@needs_panels
 def test_a_part_of_wider_rows_is_copied_by_a_program() -> None:
     x, wide = torch.zeros(3, 8), torch.full((3, 20), 7.0)
 
@@ -128,6 +129,7 @@ def test_a_part_of_wider_rows_is_copied_by_a_program() -> None:
         Recorder(Workspace())(lambda: wide.new_empty((3, 20), dtype=torch.float16).copy_(wide))
 
 
+@needs_panels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 @pytest.mark.parametrize("columns", [31, 64, 100])
 def test_rows_of_a_held_weight(dtype: torch.dtype, columns: int) -> None:

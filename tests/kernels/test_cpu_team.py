@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -95,6 +97,30 @@ def test_nobody_is_awake_when_there_is_nothing_to_do() -> None:
     program, _ = Recorder(Workspace())(lambda: norms(x))
     program()
     wait_until_asleep()
+
+
+def test_no_order_of_memory_is_taken_for_granted(tmp_path: Path) -> None:
+    """ThreadSanitizer finds what only this kind of processor orders."""
+    compiler, fixed = shutil.which("g++") or shutil.which("c++"), shutil.which("setarch")
+    if compiler is None or fixed is None:  # it wants addresses that are not random
+        pytest.skip("no C++ compiler, or no setarch")
+    program = tmp_path / "races"
+    sources = (Path(__file__).with_name("team_races.cpp"), build._HERE / "team.cpp")
+    flags = ("-std=c++20", "-O1", "-g", "-pthread", "-fsanitize=thread", f"-I{build._HERE}")
+    made = subprocess.run((compiler, *flags, *sources, "-o", program), capture_output=True)
+    if made.returncode != 0 and b"tsan" in made.stderr:
+        pytest.skip("no ThreadSanitizer")
+    assert made.returncode == 0, made.stderr.decode()
+    ran = subprocess.run(
+        (fixed, "-R", program),
+        env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if "unexpected memory mapping" in ran.stderr or "personality" in ran.stderr:
+        pytest.skip("ThreadSanitizer does not run here")
+    assert (ran.returncode, ran.stdout) == (0, "right\n"), ran.stderr
 
 
 def wait_until_asleep() -> None:

@@ -49,7 +49,7 @@ class _Target(NamedTuple):
     """A kind of processor that the library is compiled for."""
 
     machine: str  # as platform.machine() names it
-    needs: tuple[str, ...]  # flags of /proc/cpuinfo
+    needs: tuple[str, ...]  # as /proc/cpuinfo names them
     folders: tuple[str, ...]  # sources for it, beside those of this folder
 
     @property
@@ -222,8 +222,12 @@ def _this_target() -> _Target:
 
 
 def _processor_flags() -> set[str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
+    """What the first processor can do: x86 calls that its flags, aarch64 its features."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return set(value.split())
+    return set()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,12 +12,15 @@ namespace quire {
 // What a thread has still to do of its run of items: itself from the first, others from the last.
 class alignas(64) Run {
  public:
-  void set(int64_t first, int64_t last) { span_ = uint64_t(first) << 32 | uint64_t(last); }
+  void set(int64_t first, int64_t last) {
+    span_.store(uint64_t(first) << 32 | uint64_t(last), std::memory_order_relaxed);
+  }
   int64_t take_first() { return take(true); }
   int64_t take_last() { return take(false); }
 
  private:
-  // An item, or -1 when none is left.
+  // An item, or -1 when none is left. Relaxed: an item is a number, and what it stands for was
+  // written before the operation began, which the team orders.
   int64_t take(bool first) {
     uint64_t span = span_.load(std::memory_order_relaxed);
     for (;;) {

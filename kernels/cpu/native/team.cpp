@@ -37,6 +37,15 @@ inline void pause() {
 
 thread_local bool is_in_team = false;  // this thread is computing a piece of an operation
 
+// What one thread writes another reads only by way of `state_`, on processors that reorder stores
+// and loads too (aarch64):
+// - The caller writes an operation's body and all that it reads, then the state that opens it. A
+//   helper joins by an exchange that acquires that, however many have joined before: all changes of
+//   an open state are read-modify-writes, and so continue what its store released.
+// - A helper's release as it leaves covers its results; the caller acquires the count once it is 0.
+// - `is_used_` hands what callers write from one to the next. Everything else relaxed is a hint.
+// Who sleeps and who wakes has a comment where it happens. tests/kernels/test_cpu_team.py holds all
+// of this under ThreadSanitizer, which knows what C++ promises and not what this processor does.
 class Team {
  public:
   // False: somebody else is using it, or its cores.
