@@ -170,10 +170,15 @@ class ClientHub:
             self._put(Asked(message, answer))
             return
         if isinstance(message, Submit):
-            self._owners.update((request.id, client) for request in message.requests)
-        elif not isinstance(message, Abort):
+            with client.lock:  # what it has asked for is aborted once it is gone, and not before
+                if client.gone:
+                    return
+                self._owners.update((request.id, client) for request in message.requests)
+                self._put(message)
+        elif isinstance(message, Abort):
+            self._put(message)
+        else:
             raise FrameError(f"{type(message).__name__} is not a client's to send")
-        self._put(message)
 
     def _forget(self, client: _Client) -> None:
         """End what a client has asked for, and wake its thread. Idempotent, from any thread."""

@@ -1,0 +1,56 @@
+"""Several clients at one engine, seen from its hub: who goes away takes all its requests along."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+from engine.frames import Abort, Submit, encode
+from engine.hub import ClientHub
+from engine.rest import Asked
+from engine.types import EngineOutput, Request
+from tests.engine.fakes import make_info
+
+LIMIT_S = 30.0
+
+
+def test_what_a_lost_client_has_asked_for_last_is_aborted_too(tmp_path: Path) -> None:
+    """The loop finds that it is gone while its thread has a request of it in its hands."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "engine"))
+    listener.listen()
+    commands: list[Submit | Abort | Asked] = []
+    first, told, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def put(command: Submit | Abort | Asked) -> None:
+        commands.append(command)
+        if command == submits[0]:
+            first.set()
+            told.wait(LIMIT_S)
+        if isinstance(command, Abort):
+            ended.set()
+
+    hub = ClientHub(listener, make_info(8, 4, 20))
+    hub.start(put)
+    submits = [Submit((Request(id=id_, prompt_token_ids=(1,)),)) for id_ in "ab"]
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "engine"))
+        client.recv(1)  # of its greeting: the hub knows it
+        client.sendall(b"".join(map(encode, submits)))
+    assert first.wait(LIMIT_S)
+    news = EngineOutput(ids=("a",), token_ids=((3,),), finish_reasons=(None,))
+    loop = threading.Thread(target=hub.emit, args=(news,))
+    loop.start()
+    loop.join(0.1)  # as far as it comes without the client's thread
+    told.set()
+    loop.join(LIMIT_S)
+    assert ended.wait(LIMIT_S)
+    for thread in threading.enumerate():
+        if thread.name == "engine-client-1":
+            thread.join(LIMIT_S)
+    listener.close()
+    submitted = [one.requests[0].id for one in commands if isinstance(one, Submit)]
+    aborted = [id_ for one in commands if isinstance(one, Abort) for id_ in one.ids]
+    assert sorted(aborted) == sorted(submitted)
+    assert isinstance(commands[-1], Abort), "asked for by nobody"
