@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12     the interpreter of the virtual environment (3.11 or newer)
 #   TORCH_INDEX=URL       where to take torch from, such as PyTorch's index of CPU builds
-#   ARGS="..."            passed on to serve, bench, bench-cpu, gpu-check and test
+#   ARGS="..."            passed on to serve, bench, bench-cpu, soak, gpu-check and test
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -21,7 +21,7 @@ CLIENTS := .venv-clients
 SERVER := $(VENV)/.server
 EVERYTHING := $(VENV)/.everything
 
-.PHONY: help install clients serve test test-slow check format bench bench-cpu gpu-check docker clean
+.PHONY: help install clients serve test test-slow check format bench bench-cpu soak gpu-check docker clean
 
 help: ## Tell the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ bench: $(SERVER) ## Measure a running server (ARGS="--concurrency 1,4,16 --html 
 
 bench-cpu: $(SERVER) ## Measure the server and its peers on this CPU (ARGS="--quick", "--only PART")
 	@$(BIN)/python -m loadtest.cpu $(ARGS)
+
+soak: $(SERVER) ## Try that no flags change an answer (ARGS="--requests 500 -- FLAGS OF SERVE")
+	@$(BIN)/python -m loadtest.soak $(ARGS)
 
 gpu-check: install ## Check a GPU: tests, kernels, steps, end to end (ARGS="--only steps")
 	@$(BIN)/python -m tools.bench $(ARGS)

@@ -1,0 +1,1 @@
+"""Whether answers stay what they are where everything meets: ``python -m loadtest.soak``."""

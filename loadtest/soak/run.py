@@ -1,0 +1,181 @@
+"""Asks a plain server and then one with all that is to be tried, and tells where they differ.
+
+    requests ─► plain server, one after the other, nothing cached ──► what is wanted
+       └──────► server with the flags in question, many at once ────► what is told
+                streamed or not, some of them hung up on
+
+What is greedy has one answer, and what is sampled has one for its seed, whatever else runs, however
+it is cut, preempted, guessed ahead or resumed. In float32, so that sums that are made in another
+order choose another token in next to no case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadtest.client import Client, HttpError, raw_json
+from loadtest.process import running_server
+from loadtest.scrape import scrape
+from loadtest.soak.answers import Answer, difference, essence, read_stream
+from loadtest.soak.drawing import Ask, Drawing
+
+_PLAIN = ("--max-step-passes", "1", "--no-enable-prefix-caching", "--enforce-eager")
+_BOTH = ("--dtype", "float32", "--disable-log-requests")
+_IDLE_S = 30.0
+_BUSY = ("num_requests_running", "num_requests_waiting", "kv_blocks_held")
+_COUNTED = {"prompt_tokens": "prompt_tokens", "completion_tokens": "generation_tokens"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it; 0 where all answers are what they are by themselves, and the books agree."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=__doc__)
+    add = parser.add_argument
+    add("serve", nargs="*", help="after --: flags of quire serve for the server that is tried")
+    add("--model", metavar="MODEL", help="what both serve (default: the embedded model)")
+    add("--both", metavar="FLAGS", default="", help="flags of both: adapters, what changes numbers")
+    add("--requests", metavar="N", type=int, default=200)
+    add("--in-flight", metavar="N", type=int, default=32)
+    add("--longest", metavar="N", type=int, default=64, help="tokens of output, at most")
+    add("--vocab", metavar="N", type=int, default=1000, help="ids of tokens to draw from")
+    add("--hang-up", metavar="SHARE", type=float, default=0.0, help="of requests, in their midst")
+    add("--seed", metavar="N", type=int, default=0)
+    options = parser.parse_args(argv)
+    common = [*([options.model] if options.model else []), *_BOTH, *options.both.split()]
+    with running_server([*common, *_PLAIN]) as server:
+        asks, wanted = asyncio.run(_ask_plainly(server.url, options))
+    with running_server([*common, *options.serve]) as server:
+        told = asyncio.run(_Soak(server.url, asks, wanted, options).run())
+    for problem in told.problems:
+        print(problem)
+    print(json.dumps({"requests": len(asks), "problems": len(told.problems), **told.seen}))
+    return 1 if told.problems else 0
+
+
+async def _ask_plainly(url: str, options: argparse.Namespace) -> tuple[list[Ask], list[Answer]]:
+    """The requests, and what each of them is answered by itself."""
+    client = Client(url)
+    listed = raw_json(await client.fetch("GET", "/v1/models"))["data"]
+    drawing = Drawing(
+        options.seed,
+        [model["id"] for model in listed],
+        vocab=options.vocab,
+        longest=options.longest,
+    )
+    asks = [drawing.draw() for _ in range(options.requests)]
+    wanted = [(await _answer(client, ask))[0] for ask in asks]
+    client.close()
+    return asks, wanted
+
+
+async def _answer(client: Client, ask: Ask, *, streams: bool = False) -> tuple[Answer, Answer]:
+    """What a request is told, as it is compared, and its usage. Raises ValueError for a stream
+    without a proper end."""
+    body = ask.body | {"stream": True} if streams else ask.body
+    if streams and ask.path != "/v1/responses":
+        body = body | {"stream_options": {"include_usage": True}}
+    try:
+        received = await client.fetch("POST", ask.path, body)
+    except HttpError as error:
+        return {"error": error.status}, {}
+    answer = read_stream(ask.path, received) if streams else raw_json(received)
+    return essence(ask.path, answer), answer["usage"]
+
+
+@dataclass
+class _Told:
+    """What came of it."""
+
+    problems: list[str] = field(default_factory=list)
+    seen: dict[str, Any] = field(default_factory=dict)
+
+
+class _Soak:
+    """All requests once, with the server in question."""
+
+    def __init__(
+        self,
+        url: str,
+        asks: Sequence[Ask],
+        wanted: Sequence[Answer],
+        options: argparse.Namespace,
+    ) -> None:
+        self._client = Client(url)
+        self._todo = list(zip(asks, wanted, strict=True))
+        self._options = options
+        self._rng = random.Random(f"ways {options.seed}")
+        self._told = _Told()
+        self._usage: Counter[str] = Counter()
+        self._answers: Counter[str] = Counter()
+
+    async def run(self) -> _Told:
+        """Ask, many at once; then look at what the server has counted and still holds."""
+        before = await scrape(self._client)
+        await asyncio.gather(*(self._work() for _ in range(self._options.in_flight)))
+        after = await self._idle()
+        self._check_books(before, after)
+        self._client.close()
+        gained = ("num_preemptions", "spec_decode_num_accepted_tokens", "request_aborted")
+        self._told.seen |= {"answers": dict(self._answers)} | {
+            name: round(after.get(name, 0.0) - before.get(name, 0.0)) for name in gained
+        }
+        return self._told
+
+    async def _work(self) -> None:
+        while self._todo:
+            ask, wanted = self._todo.pop()
+            if self._rng.random() < self._options.hang_up:
+                await self._hang_up_on(ask)
+                continue
+            streams = ask.can_stream and self._rng.random() < 0.6
+            try:
+                told, usage = await _answer(self._client, ask, streams=streams)
+            except (OSError, TimeoutError, ValueError) as error:
+                self._note(ask, str(error) or type(error).__name__)
+                continue
+            self._answers[str(told.get("error", "whole"))] += 1
+            self._usage["prompt_tokens"] += usage.get("prompt_tokens", usage.get("input_tokens", 0))
+            output = usage.get("completion_tokens", usage.get("output_tokens", 0))
+            self._usage["completion_tokens"] += output
+            if (found := difference(wanted, told)) is not None:
+                self._note(ask, f"{'streamed' if streams else 'at once'}, {found}")
+
+    async def _hang_up_on(self, ask: Ask) -> None:
+        """Go away before the answer is there, as a rule."""
+        patience_s = self._rng.choice((0.001, 0.01, 0.05, 0.2, 1.0))
+        with contextlib.suppress(OSError, TimeoutError, ValueError):
+            async with asyncio.timeout(patience_s):
+                await _answer(self._client, ask, streams=ask.can_stream)
+
+    async def _idle(self) -> Mapping[str, float]:
+        """The server's figures once nothing runs; those it has after a while otherwise, none where
+        it has gone."""
+        figures = await scrape(self._client)
+        for _ in range(int(_IDLE_S / 0.1)):
+            if figures and not any(figures[name] for name in _BUSY):
+                return figures
+            await asyncio.sleep(0.1)
+            figures = await scrape(self._client)
+        busy = {name: figures.get(name) for name in _BUSY}
+        self._told.problems.append(f"never idle: {busy}")
+        return figures
+
+    def _check_books(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """What clients were told is what was counted, where all of them stayed to the end."""
+        if self._options.hang_up:
+            return
+        for name, counter in _COUNTED.items():
+            counted = round(after.get(counter, 0.0) - before.get(counter, 0.0))
+            if counted != self._usage[name]:
+                told = self._usage[name]
+                self._told.problems.append(f"{name}: {counted} counted, {told} told")
+
+    def _note(self, ask: Ask, problem: str) -> None:
+        self._told.problems.append(f"{ask}\n    {problem}")
