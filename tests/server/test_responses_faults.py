@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineDead, RequestFailed
+from engine.errors import EngineAsleep, EngineDead, RequestFailed
 from server.store.database import FILE_NAME
 from tests.server.asgi import Application, Exchange, running_app
 
@@ -138,6 +138,24 @@ async def test_a_background_response_waits_for_an_engine_that_sleeps(
     application.engine.activity = "serving"
     (await application.engine.next_stream()).put(300, end="stop")
     assert (await ended(application, queued["id"]))["status"] == "completed"
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_background_response_whose_engine_falls_asleep_waits_if_nothing_was_told(
+    application: Application, has_begun: bool
+) -> None:
+    queued = json.loads((await ask(application, background=True).done()).body)
+    stream = await application.engine.next_stream()
+    if has_begun:
+        stream.put(300)
+    stream.fail(EngineAsleep("The server is being put to sleep; it must be woken."))
+    if has_begun:
+        assert (await ended(application, queued["id"]))["status"] == "failed"
+        return
+    (await application.engine.next_stream()).put(301, end="stop")
+    response = await ended(application, queued["id"])
+    assert response["status"] == "completed"
+    assert response["output"]
 
 
 async def test_a_background_response_waits_for_an_engine_that_is_restarted(

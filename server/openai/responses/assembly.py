@@ -73,6 +73,14 @@ class Assembly:
         self.response.status = "in_progress"
         return [*([self._told(Created)] if is_new else []), self._told(InProgress)]
 
+    def requeue(self) -> bool:
+        """It waits for its turn again, if nothing of the answer has been told; whether it does."""
+        if self._open is not None or self.response.output:
+            return False
+        self._logprobs.clear()
+        self.response.status = "queued"
+        return True
+
     def push(self, parts: Sequence[Part], logprobs: Sequence[TokenLogprob]) -> list[Event]:
         """What the answer gained; ``logprobs`` are those of its new tokens.
 

@@ -16,7 +16,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-from engine.errors import EngineDead
+from engine.errors import EngineAsleep, EngineDead
 from server.errors import ApiError, overloaded, unavailable
 from server.openai.responses.call import ResponseCall, from_stored, to_stored
 from server.openai.responses.events import Completed, Event, Failed, Incomplete, to_sse
@@ -118,12 +118,18 @@ class Job:
                     async for events in steps:
                         self.tell(events)
                 return
-            except (ApiError, EngineDead) as error:
-                # An engine that has been given up is an ApiError.
-                passes = isinstance(error, EngineDead) or error.code in _PASSING
-                if self.call.response.status != "queued" or not passes:
+            except (ApiError, EngineDead, EngineAsleep) as error:
+                if not self._waits_after(error):
                     raise
                 await asyncio.sleep(_RETRY_S)
+
+    def _waits_after(self, error: ApiError | EngineDead | EngineAsleep) -> bool:
+        """Whether to try again in a while, as nothing has been made so far."""
+        if isinstance(error, EngineAsleep):  # it fell asleep after it was given the request
+            return self.call.requeue()
+        # An engine that has been given up is an ApiError.
+        passes = isinstance(error, EngineDead) or error.code in _PASSING
+        return passes and self.call.response.status == "queued"
 
     async def _keep_end(self, store: ResponseStore) -> None:
         stored, events = self.call.stored(), self.unsaved()

@@ -150,6 +150,10 @@ class ResponseCall:
         """The first events of a response that waits for its turn."""
         return self._assembly.queued()
 
+    def requeue(self) -> bool:
+        """Have ``steps`` be asked anew after it raised, if nothing was told; whether it may be."""
+        return self._assembly.requeue()
+
     def finish(self) -> list[Event]:
         """The last event, once ``steps`` is through."""
         return self._assembly.finish()
