@@ -110,7 +110,8 @@ def read_spec(config: dict[str, Any]) -> DecoderSpec | EncoderSpec:
     family, encoder = FAMILIES.get(model_type), ENCODERS.get(model_type)
     if family is not None and family.names_code:
         reader.ignore("auto_map")
-    reader.refuse("auto_map", "asks for code from the model's directory, which is never run")
+    else:
+        reader.refuse("auto_map", "asks for code from the model's directory, which is never run")
     if encoder is not None:
         reader.refuse("quantization_config", "is set: encoders are supported unquantised only")
         spec = encoder.read(reader)
