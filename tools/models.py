@@ -29,8 +29,14 @@ understand: a key that is ignored is a wrong answer. Code from a model's directo
 {families}
 
 Each family is held against Hugging Face's own code on a tiny random model: logits to 1e-4 in
-float32, and greedy text under any chunking, batch and preemption. No weights of a published model
-have been tried, as none could be downloaded where this was made.
+float32, and, but for those that differ from another in names and numbers alone, greedy text under
+any chunking, batch and preemption. No weights of a published model have been tried, as none could
+be downloaded where this was made: a published config may have a key that its reader does not know,
+which the error names.
+
+Of models that read images the text model is served, and what is for images passed over. Models with
+state-space or linear-attention layers (Qwen3-Next and 3.5, Jamba, Mamba, Granite 4 H, LFM2) need
+another kind of cache and are refused by name.
 
 Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
 
@@ -49,8 +55,9 @@ matrices that would make those of it are absorbed into queries and outputs; thes
 the model's dtype when the other weights are rounded, and widened where a checkpoint has them in
 codes (`kv_b_proj`): absorbed, one of them is multiplied along its outputs.
 
-Heads that draft: the layer for multi-token prediction of DeepSeek-V3 (`--speculation mtp`), EAGLE
-and EAGLE-3 heads for any decoder (`--speculation eagle`); see [speculation.md](speculation.md).
+Heads that draft: the layer for multi-token prediction of DeepSeek-V3 and GLM-4.5 and later
+(`--speculation mtp`), EAGLE and EAGLE-3 heads for any decoder (`--speculation eagle`); see
+[speculation.md](speculation.md).
 
 Attention within chunks (Llama 4) is attention of shorter rows: each backend serves it. Where every
 layer has a window, blocks behind it are given back as a text grows.

@@ -86,6 +86,8 @@ class Block:
         self._qkv_name = f"{index}.qkv.weight"
         self._output_name = f"{index}.output.weight"
         self._layer = layer
+        tuned = spec.temperature
+        self._is_tempered = tuned is not None and (layer.rope is None or tuned.with_rope)
         self._attention, self._operations = kernels
         self.feed = bind_mlp(spec, layer.mlp, self._operations, index)
         self._scale = spec.residual_scale
@@ -132,7 +134,8 @@ class Block:
             cache,
             state.slot_mapping,
         )
-        if spec.temperature is not None and layer.rope is None:
+        if self._is_tempered:
+            assert spec.temperature is not None
             query *= _temperatures(state.positions, spec.temperature)
         attended = self._attention.forward(state.attention, layer.attention, query, cache)
         return attended.view(-1, spec.query_size)
@@ -253,7 +256,7 @@ class Walk:
 
 def _temperatures(positions: torch.Tensor, spec: TemperatureSpec) -> torch.Tensor:
     """What queries are multiplied by: [n] int64 -> [n, 1, 1] float32."""
-    periods = ((positions + 1) // spec.every).float()
+    periods = ((positions + spec.first) // spec.every).float()
     return (1.0 + spec.scale * torch.log1p(periods)).view(-1, 1, 1)
 
 

@@ -56,20 +56,37 @@ class StackedExperts:
 
     Args:
         in_turn: even outputs are the gate's, odd ones the up projection's.
+        outputs_first: weights are [experts, outputs, inputs], as Granite has them.
     """
 
-    def __init__(self, *, in_turn: bool = False) -> None:
+    def __init__(self, *, in_turn: bool = False, outputs_first: bool = False) -> None:
         self._in_turn = in_turn
+        self._outputs_first = outputs_first
 
     def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         """See ``Layout``."""
         assert spec.moe is not None
         num_experts = spec.moe.num_experts
+        if self._outputs_first:
+            return (num_experts, shape[0] // num_experts, *shape[1:])
         return (num_experts, *shape[1:], shape[0] // num_experts)
 
     def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
         """See ``Layout``."""
-        experts = stored if stored.ndim == 2 else stored.transpose(1, 2)  # [experts, outputs, ...]
+        has_order = stored.ndim == 2 or self._outputs_first
+        experts = stored if has_order else stored.transpose(1, 2)  # [experts, outputs, ...]
         if self._in_turn:
             experts = experts.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
         return experts.flatten(0, 1)
+
+
+class OneRow:
+    """[1, n], as ERNIE holds what corrects the choice of experts."""
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return (1, *shape)
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        return stored[0]

@@ -51,6 +51,10 @@ def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:
             kind.alpha,
             kind.limit,
         )
+    if kind == "relu":
+        return functional.relu
+    if kind == "relu2":
+        return _squared_relu
     if spec.gated:
         known = {"silu": operations.silu_mul, "gelu_tanh": operations.gelu_mul, "gelu": _gelu_mul}
         return Gating(known[kind], kind)
@@ -69,3 +73,7 @@ def _bind_entry(gate_up: Linear, activate: Activate) -> Callable[[torch.Tensor],
 def _gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.gelu(gate).mul_(up)
+
+
+def _squared_relu(x: torch.Tensor) -> torch.Tensor:
+    return functional.relu(x).square_()

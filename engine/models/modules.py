@@ -193,8 +193,8 @@ def make_layer(
         attention_norm=attention_norm,
         qkv=method.make(*_query_key_value(spec, weights, i)),
         qk_norm=_head_norms(spec, weights, i, attention_norm),
-        wide_query_norm=norm("query_norm") if spec.wide_qk_norm else None,
-        wide_key_norm=norm("key_norm") if spec.wide_qk_norm else None,
+        wide_query_norm=_wide_norm(spec, weights, f"{i}.query_norm"),
+        wide_key_norm=_wide_norm(spec, weights, f"{i}.key_norm"),
         output=linear("output"),
         attention_after=norm("attention_after"),
         mlp_norm=norm("mlp_norm"),
@@ -299,6 +299,17 @@ def _head_norms(
     )
     order = rotary_order(spec)
     return norms if order is None else norms[:, order.to(norms.device)].contiguous()
+
+
+def _wide_norm(
+    spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str
+) -> NormWeights | None:
+    """Over all heads of a query or key, whose dimensions lie in the order the kernels rotate."""
+    wide, order = _norm(spec, weights, name) if spec.wide_qk_norm else None, rotary_order(spec)
+    if wide is None or order is None:
+        return wide
+    heads = wide.weight.view(-1, spec.head_dim)
+    return NormWeights(heads[:, order.to(heads.device)].flatten())
 
 
 def _norm(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str) -> NormWeights | None:

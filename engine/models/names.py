@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
-from engine.models.layouts import HeadByHead, Layout, StackedExperts, Transposed
+from engine.models.layouts import HeadByHead, Layout, OneRow, StackedExperts, Transposed
 
 
 class Rule(NamedTuple):
@@ -93,6 +94,37 @@ _OLMO2 = (
     Rule(_LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
     Rule(_LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
 )
+_GLM = (
+    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
+    Rule(_LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),
+    Rule(_LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
+)
+_GLM4 = (
+    *(*_MODEL, *_ATTENTION, *_GLM[-2:]),
+    Rule(_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    Rule(_LAYER + "post_self_attn_layernorm.weight", "{i}.attention_after"),
+    Rule(_LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
+    Rule(_LAYER + "post_mlp_layernorm.weight", "{i}.mlp_after"),
+)
+_HYPERCLOVAX = (
+    *_LLAMA,
+    Rule(_LAYER + "post_norm1.weight", "{i}.attention_after"),
+    Rule(_LAYER + "post_norm2.weight", "{i}.mlp_after"),
+)
+
+
+def _ungated(up: str, down: str) -> tuple[Rule, ...]:
+    return (
+        *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
+        Rule(f"{_LAYER}mlp.{up}.weight", "{i}.gate_up.weight"),
+        Rule(f"{_LAYER}mlp.{up}.bias", "{i}.gate_up.bias"),
+        Rule(f"{_LAYER}mlp.{down}.weight", "{i}.down.weight"),
+        Rule(f"{_LAYER}mlp.{down}.bias", "{i}.down.bias"),
+    )
+
+
+_UNGATED = _ungated("up_proj", "down_proj")
+_STARCODER2 = _ungated("c_fc", "c_proj")
 _PHI3 = (
     *(*_MODEL, *_PRE_NORMS),
     Rule(_LAYER + "self_attn.qkv_proj.weight", "{i}.qkv.weight", None),
@@ -194,20 +226,49 @@ _QWEN_MOE = (
     Rule(_LAYER + "mlp.shared_expert_gate.weight", "{i}.shared.gate"),
 )
 
-_DEEPSEEK = (
-    *(*_MODEL, *_MLP, *_PRE_NORMS),
-    Rule(_LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
-    Rule(_LAYER + "self_attn.kv_a_proj_with_mqa.bias", "{i}.qkv.bias", 1),
-    Rule(_LAYER + "self_attn.kv_a_layernorm.weight", "{i}.latent_norm"),
-    Rule(_LAYER + "self_attn.kv_b_proj.weight", "{i}.latent_up"),
-    Rule(_LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
-    Rule(_LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
+_CORRECTED = (
     Rule(_LAYER + "mlp.gate.weight", "{i}.router"),
     Rule(_LAYER + "mlp.gate.e_score_correction_bias", "{i}.router.correction"),
     *_experts(_LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
     Rule(_LAYER + "mlp.shared_experts.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
     Rule(_LAYER + "mlp.shared_experts.up_proj.weight", "{i}.shared.gate_up.weight", 1),
     Rule(_LAYER + "mlp.shared_experts.down_proj.weight", "{i}.shared.down.weight"),
+)
+_GLM4_MOE = (*_LLAMA, *_CORRECTED)
+_ERNIE_MOE = (
+    *(rule for rule in _GLM4_MOE if not rule.parameter.endswith(".correction")),
+    Rule(
+        *(_LAYER + "mlp.moe_statics.e_score_correction_bias", "{i}.router.correction", 0),
+        OneRow(),
+    ),
+)
+_MINIMAX_M2 = (
+    *_MIXTRAL,
+    Rule(_LAYER + "block_sparse_moe.e_score_correction_bias", "{i}.router.correction"),
+)
+_GRANITE_MOE_LAYER = _LAYER + "block_sparse_moe."
+_GRANITE_MOE = (
+    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
+    Rule(_GRANITE_MOE_LAYER + "router.layer.weight", "{i}.router"),
+    Rule(
+        *(_GRANITE_MOE_LAYER + "input_linear.weight", "{i}.experts.gate_up", None),
+        StackedExperts(outputs_first=True),
+    ),
+    Rule(
+        *(_GRANITE_MOE_LAYER + "output_linear.weight", "{i}.experts.down", None),
+        StackedExperts(outputs_first=True),
+    ),
+    Rule(_LAYER + "shared_mlp.input_linear.weight", "{i}.shared.gate_up.weight", None),
+    Rule(_LAYER + "shared_mlp.output_linear.weight", "{i}.shared.down.weight"),
+)
+_DEEPSEEK = (
+    *(*_MODEL, *_MLP, *_PRE_NORMS, *_CORRECTED),
+    Rule(_LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
+    Rule(_LAYER + "self_attn.kv_a_proj_with_mqa.bias", "{i}.qkv.bias", 1),
+    Rule(_LAYER + "self_attn.kv_a_layernorm.weight", "{i}.latent_norm"),
+    Rule(_LAYER + "self_attn.kv_b_proj.weight", "{i}.latent_up"),
+    Rule(_LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
+    Rule(_LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
 )
 _DEEPSEEK_PLAIN = (
     *_DEEPSEEK,
@@ -240,21 +301,53 @@ _GPT_OSS = (
     *_stacked(_LAYER + "mlp.experts.", StackedExperts(in_turn=True)),
 )
 
+
+def _in_language_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """A whole text model within one that reads images."""
+    return tuple(rule._replace(pattern="language_model." + rule.pattern) for rule in rules)
+
+
+# Here the head is the whole model's own.
+_QWEN3_VL = tuple(
+    rule._replace(pattern=re.sub(r"^model\.", "model.language_model.", rule.pattern))
+    for rule in _LLAMA
+)
+
 _TABLES = {
+    "arcee": _UNGATED,
     "deepseek": _DEEPSEEK_PLAIN,
     "deepseek_ranked": _DEEPSEEK_RANKED,
+    "dots1": _GLM4_MOE,
+    "ernie4_5_moe": _ERNIE_MOE,
+    "exaone4": _OLMO2,
     "falcon": _FALCON,
     "falcon_two_norms": _FALCON_TWO_NORMS,
     "gemma2": _GEMMA2,
+    "gemma3": _in_language_model(_GEMMA2),
     "gemma3_text": _GEMMA2,
+    "glm": _GLM,
+    "glm4": _GLM4,
+    "glm4_moe": _GLM4_MOE,
     "gpt2": _GPT2,
     "gpt_neox": _GPT_NEOX,
     "gpt_oss": _GPT_OSS,
-    "llama4": tuple(rule._replace(pattern="language_model." + rule.pattern) for rule in _LLAMA4),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": _GRANITE_MOE,
+    "hyperclovax": _HYPERCLOVAX,
+    "jais2": _UNGATED,
+    "llama4": _in_language_model(_LLAMA4),
     "llama4_text": _LLAMA4,
+    "minimax_m2": _MINIMAX_M2,
+    "mistral3": _in_language_model(_LLAMA),
     "mixtral": _MIXTRAL,
+    "nemotron": _UNGATED,
     "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "olmoe": _QWEN_MOE,
     "phi3": _PHI3,
     "qwen2_moe": _QWEN_MOE,
     "qwen3_moe": _QWEN_MOE,
+    "qwen3_vl": _QWEN3_VL,
+    "solar_open": _GLM4_MOE,
+    "starcoder2": _STARCODER2,
 }

@@ -110,7 +110,8 @@ class ClampedSwiglu:
     limit: float
 
 
-Activation = Literal["silu", "gelu", "gelu_tanh"] | ClampedSwiglu
+# relu2 is the square of relu; it and relu are for MLPs without a gate.
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] | ClampedSwiglu
 
 
 @dataclass(frozen=True)
@@ -180,11 +181,13 @@ class LatentSpec:
 
 @dataclass(frozen=True)
 class TemperatureSpec:
-    """The query at position p is multiplied by ``1 + scale * log(1 + floor((p + 1) / every))``,
-    in layers without position embedding (Llama 4; Nakanishi 2025)."""
+    """The query at position p is multiplied by ``1 + scale * log(1 + floor((p + first) / every))``
+    (Nakanishi 2025), in layers without position embedding (Llama 4) or in all (Ministral 3)."""
 
     scale: float
     every: int
+    first: int = 1
+    with_rope: bool = False  # in layers with position embedding too
 
 
 @dataclass(frozen=True)

@@ -102,14 +102,23 @@ def targets(
     return places
 
 
-# What a model that reads images has beside its text model.
-_UNREAD = {"llama4": ("vision_model.", "multi_modal_projector.")}
+# What a checkpoint has beside the model that is served: parts for images, and layers for
+# multi-token prediction of another kind than ``num_draft_layers``.
+_UNREAD = {
+    "ernie4_5_moe": ("model.mtp_",),
+    "gemma3": ("vision_tower.", "multi_modal_projector."),
+    "llama4": ("vision_model.", "multi_modal_projector."),
+    "mistral3": ("vision_tower.", "multi_modal_projector."),
+    "qwen2_5_vl": ("visual.",),
+    "qwen2_vl": ("visual.",),
+    "qwen3_vl": ("model.visual.",),
+}
 
 
 def is_redundant(spec: DecoderSpec, name: str) -> bool:
     """Whether a tensor without a place may be passed over: computed here, a tied copy, a scale of
     the KV cache, of a layer that drafts, or not of the text model."""
-    tied_copy = spec.tie_word_embeddings and name == "lm_head.weight"
+    tied_copy = spec.tie_word_embeddings and name.endswith("lm_head.weight")
     if name.startswith(_UNREAD.get(spec.architecture, ())):
         return True
     is_computed = _COMPUTED.fullmatch(name) or _CACHE_SCALES.fullmatch(name)

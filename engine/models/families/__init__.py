@@ -13,7 +13,22 @@ from engine.errors import ModelLoadError
 from engine.models.config_reader import ConfigReader
 from engine.models.encoder.families import ENCODERS
 from engine.models.encoder.spec import EncoderSpec
-from engine.models.families import deepseek, falcon, gemma, gpt, gpt_oss, llama, llama4, moe
+from engine.models.families import (
+    deepseek,
+    ernie,
+    falcon,
+    gemma,
+    glm,
+    gpt,
+    gpt_oss,
+    granite,
+    llama,
+    llama4,
+    moe,
+    multimodal,
+    olmo,
+    ungated,
+)
 from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
 
@@ -28,6 +43,7 @@ class Family(NamedTuple):
 
 
 FAMILIES: dict[str, Family] = {
+    "arcee": Family(ungated.arcee, "AFM-4.5B", "squared ReLU, no gate"),
     "cohere": Family(
         llama.cohere, "Command R", "layer norms, attention and MLP side by side, interleaved rope"
     ),
@@ -46,6 +62,19 @@ FAMILIES: dict[str, Family] = {
         "the same; experts in groups, by corrected sigmoids",
         names_code=True,
     ),
+    "dots1": Family(moe.dots1, "dots.llm1", "QK norms, experts as DeepSeek-V3's", names_code=True),
+    "ernie4_5": Family(ernie.ernie4_5, "ERNIE 4.5, dense", "interleaved rope", names_code=True),
+    "ernie4_5_moe": Family(
+        ernie.ernie4_5_moe,
+        "ERNIE 4.5 21B-A3B and 300B-A47B",
+        "interleaved rope, experts by corrected softmaxes, shared ones",
+        names_code=True,
+    ),
+    "exaone4": Family(
+        llama.exaone4,
+        "EXAONE 4.0",
+        "norms behind attention and MLP, QK norms; windows, full layers without rope",
+    ),
     "falcon": Family(
         falcon.falcon,
         "Falcon 7B, 11B, 40B, 180B; not those with ALiBi",
@@ -56,8 +85,21 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(
         gemma.gemma2, "Gemma 2", "norms on both sides, windows, scores and logits capped"
     ),
+    "gemma3": Family(
+        multimodal.gemma3, "Gemma 3 4B, 12B and 27B", "as `gemma3_text`; images are not taken"
+    ),
     "gemma3_text": Family(
         gemma.gemma3, "Gemma 3, text", "norms on both sides, windows with a rope of their own"
+    ),
+    "glm": Family(glm.glm, "GLM-4 9B", "biases, interleaved rope on a part of the head"),
+    "glm4": Family(glm.glm4, "GLM-4-0414, GLM-Z1", "the same; norms on both sides"),
+    "glm4_moe": Family(
+        glm.glm4_moe,
+        "GLM-4.5 to 4.7 and their Air",
+        "biases, rope on a part of the head, QK norms in some, experts as DeepSeek-V3's",
+    ),
+    "glm4_moe_lite": Family(
+        deepseek.glm4_moe_lite, "GLM-4.7-Flash", "as `deepseek_v3`, without groups"
     ),
     "gpt2": Family(gpt.gpt2, "GPT-2", "learned positions, layer norms, no gate"),
     "gpt_neox": Family(
@@ -68,19 +110,57 @@ FAMILIES: dict[str, Family] = {
         "GPT-OSS 20B and 120B",
         "sinks, windows, biases, experts with a clamped SwiGLU",
     ),
-    "granite": Family(llama.granite, "Granite 3, dense", "four multipliers"),
+    "granite": Family(granite.granite, "Granite 3 and 4, dense", "four multipliers"),
+    "granitemoe": Family(
+        granite.granitemoe, "Granite 3 1B-A400M and 3B-A800M", "the same; experts"
+    ),
+    "granitemoeshared": Family(
+        granite.granitemoe, "Granite with a shared expert", "the same; one that all tokens go to"
+    ),
+    "helium": Family(llama.helium, "Helium 1", "interleaved rope"),
+    "hyperclovax": Family(
+        granite.hyperclovax,
+        "HyperCLOVA X SEED Think",
+        "as `granite`; norms on both sides",
+        names_code=True,
+    ),
+    "internlm3": Family(llama.internlm3, "InternLM3", "biases in some", names_code=True),
+    "iquestcoder": Family(llama.iquestcoder, "IQuest-Coder V1", "", names_code=True),
+    "jais2": Family(ungated.jais2, "Jais 2", "layer norms, biases, squared ReLU, no gate"),
     "llama": Family(llama.llama, "Llama 2 and 3.x, SmolLM 1 and 2, Yi, many more", ""),
     "llama4": Family(
-        llama4.llama4, "Llama 4 Scout and Maverick", "as `llama4_text`; images are not taken"
+        multimodal.llama_4, "Llama 4 Scout and Maverick", "as `llama4_text`; images are not taken"
     ),
     "llama4_text": Family(
         llama4.llama4_text,
         "Llama 4, its text model alone",
         "chunked attention, layers without rope, unit QK norms, experts weighed before they read",
     ),
+    "minimax_m2": Family(
+        moe.minimax_m2,
+        "MiniMax-M2 to M2.5",
+        "wide QK norms, rope on a part of the head, experts by corrected sigmoids",
+        names_code=True,
+    ),
+    "ministral": Family(llama.ministral, "Ministral 8B", "windows"),
+    "ministral3": Family(
+        llama.ministral3, "Ministral 3, its text model alone", "queries that grow with position"
+    ),
     "mistral": Family(llama.mistral, "Mistral, Ministral", "windows in some"),
+    "mistral3": Family(
+        multimodal.mistral3,
+        "Mistral Small 3.1 and 3.2, Ministral 3",
+        "as `mistral` or `ministral3`; images are not taken",
+    ),
     "mixtral": Family(moe.mixtral, "Mixtral", "experts"),
-    "olmo2": Family(llama.olmo2, "OLMo 2", "norms behind attention and MLP, wide QK norms"),
+    "nemotron": Family(
+        ungated.nemotron,
+        "Nemotron-4, Minitron",
+        "layer norms, rope on a part of the head, squared ReLU, no gate",
+    ),
+    "olmo2": Family(olmo.olmo2, "OLMo 2", "norms behind attention and MLP, wide QK norms"),
+    "olmo3": Family(olmo.olmo3, "OLMo 3", "the same; windows with a rope of their own"),
+    "olmoe": Family(olmo.olmoe, "OLMoE", "wide QK norms, experts"),
     "phi3": Family(
         llama.phi3,
         "Phi-3, Phi-3.5, Phi-4",
@@ -88,13 +168,21 @@ FAMILIES: dict[str, Family] = {
         names_code=True,
     ),
     "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
+    "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; images are not taken"),
     "qwen2_moe": Family(
         moe.qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared one"
     ),
+    "qwen2_vl": Family(multimodal.qwen_vl, "Qwen2-VL", "as `qwen2`; images are not taken"),
     "qwen3": Family(llama.qwen3, "Qwen3, dense", "QK norms"),
     "qwen3_moe": Family(moe.qwen3_moe, "Qwen3-30B-A3B, Qwen3-235B-A22B", "QK norms, experts"),
+    "qwen3_vl": Family(multimodal.qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; images are not taken"),
+    "seed_oss": Family(llama.seed_oss, "Seed-OSS", "biases"),
     "smollm3": Family(llama.smollm3, "SmolLM3", "every fourth layer without rope"),
+    "solar_open": Family(glm.solar_open, "Solar Open", "as `glm4_moe`, rope on the whole head"),
     "stablelm": Family(llama.stablelm, "StableLM", "layer norms, rope on a part of the head"),
+    "starcoder2": Family(
+        ungated.starcoder2, "StarCoder2", "layer norms, biases, no gate, windows in some"
+    ),
 }
 
 

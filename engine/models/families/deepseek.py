@@ -1,4 +1,5 @@
-"""DeepSeek-V2 and V3: latent attention, shared and routed experts, experts in groups."""
+"""DeepSeek-V2 and V3, and GLM-4.7-Flash: latent attention, shared and routed experts, experts in
+groups."""
 
 from __future__ import annotations
 
@@ -40,9 +41,36 @@ def deepseek_v2(reader: ConfigReader) -> DecoderSpec:
 
 def deepseek_v3(reader: ConfigReader) -> DecoderSpec:
     """DeepSeek-V3 and R1: experts by sigmoid, chosen by a corrected score."""
-    reader.require("scoring_func", "sigmoid")
+    moe = corrected_experts(reader, groups=(8, 4), scale=2.5)
+    return _deepseek(reader, moe, first_dense=3, interleaved=reader.flag("rope_interleave", True))
+
+
+def glm4_moe_lite(reader: ConfigReader) -> DecoderSpec:
+    """GLM-4.7-Flash: DeepSeek-V3's layers, in GLM's sizes."""
+    moe = corrected_experts(reader, scale=1.8)
+    return _deepseek(reader, moe, first_dense=1, interleaved=reader.flag("rope_interleave", True))
+
+
+def corrected_experts(
+    reader: ConfigReader,
+    *,
+    groups: tuple[int, int] = (1, 1),
+    scale: float = 1.0,
+    normalised: bool = True,
+) -> MoeSpec:
+    """Experts as DeepSeek-V3 has them: scored by sigmoids, and chosen by those with a bias.
+
+    Args:
+        reader: the config.
+        groups, scale, normalised: the family's defaults for what the config leaves out.
+
+    Raises:
+        ModelLoadError: a value is missing or out of range.
+    """
+    if not reader.is_value("scoring_func", "noaux_tc"):  # as dots.llm1 says it
+        reader.require("scoring_func", "sigmoid")
     reader.require("topk_method", "noaux_tc")
-    num_groups, top_groups = _groups(reader, 8, 4)
+    num_groups, top_groups = _groups(reader, *groups)
     moe = dataclasses.replace(
         _experts(reader),
         scoring="sigmoid",
@@ -50,12 +78,33 @@ def deepseek_v3(reader: ConfigReader) -> DecoderSpec:
         num_groups=num_groups,
         top_groups=top_groups,
         group_best=2,
-        normalised=reader.flag("norm_topk_prob", True),
-        scale=reader.number("routed_scaling_factor", 2.5),
+        normalised=reader.flag("norm_topk_prob", normalised),
+        scale=reader.number("routed_scaling_factor", scale),
     )
     if num_groups > 1 and moe.num_experts // num_groups < moe.group_best:
         raise reader.error("n_group", "leaves groups of a single expert")
-    return _deepseek(reader, moe, first_dense=3, interleaved=reader.flag("rope_interleave", True))
+    return moe
+
+
+def layers_with_experts(reader: ConfigReader, first_dense: int) -> tuple[LayerSpec, ...]:
+    """Experts in all layers but the first few, or as ``mlp_layer_types`` says."""
+    reader.require("moe_layer_freq", 1)
+    count, dense = num_layers(reader), first_dense
+    if "first_k_dense_replace" in reader:
+        dense = reader.whole("first_k_dense_replace")
+    kinds = reader.listed("mlp_layer_types", count)
+    if kinds is None:
+        kinds = ["sparse" if i >= dense else "dense" for i in range(count)]
+    for kind in kinds:
+        if kind not in ("sparse", "dense"):
+            raise reader.error("mlp_layer_types", f"has {kind!r:.80}, which is not supported")
+    return tuple(LayerSpec(experts=kind == "sparse") for kind in kinds)
+
+
+def draft_layers(reader: ConfigReader) -> int:
+    """Layers for multi-token prediction, which draft where that is asked for."""
+    newer = reader.whole("num_mtp_layers", 0)
+    return reader.whole("num_nextn_predict_layers", newer)
 
 
 def _deepseek(
@@ -64,7 +113,6 @@ def _deepseek(
     ignore_router_training(reader)
     for key in (*_TRAINING, "qk_head_dim"):
         reader.ignore(key)
-    reader.require("moe_layer_freq", 1)
     query_rank = reader.optional_count("q_lora_rank")
     latent = LatentSpec(
         rank=reader.count("kv_lora_rank", 512),
@@ -87,14 +135,14 @@ def _deepseek(
         reader,
         head_dim=latent.rope_dim,
         rope=rope,
-        layers=_layers(reader, first_dense),
+        layers=layers_with_experts(reader, first_dense),
         moe=moe,
         latent=latent,
         attention_scale=latent.query_dim**-0.5 * _temperature(reader),
         qkv_bias=bias,
         output_bias=bias,
         naming="deepseek" if query_rank is None else "deepseek_ranked",
-        num_draft_layers=_draft_layers(reader),
+        num_draft_layers=draft_layers(reader),
     )
     spec = dataclasses.replace(spec, num_kv_heads=1, head_dim=latent.rank + latent.rope_dim)
     return with_checked_experts(reader, spec)
@@ -123,20 +171,6 @@ def _groups(reader: ConfigReader, groups: int = 1, top: int = 1) -> tuple[int, i
     if top_k > num_experts // num_groups * top_groups:
         raise reader.error("topk_group", f"leaves fewer than {top_k} experts to choose from")
     return num_groups, top_groups
-
-
-def _layers(reader: ConfigReader, first_dense: int) -> tuple[LayerSpec, ...]:
-    """Experts in all layers but the first few."""
-    dense = first_dense
-    if "first_k_dense_replace" in reader:
-        dense = reader.whole("first_k_dense_replace")
-    return tuple(LayerSpec(experts=i >= dense) for i in range(num_layers(reader)))
-
-
-def _draft_layers(reader: ConfigReader) -> int:
-    """Layers for multi-token prediction, which draft where that is asked for."""
-    newer = reader.whole("num_mtp_layers", 0)
-    return reader.whole("num_nextn_predict_layers", newer)
 
 
 def _temperature(reader: ConfigReader) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families.shared import layer_types, num_layers, read_decoder
-from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+from engine.models.families.shared import alternating_layers, layer_types, num_layers, read_decoder
+from engine.models.spec import DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
 
 
 def llama(reader: ConfigReader) -> DecoderSpec:
@@ -24,13 +24,116 @@ def mistral(reader: ConfigReader) -> DecoderSpec:
     return read_decoder(reader, layers=(LayerSpec(window=window),) * num_layers(reader))
 
 
-def qwen2(reader: ConfigReader) -> DecoderSpec:
+def ministral(reader: ConfigReader) -> DecoderSpec:
+    """Ministral 8B: windows in the layers that ``layer_types`` names."""
+    window = reader.optional_count("sliding_window")
+    kinds = alternating_layers(reader, window=window, period=num_layers(reader) + 1)
+    return read_decoder(reader, layers=_windowed(kinds, window))
+
+
+def ministral3(reader: ConfigReader) -> DecoderSpec:
+    """Ministral 3: no windows, and queries that grow with their position."""
+    window = reader.optional_count("sliding_window")
+    section = reader.section("rope_parameters")
+    if section is None:
+        raise reader.error("rope_parameters", "is missing")
+    temperature = None
+    if "llama_4_scaling_beta" in section:
+        temperature = TemperatureSpec(
+            section.number("llama_4_scaling_beta", above=-1.0),
+            section.count("original_max_position_embeddings"),
+            first=0,
+            with_rope=True,
+        )
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        head_dim=128,
+        layers=(LayerSpec(window=window),) * num_layers(reader),
+        rope_besides=("llama_4_scaling_beta", "max_position_embeddings"),
+        temperature=temperature,
+    )
+
+
+def seed_oss(reader: ConfigReader) -> DecoderSpec:
+    """Seed-OSS: biases of queries, keys and values."""
+    reader.ignore("residual_dropout")
+    return read_decoder(
+        reader,
+        head_dim=128,
+        qkv_bias=reader.flag("attention_bias", True),
+        output_bias=reader.flag("attention_out_bias"),
+        mlp_bias=reader.flag("mlp_bias"),
+    )
+
+
+def internlm3(reader: ConfigReader) -> DecoderSpec:
+    """InternLM3, whose biases have names of their own in older exports."""
+    bias = reader.flag("bias", reader.flag("mlp_bias"))
+    qkv_bias = reader.flag("qkv_bias", reader.flag("attention_bias"))
+    if bias != qkv_bias:
+        raise reader.error("qkv_bias", "differs from 'bias', which is not supported")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        head_dim=128,
+        max_positions=32_768,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def iquestcoder(reader: ConfigReader) -> DecoderSpec:
+    """IQuest-Coder, without the loop of its other variant."""
+    reader.refuse("clip_qkv", "is set, which is not supported")
+    reader.refuse("use_sliding_window", "is true, which is not supported")
+    for key in ("sliding_window", "max_window_layers"):
+        reader.ignore(key)
+    return llama(reader)
+
+
+def exaone4(reader: ConfigReader) -> DecoderSpec:
+    """EXAONE 4.0: norms behind attention and MLP; where there are windows, rope in their layers
+    alone."""
+    window = reader.optional_count("sliding_window")
+    reader.ignore("sliding_window_pattern")  # "LLLG" in some: three of four have a window
+    kinds = alternating_layers(reader, window=window, period=4)
+    layers = (
+        LayerSpec(window) if kind == "sliding_attention" else LayerSpec(rope=window is None)
+        for kind in kinds
+    )
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        placement="post",
+        qk_norm=True,
+        layers=tuple(layers),
+    )
+
+
+def helium(reader: ConfigReader) -> DecoderSpec:
+    """Helium: interleaved rope."""
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-8)),
+        head_dim=128,
+        theta=100_000.0,
+        interleaved=True,
+        max_positions=4096,
+        qkv_bias=reader.flag("attention_bias"),
+        mlp_bias=reader.flag("mlp_bias"),
+    )
+
+
+def qwen2(reader: ConfigReader, *, rope_besides: tuple[str, ...] = ()) -> DecoderSpec:
     """Qwen2 and Qwen2.5."""
     reader.require("use_mrope", False)
-    return read_decoder(reader, qkv_bias=True, layers=windowed_layers(reader))
+    layers = windowed_layers(reader)
+    return read_decoder(reader, qkv_bias=True, layers=layers, rope_besides=rope_besides)
 
 
-def qwen3(reader: ConfigReader) -> DecoderSpec:
+def qwen3(reader: ConfigReader, *, rope_besides: tuple[str, ...] = ()) -> DecoderSpec:
     """Qwen3, dense."""
     return read_decoder(
         reader,
@@ -39,6 +142,7 @@ def qwen3(reader: ConfigReader) -> DecoderSpec:
         qk_norm=True,
         head_dim=128,
         layers=windowed_layers(reader),
+        rope_besides=rope_besides,
     )
 
 
@@ -55,20 +159,6 @@ def smollm3(reader: ConfigReader) -> DecoderSpec:
     )
 
 
-def granite(reader: ConfigReader) -> DecoderSpec:
-    """Granite 3.x, dense: Llama with four multipliers."""
-    return read_decoder(
-        reader,
-        qkv_bias=(bias := reader.flag("attention_bias")),
-        output_bias=bias,
-        mlp_bias=reader.flag("mlp_bias"),
-        embedding_scale=reader.number("embedding_multiplier", 1.0),
-        residual_scale=reader.number("residual_multiplier", 1.0),
-        attention_scale=reader.number("attention_multiplier", 1.0),
-        logit_scale=1.0 / reader.number("logits_scaling", 1.0),
-    )
-
-
 def phi3(reader: ConfigReader) -> DecoderSpec:
     """Phi-3, Phi-3.5 and Phi-4: fused projections, and rope on a part of the head in some."""
     window = reader.optional_count("sliding_window")
@@ -78,18 +168,6 @@ def phi3(reader: ConfigReader) -> DecoderSpec:
         max_positions=4096,
         qkv_bias=False,
         layers=(LayerSpec(window=window),) * num_layers(reader),
-    )
-
-
-def olmo2(reader: ConfigReader) -> DecoderSpec:
-    """OLMo 2: norms behind attention and MLP, and over all heads of a query or key together."""
-    return read_decoder(
-        reader,
-        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
-        placement="post",
-        wide_qk_norm=True,
-        qkv_bias=(bias := reader.flag("attention_bias")),
-        output_bias=bias,
     )
 
 
@@ -144,6 +222,10 @@ def windowed_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         kinds = [
             "sliding_attention" if i >= first_windowed else "full_attention" for i in range(count)
         ]
+    return _windowed(kinds, window)
+
+
+def _windowed(kinds: list[str], window: int | None) -> tuple[LayerSpec, ...]:
     return tuple(LayerSpec(window if kind == "sliding_attention" else None) for kind in kinds)
 
 

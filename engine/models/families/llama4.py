@@ -14,26 +14,8 @@ from engine.models.families.shared import (
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec, TemperatureSpec
 
 
-def llama4(reader: ConfigReader) -> DecoderSpec:
-    """Llama 4 as it is published, with its part for images, which is not served."""
-    for key in ("vision_config", "image_token_index", "boi_token_index", "eoi_token_index"):
-        reader.ignore(key)
-    text = reader.section("text_config")
-    if text is None:
-        raise reader.error("text_config", "is missing")
-    spec = dataclasses.replace(llama4_text(text), architecture="llama4")
-    text.finish()
-    reader.ignore("tie_word_embeddings")  # the text model's own counts
-    outer = reader.token_ids("eos_token_id"), reader.text("dtype", "") or None
-    return dataclasses.replace(
-        spec,
-        eos_token_ids=outer[0] or spec.eos_token_ids,
-        checkpoint_dtype=reader.text("torch_dtype", "") or outer[1] or spec.checkpoint_dtype,
-    )
-
-
 def llama4_text(reader: ConfigReader) -> DecoderSpec:
-    """The text model by itself."""
+    """Llama 4 Scout and Maverick."""
     ignore_router_training(reader)
     reader.ignore("for_llm_compressor")
     inner = reader.count("intermediate_size")

@@ -25,6 +25,7 @@ def read_rope(
     head_dim: int,
     partial: float = 1.0,
     interleaved: bool = False,
+    besides: tuple[str, ...] = (),
 ) -> RopeSpec:
     """The rotary embedding of a model, in both spellings: ``rope_parameters`` (transformers 5),
     and ``rope_theta`` with ``rope_scaling``.
@@ -36,6 +37,7 @@ def read_rope(
         head_dim: of the heads.
         partial: the family's share of a head that is rotated where the config names none.
         interleaved: whether neighbouring dimensions are rotated against each other.
+        besides: keys of the section that say nothing about frequencies; others read them.
     """
     partial = reader.number("partial_rotary_factor", partial)
     theta = reader.number("rope_theta", theta, above=1.0)
@@ -44,6 +46,8 @@ def read_rope(
     section = newer or older
     if section is None:
         return RopeSpec(theta, None, _num_dims(reader, partial, head_dim), interleaved)
+    for key in besides:
+        section.ignore(key)
     return _read_section(
         section, theta, trained, original, head_dim, partial=partial, interleaved=interleaved
     )
@@ -53,7 +57,8 @@ def read_ropes_by_layer(
     reader: ConfigReader, *, theta: float, local_theta: float, trained: int, head_dim: int
 ) -> tuple[RopeSpec, RopeSpec]:
     """That of full attention and that of windowed layers: ``rope_parameters`` by layer type
-    (transformers 5), or ``rope_local_base_freq`` beside the older keys (Gemma 3)."""
+    (transformers 5), or ``rope_local_base_freq`` beside the older keys (Gemma 3), which scale the
+    full layers' alone."""
     local_theta = reader.number("rope_local_base_freq", local_theta, above=1.0)
     both = reader.section("rope_parameters")
     if both is None or "rope_type" in both:  # one for the full layers, as older exports have it
@@ -87,7 +92,7 @@ def _read_section(
     num_dims = _num_dims(section, partial, head_dim)
     kind = section.text("type", "default")
     kind = section.text("rope_type", kind)
-    if kind == "default":
+    if kind in ("default", "mrope"):  # the latter with keys that only readers of text parts allow
         section.finish()
         return RopeSpec(theta, None, num_dims, interleaved)
     read = SCALINGS.get(kind)

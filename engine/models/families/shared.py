@@ -19,6 +19,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+# Those that MLPs without a gate have besides.
+_UNGATED: dict[str, Activation] = {**_ACTIVATIONS, "relu": "relu", "relu2": "relu2"}
 
 
 def read_decoder(
@@ -32,6 +34,8 @@ def read_decoder(
     partial: float = 1.0,
     interleaved: bool = False,
     max_positions: int = 2048,
+    intermediate_size: int | None = None,
+    rope_besides: tuple[str, ...] = (),
     **fields: Any,
 ) -> DecoderSpec:
     """The spec of a model whose keys are named as Llama's.
@@ -40,9 +44,10 @@ def read_decoder(
         reader: the config.
         layers: where they differ; all alike, without windows, when left out.
         norm: RMS with ``rms_norm_eps`` when left out.
-        tied, head_dim, theta, partial, max_positions: the family's defaults for what the config
-            leaves out.
+        tied, head_dim, theta, partial, max_positions, intermediate_size: the family's defaults for
+            what the config leaves out.
         interleaved: the family's layout of rotary dimensions.
+        rope_besides: keys of the rope's section that say nothing about frequencies.
         fields: fields of ``DecoderSpec``; a ``rope`` among them is taken as it is.
 
     Raises:
@@ -65,12 +70,14 @@ def read_decoder(
             head_dim=head_dim,
             partial=partial,
             interleaved=interleaved,
+            besides=rope_besides,
         )
+    is_gated = fields.get("gated", True)
     return DecoderSpec(
         architecture=reader.text("model_type"),
         vocab_size=reader.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=reader.count("intermediate_size"),
+        intermediate_size=reader.count("intermediate_size", intermediate_size),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -78,7 +85,7 @@ def read_decoder(
         norm=norm or NormSpec(reader.number("rms_norm_eps", 1e-6)),
         layers=layers or (LayerSpec(),) * num_layers(reader),
         tie_word_embeddings=reader.flag("tie_word_embeddings", tied),
-        **{"activation": read_activation(reader, "hidden_act"), **fields},
+        **{"activation": read_activation(reader, "hidden_act", gated=is_gated), **fields},
         eos_token_ids=reader.token_ids("eos_token_id"),
         checkpoint_dtype=read_dtype(reader),
     )
@@ -89,13 +96,15 @@ def num_layers(reader: ConfigReader, key: str = "num_hidden_layers") -> int:
     return reader.count(key, limit=_MAX_LAYERS)
 
 
-def read_activation(reader: ConfigReader, key: str, default: str = "silu") -> Activation:
+def read_activation(
+    reader: ConfigReader, key: str, default: str = "silu", *, gated: bool = True
+) -> Activation:
     """The activation of the MLP. Raises ModelLoadError for one that is not known."""
-    name = reader.text(key, default)
-    if name not in _ACTIVATIONS:
-        known = ", ".join(sorted(_ACTIVATIONS))
+    name, table = reader.text(key, default), _ACTIVATIONS if gated else _UNGATED
+    if name not in table:
+        known = ", ".join(sorted(table))
         raise reader.error(key, f"is {name[:80]!r}; known: {known}")
-    return _ACTIVATIONS[name]
+    return table[name]
 
 
 def read_dtype(reader: ConfigReader) -> str | None:
@@ -117,6 +126,19 @@ def ignore_router_training(reader: ConfigReader) -> None:
     """Keys of models with experts that are for training alone."""
     for key in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):
         reader.ignore(key)
+
+
+def alternating_layers(reader: ConfigReader, *, window: int | None, period: int) -> list[str]:
+    """``layer_types``, or where absent: of every ``period`` layers the last sees everything, or all
+    where there is no window."""
+    count = num_layers(reader)
+    kinds = layer_types(reader, count)
+    if kinds is not None:
+        return kinds
+    return [
+        "full_attention" if window is None or (i + 1) % period == 0 else "sliding_attention"
+        for i in range(count)
+    ]
 
 
 def with_checked_experts(reader: ConfigReader, spec: DecoderSpec) -> DecoderSpec:

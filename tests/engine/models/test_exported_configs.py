@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import ModelLoadError
 from engine.models.families import read_spec
 
 _SIZES: dict[str, Any] = {
@@ -18,9 +19,55 @@ _ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_si
 EXPORTED: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 16},
     "deepseek_v3": {**_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 8, "ep_size": 1},
+    "minimax_m2": {
+        **{"attn_type_list": [1] * 4, "use_qk_norm": True, "qk_norm_type": "per_layer"},
+        **{"scoring_func": "sigmoid", "use_routing_bias": True, "shared_intermediate_size": 0},
+        **{"num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 4},
+        **{"layernorm_full_attention_beta": 1.0, "layernorm_linear_attention_beta": 1.0},
+        **{"layernorm_mlp_beta": 1.0, "mlp_intermediate_size": 96, "shared_moe_mode": "sigmoid"},
+        **{"mtp_transformer_layers": 1, "num_mtp_modules": 3, "use_mtp": True},
+        **{"router_jitter_noise": 0.0, "sliding_window": None},
+    },
+    "dots1": {
+        **{**_ROUTED, "n_shared_experts": 2, "n_group": 1, "topk_group": 1},
+        **{"scoring_func": "noaux_tc", "moe_layer_freq": 1, "first_k_dense_replace": 1},
+        **{"sliding_window": None, "use_sliding_window": False, "max_window_layers": 4},
+    },
+    "ernie4_5_moe": {
+        **{"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 16, "moe_gate": "topk"},
+        **{"moe_capacity": [64, 64, 64], "moe_use_aux_free": True, "moe_num_shared_experts": 2},
+        **{"moe_layer_start_index": 1, "moe_layer_end_index": 3, "moe_layer_interval": 1},
+        **{"use_bias": False, "num_nextn_predict_layers": 1},
+    },
+    "internlm3": {
+        "bias": False,
+        "qkv_bias": False,
+        "rope_scaling": {"type": "dynamic", "factor": 6},
+    },
 }
 
 
 @pytest.mark.parametrize("kind", EXPORTED)
 def test_the_exporters_keys_are_understood(kind):
     assert read_spec({"model_type": kind, **_SIZES, **EXPORTED[kind]}).num_layers == 4
+
+
+def test_rope_on_a_part_of_the_head_by_its_width():
+    spec = read_spec({"model_type": "minimax_m2", **_SIZES, **EXPORTED["minimax_m2"]})
+    assert spec.rope.num_dims == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("minimax_m2", {"attn_type_list": [1, 0, 1, 1]}, "'attn_type_list' has linear attention"),
+        ("minimax_m2", {"shared_intermediate_size": 8}, "'shared_intermediate_size' is set"),
+        ("dots1", {"scoring_func": "softmax"}, "'scoring_func' is 'softmax'"),
+        ("ernie4_5_moe", {"use_bias": True}, "'use_bias' is true"),
+        ("ernie4_5_moe", {"moe_k": 9}, "'moe_k' exceeds the 8 experts"),
+        ("internlm3", {"qkv_bias": True}, "'qkv_bias' differs"),
+    ],
+)
+def test_what_is_not_served_is_named(kind, changes, named):
+    with pytest.raises(ModelLoadError, match=named):
+        read_spec({"model_type": kind, **_SIZES, **EXPORTED[kind], **changes})

@@ -7,7 +7,6 @@ import functools
 
 import pytest
 import torch
-import transformers
 
 from engine.models import names, weights
 from engine.models.spec import (
@@ -75,7 +74,11 @@ def test_logits_equal_hugging_face(checkpoints, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"]
+    "kind",
+    [
+        *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"),
+        *("ernie4_5_moe", "granitemoeshared", "minimax_m2"),
+    ],
 )
 def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
     """As a GPU computes them; the kernel's twin is held against it in tests/kernels."""
@@ -106,27 +109,6 @@ def test_quantised_experts_are_near(checkpoints):
     directory, expected = checkpoints("qwen2_moe")
     error = (paged_logits(directory, quantization="int8") - expected).norm() / expected.norm()
     assert error < 0.15
-
-
-def test_the_text_model_of_llama_4_as_it_is_published(tmp_path):
-    """Beside a part for images, which is passed over."""
-    text = tiny_models.build("llama4").config
-    vision = {
-        **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
-        **{"intermediate_size": 64, "projector_input_dim": 8, "projector_output_dim": 8},
-        **{"vision_output_dim": 8, "patch_size": 14},
-    }
-    whole = transformers.Llama4Config(text_config=text.to_dict(), vision_config=vision)
-    whole._attn_implementation = "eager"
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = transformers.Llama4ForConditionalGeneration(whole).eval()
-        for parameter in model.parameters():
-            parameter.data.normal_(0.0, 0.25)
-    with torch.no_grad():
-        expected = model(torch.tensor([prompt()])).logits[0]
-    model.save_pretrained(tmp_path)
-    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -240,6 +222,17 @@ MUTANTS = {
     ),
     "heads not normed": ("llama4", _spec_with(unit_qk_norm=False)),
     "experts weighed behind": ("llama4", _moe_with(weighs_input=False)),
+    "rope by halves of a part": ("glm4", _spec_with(rope=RopeSpec(10_000.0, None, 8))),
+    "rope in all exaone's layers": ("exaone4", _each_layer(rope=True)),
+    "scaled rope in windows": ("olmo3", _each_layer(local_rope=False)),
+    "experts of a sigmoid by softmax": ("minimax_m2", _moe_with(scoring="softmax")),
+    "queries do not grow": ("ministral3", _spec_with(temperature=None)),
+    "queries grow a token early": (
+        "ministral3",
+        _spec_with(temperature=TemperatureSpec(0.5, 16, with_rope=True)),
+    ),
+    "relu not squared": ("arcee", _spec_with(activation="relu")),
+    "layer norms stored whole": ("nemotron", _spec_with(norm=NormSpec(1e-4, "layer", bias=True))),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),
     "parallel instead of in turn": ("gpt_neox_serial", _spec_with(placement="parallel")),
 }
@@ -294,6 +287,12 @@ def test_parity_catches_a_wrong_spec(checkpoints, monkeypatch, name):
         ("gpt2", "ln_f.bias"),
         ("gpt2", "attn.c_attn.bias"),
         ("gpt_neox", "attention.query_key_value.bias"),
+        ("glm4", "post_self_attn_layernorm.weight"),
+        ("glm4_moe", "self_attn.q_norm.weight"),
+        ("ernie4_5_moe", "mlp.moe_statics.e_score_correction_bias"),
+        ("minimax_m2", "self_attn.k_norm.weight"),
+        ("granitemoeshared", "shared_mlp.output_linear.weight"),
+        ("nemotron", "input_layernorm.bias"),
     ],
 )
 def test_parity_catches_a_weight_that_is_not_used(checkpoints, monkeypatch, kind, pattern):

@@ -16,6 +16,9 @@ LIKE_OTHERS = {
     *("llama_linear", "llama_dynamic", "llama_llama3", "llama_yarn", "llama_longrope"),
     *("smollm", "mistral", "mistral_full", "qwen2_window", "smollm3", "phi4_mini", "cohere2"),
     *("stablelm_parallel", "gpt_neox_serial", "deepseek_v3_halves", "llama4_plain"),
+    *("glm", "glm4_moe_lite", "solar_open", "dots1", "ernie4_5", "exaone4", "exaone4_full"),
+    *("seed_oss", "internlm3", "iquestcoder", "helium", "ministral", "ministral3", "arcee"),
+    *("jais2", "olmo3", "granitemoe", "hyperclovax"),
 }
 CHANGES = {
     "smollm": {"num_attention_heads": 4, "num_key_value_heads": 2},

@@ -22,10 +22,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 KINDS = ("mtp", "eagle", "eagle3")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=(*KINDS, "glm4_moe"))
 def twin(request):
-    if request.param == "mtp":
-        return tiny_draft_heads.build("mtp", tiny_draft_heads.build_mtp("deepseek_v3"))
+    if request.param in ("mtp", "glm4_moe"):
+        model = "deepseek_v3" if request.param == "mtp" else request.param
+        return tiny_draft_heads.build("mtp", tiny_draft_heads.build_mtp(model))
     return tiny_draft_heads.build(request.param, tiny_models.build("llama"))
 
 

@@ -1,0 +1,77 @@
+"""ERNIE 4.5, text: interleaved rope; experts by a corrected softmax."""
+
+from __future__ import annotations
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.shared import (
+    ignore_router_training,
+    num_layers,
+    read_decoder,
+)
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
+
+_MAX_POSITIONS = 131_072
+
+
+def ernie4_5(reader: ConfigReader) -> DecoderSpec:
+    """ERNIE 4.5, dense."""
+    bias = reader.flag("use_bias")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        head_dim=128,
+        theta=500_000.0,
+        interleaved=True,
+        tied=True,
+        max_positions=_MAX_POSITIONS,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def ernie4_5_moe(reader: ConfigReader) -> DecoderSpec:
+    """ERNIE 4.5 with experts: 21B-A3B and 300B-A47B."""
+    ignore_router_training(reader)
+    reader.refuse("use_bias", "is true, which is not supported")
+    reader.require("moe_gate", "topk")
+    reader.require("moe_use_aux_free", True)
+    # Capacities bind in training alone; the layers for multi-token prediction are not read, and
+    # sums of shares never come near the least that they are divided by.
+    for key in ("moe_capacity", "num_nextn_predict_layers", "moe_norm_min"):
+        reader.ignore(key)
+    inner = reader.count("moe_intermediate_size", 1536)
+    moe = MoeSpec(
+        num_experts=reader.count("moe_num_experts", 64),
+        top_k=reader.count("moe_k", 6),
+        intermediate_size=inner,
+        normalised=True,
+        corrected=True,
+        exact_router=True,
+        shared_intermediate_size=inner * reader.whole("moe_num_shared_experts", 2),
+    )
+    if moe.top_k > moe.num_experts:
+        raise reader.error("moe_k", f"exceeds the {moe.num_experts} experts")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        theta=500_000.0,
+        interleaved=True,
+        tied=True,
+        max_positions=_MAX_POSITIONS,
+        moe=moe,
+        layers=_layers(reader),
+    )
+
+
+def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """Experts in every ``moe_layer_interval``-th layer of a run of them."""
+    count = num_layers(reader)
+    begin = reader.whole("moe_layer_start_index", 1)
+    end = count - 1
+    if not reader.is_value("moe_layer_end_index", -1):
+        end = reader.whole("moe_layer_end_index", end)
+    interval = reader.count("moe_layer_interval", 1)
+    return tuple(
+        LayerSpec(experts=(i + 1) % interval == 0 and begin <= i <= end) for i in range(count)
+    )

@@ -1,0 +1,81 @@
+"""GLM: rope on half of the head, fused gate and up, in GLM-4.5 and later experts as DeepSeek-V3's.
+
+Its smallest one with experts has DeepSeek-V3's attention too: ``deepseek.glm4_moe_lite``.
+"""
+
+from __future__ import annotations
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.deepseek import corrected_experts, draft_layers, layers_with_experts
+from engine.models.families.shared import (
+    ignore_router_training,
+    read_decoder,
+    with_checked_experts,
+)
+from engine.models.spec import DecoderSpec, MoeSpec, NormSpec, Placement
+
+_MAX_POSITIONS = 131_072
+
+
+def glm(reader: ConfigReader) -> DecoderSpec:
+    """GLM-4 9B of 2024, in Hugging Face's own format."""
+    return _glm(reader, "pre")
+
+
+def glm4(reader: ConfigReader) -> DecoderSpec:
+    """GLM-4-0414 and GLM-Z1: norms on both sides."""
+    return _glm(reader, "sandwich")
+
+
+def glm4_moe(reader: ConfigReader) -> DecoderSpec:
+    """GLM-4.5 to 4.7 and their Air."""
+    spec = read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        partial=0.5,
+        max_positions=_MAX_POSITIONS,
+        qkv_bias=reader.flag("attention_bias"),
+        qk_norm=reader.flag("use_qk_norm"),
+        moe=_experts(reader),
+        layers=layers_with_experts(reader, 1),
+        num_draft_layers=draft_layers(reader),
+    )
+    return with_checked_experts(reader, spec)
+
+
+def solar_open(reader: ConfigReader) -> DecoderSpec:
+    """Solar Open: GLM-4.5 with experts in all layers and rope on the whole head."""
+    reader.refuse("use_qk_norm", "is true, which is not supported")
+    reader.require("first_k_dense_replace", 0)
+    moe = _experts(reader)
+    spec = read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        head_dim=128,
+        theta=1_000_000.0,
+        max_positions=_MAX_POSITIONS,
+        intermediate_size=moe.intermediate_size,  # of layers without experts: there are none
+        qkv_bias=reader.flag("attention_bias"),
+        moe=moe,
+        layers=layers_with_experts(reader, 0),
+        num_draft_layers=draft_layers(reader),
+    )
+    return with_checked_experts(reader, spec)
+
+
+def _glm(reader: ConfigReader, placement: Placement) -> DecoderSpec:
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1.5625e-7)),
+        placement=placement,
+        head_dim=128,
+        partial=0.5,
+        interleaved=True,
+        max_positions=_MAX_POSITIONS,
+        qkv_bias=reader.flag("attention_bias", True),
+    )
+
+
+def _experts(reader: ConfigReader) -> MoeSpec:
+    ignore_router_training(reader)
+    return corrected_experts(reader)

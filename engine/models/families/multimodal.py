@@ -1,0 +1,75 @@
+"""The text models of those that read images as well, as they are published: no images are taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families import gemma, llama, llama4
+from engine.models.spec import DecoderSpec
+
+_VISION = ("vision_config", "image_token_id", "image_token_index")
+_GEMMA = ("mm_tokens_per_image", "boi_token_index", "eoi_token_index")
+_QWEN = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
+# Which frequencies turn by a token's row and column in an image: in text they all turn by the same.
+_MROPE = ("mrope_section", "mrope_interleaved")
+_MISTRAL = (
+    *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size"),
+    "vision_feature_layer",
+)
+
+
+def gemma3(reader: ConfigReader) -> DecoderSpec:
+    """Gemma 3 4B, 12B and 27B."""
+    return _text_part(reader, gemma.gemma3, _GEMMA)
+
+
+def llama_4(reader: ConfigReader) -> DecoderSpec:
+    """Llama 4 Scout and Maverick."""
+    return _text_part(reader, llama4.llama4_text, ("boi_token_index", "eoi_token_index"))
+
+
+def mistral3(reader: ConfigReader) -> DecoderSpec:
+    """Mistral Small 3.1 and 3.2, and Ministral 3."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        kind = text.text("model_type", "mistral")
+        if kind not in ("mistral", "ministral3"):
+            raise text.error("model_type", f"is {kind[:80]!r}; known: ministral3, mistral")
+        return llama.ministral3(text) if kind == "ministral3" else llama.mistral(text)
+
+    return _text_part(reader, read, _MISTRAL)
+
+
+def qwen_vl(reader: ConfigReader) -> DecoderSpec:
+    """Qwen2-VL and Qwen2.5-VL, whose text model's keys stand in the config itself in older
+    exports."""
+    return _text_part(reader, lambda text: llama.qwen2(text, rope_besides=_MROPE), _QWEN)
+
+
+def qwen3_vl(reader: ConfigReader) -> DecoderSpec:
+    """Qwen3-VL, dense."""
+    return _text_part(reader, lambda text: llama.qwen3(text, rope_besides=_MROPE), _QWEN)
+
+
+def _text_part(
+    reader: ConfigReader, read: Callable[[ConfigReader], DecoderSpec], ignored: tuple[str, ...]
+) -> DecoderSpec:
+    """What ``read`` makes of the config's section, or of the config where it has none; what the
+    config itself says of ends, dtype and tied embeddings comes first."""
+    for key in (*_VISION, *ignored):
+        reader.ignore(key)
+    text = reader.section("text_config")
+    if text is None:
+        return read(reader)
+    spec = read(text)
+    text.finish()
+    dtype = reader.text("torch_dtype", "") or reader.text("dtype", "")
+    return dataclasses.replace(
+        spec,
+        architecture=reader.text("model_type"),
+        eos_token_ids=reader.token_ids("eos_token_id") or spec.eos_token_ids,
+        checkpoint_dtype=dtype or spec.checkpoint_dtype,
+        tie_word_embeddings=reader.flag("tie_word_embeddings", spec.tie_word_embeddings),
+    )

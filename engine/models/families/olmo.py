@@ -1,0 +1,73 @@
+"""OLMo 2 and 3: norms behind attention and MLP, and over all heads of a query or key together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.rope import read_ropes_by_layer
+from engine.models.families.shared import (
+    alternating_layers,
+    ignore_router_training,
+    num_layers,
+    read_decoder,
+    with_checked_experts,
+)
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
+
+
+def olmo2(reader: ConfigReader) -> DecoderSpec:
+    """OLMo 2."""
+    return _olmo(reader, placement="post")
+
+
+def olmo3(reader: ConfigReader) -> DecoderSpec:
+    """OLMo 3: windows in three layers of four, whose rope is not scaled."""
+    trained = reader.count("max_position_embeddings", 2048)
+    theta = reader.number("rope_theta", 500_000.0, above=1.0)
+    hidden_size, num_heads = reader.count("hidden_size"), reader.count("num_attention_heads")
+    full, local = read_ropes_by_layer(
+        reader,
+        theta=theta,
+        local_theta=theta,
+        trained=trained,
+        head_dim=reader.count("head_dim", hidden_size // num_heads),
+    )
+    window = reader.optional_count("sliding_window")
+    kinds = alternating_layers(reader, window=window, period=4)
+    return _olmo(
+        reader,
+        placement="post",
+        rope=full,
+        local_rope=local,
+        layers=tuple(
+            LayerSpec(window, local_rope=True) if kind == "sliding_attention" else LayerSpec()
+            for kind in kinds
+        ),
+    )
+
+
+def olmoe(reader: ConfigReader) -> DecoderSpec:
+    """OLMoE: experts in all layers, and norms before them."""
+    ignore_router_training(reader)
+    reader.refuse("clip_qkv", "is set, which is not supported")
+    moe = MoeSpec(
+        num_experts=reader.count("num_experts", 64),
+        top_k=reader.count("num_experts_per_tok", 8),
+        intermediate_size=reader.count("intermediate_size"),
+        normalised=reader.flag("norm_topk_prob"),
+    )
+    layers = (LayerSpec(experts=True),) * num_layers(reader)
+    spec = _olmo(reader, placement="pre", moe=moe, layers=layers)
+    return with_checked_experts(reader, spec)
+
+
+def _olmo(reader: ConfigReader, **fields: Any) -> DecoderSpec:
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        wide_qk_norm=True,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        **fields,
+    )

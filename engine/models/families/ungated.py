@@ -1,0 +1,72 @@
+"""Models like Llama but for an MLP without a gate: Arcee, Nemotron, Jais 2, StarCoder2."""
+
+from __future__ import annotations
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.shared import num_layers, read_activation, read_decoder
+from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+
+
+def arcee(reader: ConfigReader) -> DecoderSpec:
+    """AFM-4.5B: squared ReLU."""
+    bias = reader.flag("attention_bias")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        activation=read_activation(reader, "hidden_act", "relu2", gated=False),
+        gated=False,
+        max_positions=4096,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=reader.flag("mlp_bias"),
+    )
+
+
+def nemotron(reader: ConfigReader) -> DecoderSpec:
+    """Nemotron-4 and Minitron: layer norms stored less one, rope on a part of the head."""
+    bias = reader.flag("attention_bias")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("norm_eps", 1e-5), "layer", bias=True, offset=1.0),
+        activation=read_activation(reader, "hidden_act", "relu2", gated=False),
+        gated=False,
+        partial=0.5,
+        max_positions=4096,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=reader.flag("mlp_bias"),
+    )
+
+
+def jais2(reader: ConfigReader) -> DecoderSpec:
+    """Jais 2: layer norms, squared ReLU and biases everywhere."""
+    bias = reader.flag("attention_bias", True)
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("layer_norm_eps", 1e-5), "layer", bias=True),
+        activation=read_activation(reader, "hidden_act", "relu2", gated=False),
+        gated=False,
+        max_positions=8192,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=reader.flag("mlp_bias", True),
+    )
+
+
+def starcoder2(reader: ConfigReader) -> DecoderSpec:
+    """StarCoder2: layer norms, GELU and biases, a window in all layers of some."""
+    for key in ("residual_dropout", "embedding_dropout"):
+        reader.ignore(key)
+    bias, window = reader.flag("use_bias", True), reader.optional_count("sliding_window")
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("norm_epsilon", 1e-5), "layer", bias=True),
+        activation=read_activation(reader, "hidden_act", "gelu_pytorch_tanh", gated=False),
+        gated=False,
+        tied=True,
+        max_positions=4096,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        layers=(LayerSpec(window),) * num_layers(reader),
+    )

@@ -1,0 +1,83 @@
+"""Models that read images: their text model alone equals Hugging Face's whole one on text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from tests import tiny_models
+from tests.engine.models.test_parity import paged_logits, prompt
+
+_VISION = {
+    **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+    **{"intermediate_size": 64, "patch_size": 14},
+}
+_LLAMA4_VISION = {
+    **{**_VISION, "projector_input_dim": 8, "projector_output_dim": 8, "vision_output_dim": 8}
+}
+_QWEN_VISION = {
+    **{"depth": 1, "num_heads": 2, "hidden_size": 16, "intermediate_size": 32},
+    "out_hidden_size": 48,
+}
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+# model_type -> (Hugging Face class, the text model's kind, changes to it, part for images)
+PUBLISHED = {
+    "llama4": ("Llama4", "llama4", {}, _LLAMA4_VISION),
+    "gemma3": ("Gemma3", "gemma3", {}, _VISION),
+    "mistral3": ("Mistral3", "mistral", {"head_dim": 16}, {**_VISION, "head_dim": 8}),
+    "ministral3": ("Mistral3", "ministral3", {}, {**_VISION, "head_dim": 8}),
+    "qwen2_vl": (
+        *("Qwen2VL", "qwen2", {"rope_parameters": _MROPE}),
+        {"depth": 1, "num_heads": 2, "embed_dim": 16, "hidden_size": 48},
+    ),
+    "qwen2_5_vl": ("Qwen2_5_VL", "qwen2", {"rope_parameters": _MROPE}, _QWEN_VISION),
+    "qwen3_vl": (
+        *("Qwen3VL", "qwen3"),
+        {"rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2]}},
+        {**_QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    ),
+}
+
+
+def published(kind):
+    """A whole model with random weights."""
+    name, text_kind, changes, vision = PUBLISHED[kind]
+    text = tiny_models.build(text_kind, **changes).config.to_dict()
+    if kind.startswith("qwen"):
+        text.pop("model_type")
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text, vision_config=vision, tie_word_embeddings=text["tie_word_embeddings"]
+    )
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+        for parameter in model.parameters():
+            parameter.data.normal_(0.0, 0.25)
+    return model
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_the_part_for_images_is_passed_over(tmp_path, kind):
+    model = published(kind)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt()])).logits[0]
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
+
+
+def test_text_keys_in_the_config_itself(tmp_path):
+    """As Qwen2-VL was published."""
+    model = published("qwen2_vl")
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt()])).logits[0]
+    model.save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    mrope = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    older = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": mrope}
+    older |= {"text_config": None, "model_type": "qwen2_vl"}
+    tiny_models.edit_config(tmp_path, **{**text, **older})
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
