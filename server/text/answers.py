@@ -23,6 +23,10 @@ ToolCallParser = Literal[
     "deepseek_v31",
     "kimi_k2",
     "glm45",
+    "minimax_m2",
+    "seed_oss",
+    "cohere",
+    "hunyuan_a13b",
     "qwen3_xml",
     "hermes",
     "granite",
@@ -30,7 +34,7 @@ ToolCallParser = Literal[
     "llama3",
 ]
 ReasoningParser = Literal[
-    "auto", "none", "harmony", "think", "mistral", "seed", "exaone", "granite"
+    "auto", "none", "harmony", "think", "mistral", "seed", "cohere", "exaone", "granite"
 ]
 
 # Templates of Llama refuse a history with two calls in one answer, in these words.

@@ -11,6 +11,11 @@ deepseek_v31  section( call(f sep {...}) )
 granite       <|tool_call|>[{"name": "f", "arguments": {...}}]
 glm45         <tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>
 kimi_k2       section( call(functions.f:0 argument {...}) )
+qwen3_xml     <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
+seed_oss      the same, between <seed:tool_call> and </seed:tool_call>
+minimax_m2    <minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke>...
+hunyuan_a13b  <tool_calls>[{"name": "f", "arguments": {...}}]</tool_calls>
+cohere        <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]...
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ _SEP = "<｜tool▁sep｜>"
 _SECTION_BEGIN, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _KIMI_BEGIN, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 _KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+_ACTION_BEGIN, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
+_COHERE_ANSWER = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 _PAIR_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
@@ -54,7 +61,7 @@ class Dialect:
     tail: str = ""
     between: str = ""
     ends: str = ""
-    arguments: Literal["json", "python", "xml", "pairs"] = "json"  # how they are written
+    arguments: Literal["json", "python", "xml", "invoke", "pairs"] = "json"  # how they are written
     is_numbered: bool = False  # the ":0" of the head is the call's number
     is_single: bool = False  # no more than one call in an answer
     id_chars: int = 24
@@ -150,11 +157,59 @@ DIALECTS = (
         arguments="pairs",
     ),
     Dialect(
+        name="minimax_m2",
+        shown_by=("<minimax:tool_call>", "<invoke name="),
+        opener="<minimax:tool_call>",
+        closers=("</minimax:tool_call>",),
+        read=xml_calls.MINIMAX.read,
+        begins="<minimax:tool_call>\n",
+        head='<invoke name="{}">\n',
+        tail="</invoke>\n",
+        ends="</minimax:tool_call>",
+        arguments="invoke",
+    ),
+    Dialect(
+        name="seed_oss",
+        shown_by=("<seed:tool_call>", "<function="),
+        opener="<seed:tool_call>",
+        closers=("</seed:tool_call>",),
+        read=xml_calls.SEED.read,
+        head="<seed:tool_call>\n<function={}>\n",
+        tail="</function>\n</seed:tool_call>",
+        between="\n",
+        arguments="xml",
+    ),
+    Dialect(
+        name="cohere",
+        shown_by=(_ACTION_BEGIN, '"tool_name"'),
+        opener=_ACTION_BEGIN,
+        closers=(_ACTION_END, *_COHERE_ANSWER),
+        read=json_calls.read_calls,
+        begins=f"{_ACTION_BEGIN}[\n",
+        head='    {"tool_call_id": "0", "tool_name": "{}", "parameters": ',
+        tail="}",
+        between=",\n",
+        ends=f"\n]{_ACTION_END}",
+        is_single=True,  # the ids of several are counted, which forced calls could not be held to
+    ),
+    Dialect(
+        name="hunyuan_a13b",
+        shown_by=("<tool_calls>", "</tool_calls>"),
+        opener="<tool_calls>",
+        closers=("</tool_calls>",),
+        read=json_calls.read_calls,
+        begins="<tool_calls>[",
+        head=_JSON_ARGUMENTS,
+        tail="}",
+        between=", ",
+        ends="]</tool_calls>",
+    ),
+    Dialect(
         name="qwen3_xml",
         shown_by=("<function=", "<parameter="),
         opener="<tool_call>",
         closers=("</tool_call>",),
-        read=xml_calls.read_calls,
+        read=xml_calls.QWEN.read,
         head="<tool_call>\n<function={}>\n",
         tail="</function>\n</tool_call>",
         between="\n",

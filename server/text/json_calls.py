@@ -10,7 +10,8 @@ from server.text.json_scan import JsonScanner
 from server.text.source import Malformed, Read, Source, Unfinished
 
 _ARGUMENTS = ("arguments", "parameters")
-_OTHERS = ("id", "type")  # keys that some models write before the name
+_NAMES = ("name", "tool_name")
+_OTHERS = ("id", "type", "tool_call_id")  # keys that some models write before the name
 
 
 def read_calls(source: Source, calls: Calls) -> Read[None]:
@@ -44,7 +45,7 @@ def read_call(source: Source, calls: Calls) -> Read[None]:
         yield from source.space()
         yield from source.expect(":")
         yield from source.space()
-        if key == "name" and name is None:
+        if key in _NAMES and name is None:
             name = yield from read_string(source)
             if not calls.knows(name):
                 raise Malformed

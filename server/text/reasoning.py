@@ -36,6 +36,7 @@ MARKS = (
     ReasoningMarks("think", "<think>", "</think>"),
     ReasoningMarks("mistral", "[THINK]", "[/THINK]"),
     ReasoningMarks("seed", "<seed:think>", "</seed:think>"),
+    ReasoningMarks("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningMarks("exaone", "<thought>", "</thought>"),
     ReasoningMarks("granite", "Here is my thought process:", "Here is my response:"),
 )

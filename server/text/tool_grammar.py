@@ -16,9 +16,10 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _ABOUT = {"type", "title", "description", "$schema", "default", "examples", "x-guidance"}
 _ARGUMENT_NAME = re.compile(r"[\w.-]+")
 _NEWLINE = "\n"
-_Kind = Literal["python", "xml", "pairs"]
+_Kind = Literal["python", "xml", "invoke", "pairs"]
 _TAGS = {  # what stands before and behind an argument, by how arguments are written
     "xml": ("<parameter={}>\n", "\n</parameter>"),
+    "invoke": ('<parameter name="{}">', "</parameter>"),
     "pairs": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>"),
 }
 _PLAIN = _ABOUT | {"properties", "required", "additionalProperties", "$defs", "definitions"}

@@ -1,5 +1,6 @@
-"""Calls as tags: ``<function=f><parameter=city>Paris</parameter></function>``, or as GLM writes
-them, ``f<arg_key>city</arg_key><arg_value>Paris</arg_value>``.
+"""Calls as tags: ``<function=f><parameter=city>Paris</parameter></function>``, or as MiniMax writes
+them, ``<invoke name="f"><parameter name="city">Paris</parameter></invoke>``, or GLM,
+``f<arg_key>city</arg_key><arg_value>Paris</arg_value>``.
 
 Strings stand without quotes, so what a value means is asked of the function's schema.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.text.argument_kinds import argument_kind, argument_types
 from server.text.calls import Calls
@@ -19,29 +20,53 @@ _PARAMETER_ENDS = Markers(["\n</parameter>", "</parameter>"])
 _VALUE_ENDS = Markers(["</arg_value>"])
 
 
-def read_calls(source: Source, calls: Calls) -> Read[None]:
-    """Read what follows ``<tool_call>``: one function."""
-    yield from source.space()
-    yield from source.expect("<function=")
-    name = (yield from source.until(">", limit=_MAX_NAME)).strip()
-    calls.begin(name)
-    calls.arguments("{")
-    between = ""
-    while True:
+class TaggedCalls(NamedTuple):
+    """How a family tags functions and their arguments."""
+
+    call: str  # before a function's name
+    argument: str  # before an argument's
+    named: str  # behind either
+    call_end: str
+    end: str  # behind the call, or behind all
+    has_several: bool = False  # calls behind one opener
+
+    def read(self, source: Source, calls: Calls) -> Read[None]:
+        """Read what follows the opener."""
         yield from source.space()
-        if (yield from source.literal("</function>")):
-            break
-        yield from source.expect("<parameter=")
-        key = (yield from source.until(">", limit=_MAX_NAME)).strip()
-        yield from source.literal("\n")
-        calls.arguments(f"{between}{json.dumps(key)}: ")
-        between = ", "
-        yield from _read_value(source, calls, name, key, _PARAMETER_ENDS)
-    calls.arguments("}")
-    calls.end()
-    yield from source.space()
-    yield from source.literal("</tool_call>")
-    source.kept_from = source.at
+        yield from source.expect(self.call)
+        yield from self._read_call(source, calls)
+        yield from source.space()
+        while self.has_several and (yield from source.literal(self.call)):
+            yield from self._read_call(source, calls)
+            yield from source.space()
+        yield from source.literal(self.end)
+        source.kept_from = source.at
+
+    def _read_call(self, source: Source, calls: Calls) -> Read[None]:
+        name = (yield from source.until(self.named, limit=_MAX_NAME)).strip()
+        calls.begin(name)
+        calls.arguments("{")
+        between = ""
+        while True:
+            yield from source.space()
+            if (yield from source.literal(self.call_end)):
+                break
+            yield from source.expect(self.argument)
+            key = (yield from source.until(self.named, limit=_MAX_NAME)).strip()
+            yield from source.literal("\n")
+            calls.arguments(f"{between}{json.dumps(key)}: ")
+            between = ", "
+            yield from _read_value(source, calls, name, key, _PARAMETER_ENDS)
+        calls.arguments("}")
+        calls.end()
+
+
+QWEN = TaggedCalls("<function=", "<parameter=", ">", "</function>", "</tool_call>")
+SEED = QWEN._replace(end="</seed:tool_call>")
+MINIMAX = TaggedCalls(
+    *('<invoke name="', '<parameter name="', '">', "</invoke>", "</minimax:tool_call>"),
+    has_several=True,
+)
 
 
 def read_pairs(source: Source, calls: Calls) -> Read[None]:

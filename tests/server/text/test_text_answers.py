@@ -37,6 +37,10 @@ TEMPLATES = {
     "glm45": "{% if tools %}<tool_call>{{ n }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}",
     "kimi_k2": "{% if tools %}<|tool_calls_section_begin|>{{ i }}<|tool_call_argument_begin|>",
     "granite": "{% if tools %}{{ '<|tool_call|>' + calls | tojson }}",
+    "minimax_m2": '{% if tools %}<minimax:tool_call>\n<invoke name="tool">{{ n }}</invoke>',
+    "seed_oss": "{% if tools %}<seed:tool_call>\n<function=example>\n<parameter=a>",
+    "cohere": '{% if tools %}<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ n }}"',
+    "hunyuan_a13b": "{% if tools %}<tool_calls>{{ calls | tojson }}</tool_calls>",
     None: "{% if tools %}<tool_call>{{ name }}<function_calls>",
 }
 

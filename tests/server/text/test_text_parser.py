@@ -34,6 +34,16 @@ def written(dialect: dialects.Dialect, calls: Sequence[tuple[str, dict[str, Any]
             + dialect.tail
             for name, arguments in calls
         ]
+    elif dialect.arguments == "invoke":
+        each = [
+            dialect.head.replace("{}", name)
+            + "".join(
+                f'<parameter name="{key}">{_raw(name, key, value)}</parameter>\n'
+                for key, value in arguments.items()
+            )
+            + dialect.tail
+            for name, arguments in calls
+        ]
     elif dialect.arguments == "xml":
         each = [
             dialect.head.replace("{}", name)
