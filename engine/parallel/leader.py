@@ -13,14 +13,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
-import shutil
 import socket
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -61,6 +58,7 @@ from engine.parallel.stages import stage_layers
 from engine.runner.device import choose_device, choose_dtype, dtype_name
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
+from engine.scratch import Scratch
 from engine.types import Adapter, BlockCopy, MemoryPlan
 
 logger = logging.getLogger(__name__)
@@ -87,11 +85,11 @@ class Team:
         self._spec = spec
         theirs = _of_others(config, spec)
         self._gathering = Gathering(config, partial(_invite, theirs)) if config.nodes else None
-        self._directory = Path(tempfile.mkdtemp(prefix="quire-ranks-"))
+        self._directory = Scratch("ranks")
         self._fate = _Fate()
         self._ranks: list[Rank] = []
         self._said: list[Iterator[FromRank]] = []
-        self._meeting = None if config.nodes else self._directory / "meeting"
+        self._meeting = None if config.nodes else self._directory.path / "meeting"
         self._end = weakref.finalize(
             self, _end, self._ranks, self._gathering, self._fate, self._directory
         )
@@ -131,7 +129,7 @@ class Team:
         self._fate.watch(self._ranks)
         self._connect(device, dtype)
         if device.type == "cpu":  # NCCL looks at the file now and then
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.close()
         weights = (memory.weights_bytes, *(told.weights_bytes for told in loaded))
         logger.info(
             "%s: %d ranks, MiB of weights on each: %s; the memory below is one rank's",
@@ -340,7 +338,9 @@ def _invite(theirs: EngineConfig, number: int, enlist: Enlist, rank: RemoteRank)
     return encode(Join(config, number, None, rank.address))
 
 
-def _end(ranks: Sequence[Rank], gathering: Gathering | None, fate: _Fate, directory: Path) -> None:
+def _end(
+    ranks: Sequence[Rank], gathering: Gathering | None, fate: _Fate, directory: Scratch
+) -> None:
     """End all ranks and wait for them; each ends at once when its socket is shut down."""
     fate.end()
     if gathering is not None:
@@ -351,7 +351,7 @@ def _end(ranks: Sequence[Rank], gathering: Gathering | None, fate: _Fate, direct
     fate.join()
     for rank in ranks:
         rank.end(_END_GRACE_S)
-    shutil.rmtree(directory, ignore_errors=True)
+    directory.close()
 
 
 def _fitting(memory: MemoryPlan, others: Sequence[Loaded]) -> MemoryPlan:

@@ -18,6 +18,7 @@ from engine.frames import Fatal
 from engine.framing import encode
 from engine.link import read_fatal
 from engine.replicas.shares import replica_configs, start_together
+from engine.scratch import Scratch
 from engine.supervisor import CrashLimit, EngineSupervisor
 from engine.types import EngineInfo
 from server.metrics import Numbers, merge
@@ -32,7 +33,6 @@ from server.workers.messages import (
     Setup,
     Told,
 )
-from server.workers.scratch import Scratch
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 16
@@ -62,7 +62,7 @@ class Supervisor:
         self._settings = settings
         self._sockets = sockets
         self._announce = announce
-        self._directory = Scratch()
+        self._directory = Scratch("workers")
         self._paths: list[str] = []  # of the sockets at which the engines take workers
         self._listeners: list[socket.socket] = []
         configs = replica_configs(settings.engine_config(), settings.data_parallel_size)

@@ -1,4 +1,4 @@
-"""The supervisor's directory: gone with it, and with the next one where it was killed."""
+"""A process's directory: gone with it, and with the next of its kind where it was killed."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from server.workers.scratch import Scratch
+from engine.scratch import Scratch
 
 KILLED = """
 import os, signal, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from server.workers.scratch import Scratch
-scratch = Scratch()
+from engine.scratch import Scratch
+scratch = Scratch("workers")
 (scratch.path / "ledger").write_text("some")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_supervisor_left_goes_with_the_next_one(
+def test_what_a_killed_process_left_goes_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    alive = Scratch()
+    alive = Scratch("workers")
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
     (left,) = set(tmp_path.iterdir()) - {alive.path}
     assert (left / "ledger").exists()
     stranger = tmp_path / "quire-workers-of-somebody"  # nobody has ever locked it
     stranger.mkdir()
 
-    following = Scratch()
-    assert set(tmp_path.iterdir()) == {alive.path, following.path, stranger}
+    other = Scratch("ranks")
+    assert left.exists()  # it is not of its kind
+    following = Scratch("workers")
+    assert set(tmp_path.iterdir()) == {alive.path, other.path, following.path, stranger}
     assert following.path.stat().st_mode & 0o777 == 0o700
-    for scratch in (alive, following):
+    for scratch in (alive, other, following):
         scratch.close()
     assert list(tmp_path.iterdir()) == [stranger]
