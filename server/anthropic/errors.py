@@ -33,7 +33,10 @@ def error_type(status: int) -> str:
 
 def error_detail(error: ApiError) -> MessagesErrorDetail:
     """What is wrong."""
-    return MessagesErrorDetail(error_type(error.status), error.message)
+    message = error.message
+    if error.code == "context_length_exceeded":
+        message = f"prompt is too long: {message}"  # the words after which clients shorten it
+    return MessagesErrorDetail(error_type(error.status), message)
 
 
 def error_body(error: ApiError, request_id: str) -> bytes:

@@ -213,8 +213,8 @@ def check_length(text_chars: int, model: Model, param: str) -> None:
     """Refuse a text that is too long for any context before time is spent on encoding it."""
     if text_chars > model.info.max_model_len * _MAX_CHARS_A_TOKEN:
         message = (
-            f"This model's context holds {model.info.max_model_len} tokens, far fewer than "
-            f"{text_chars} characters make."
+            f"This model's maximum context length is {model.info.max_model_len} tokens, far fewer "
+            f"than {text_chars} characters make."
         )
         raise ContextLengthExceeded(message, param=param)
 

@@ -136,5 +136,6 @@ def _check_context(
         wanted = f"the prompt has {prompt_len} and '{limit_param}' asks for {limit}"
     else:
         return
-    message = f"This model's context holds {context} tokens, and {wanted}."
+    # Clients that shorten what they send look for these words, which are OpenAI's.
+    message = f"This model's maximum context length is {context} tokens, and {wanted}."
     raise ApiError(400, message, param=param, code="context_length_exceeded")

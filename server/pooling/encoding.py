@@ -99,7 +99,7 @@ def _check_lengths(prompts: Sequence[Sequence[int]], model: Model, param: str) -
             raise bad_field(param, f"has an input without a token (number {index})")
         if len(prompt) > longest:
             raise ContextLengthExceeded(
-                f"This model takes inputs of at most {longest} tokens; input {index} has "
+                f"This model's maximum context length is {longest} tokens, and input {index} has "
                 f"{len(prompt)}. Shorten it, or send 'truncate_prompt_tokens': -1.",
                 param=param,
             )

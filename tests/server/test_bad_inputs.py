@@ -370,6 +370,27 @@ def test_row(server: Server, canary: tuple[list[int], float], row: Row) -> None:
     assert server.wait_idle()["kv_blocks_free"] == free
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": message("user", "one two three " * 2000)}),
+        (CHAT, {"messages": message("user", "a" * 10**6)}),
+        (CHAT, {"messages": message("user", "Hi"), "max_tokens": 5000}),
+        ("/v1/completions", {"prompt": "one two three " * 2000}),
+        ("/v1/responses", {"input": "one two three " * 2000}),
+        ("/v1/embeddings", {"input": "one two three " * 2000}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_too_much_is_told_in_the_words_that_clients_know(
+    server: Server, path: str, fields: dict[str, Any]
+) -> None:
+    """LiteLLM and agents shorten a conversation where an error has OpenAI's words."""
+    error = server.post(path, {"model": MODEL, **fields}).json()["error"]
+    assert error["message"].startswith("This model's maximum context length is 4096 tokens")
+    assert error["code"] == CONTEXT
+
+
 def test_request_ids(server: Server) -> None:
     """82, 83: a sane id is echoed, any other is replaced by one of ours."""
 

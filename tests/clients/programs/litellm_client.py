@@ -8,6 +8,7 @@ from functools import partial
 import litellm
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+LONG = [{"role": "user", "content": "one two three " * 5000}]
 WEATHER = {
     "type": "function",
     "function": {
@@ -73,6 +74,13 @@ def main(base_url: str, model: str) -> None:
         pass
     else:
         raise AssertionError("an unknown model was answered")
+    for route in ("openai", "hosted_vllm"):
+        try:
+            litellm.completion(**{**where, "model": f"{route}/{model}"}, messages=LONG)
+        except litellm.ContextWindowExceededError:
+            pass
+        else:
+            raise AssertionError("a conversation beyond the context was answered")
 
 
 if __name__ == "__main__":
