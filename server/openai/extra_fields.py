@@ -25,7 +25,8 @@ _NOT_WITH_BEAMS = (
     *("stream", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "stop", "min_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words"),
     *("tools", "functions", "response_format", "structured_outputs"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("regex", "ebnf", "grammar"),
 )
 # Without effect beside the others, and the values that ask for nothing.
 _IDLE_WITH_BEAMS: dict[str, tuple[Any, ...]] = {

@@ -3,6 +3,7 @@
 response_format        OpenAI's: text, json_object, json_schema
 structured_outputs     vLLM's: one of json, json_object, regex, choice, grammar
 guided_json, guided_regex, guided_choice, guided_grammar    vLLM's older names
+regex, ebnf            SGLang's
 grammar                llama.cpp's
 """
 
@@ -44,18 +45,22 @@ class ResponseFormat(_Part):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    # llama.cpp's: of a json_object.
+    definition: Annotated[Schema | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema: comes with type 'json_schema', and with no other")
+        if self.definition is not None and self.type != "json_object":
+            raise ValueError("schema: comes with type 'json_object', and with no other")
         return self
 
     def grammar(self) -> Grammar | None:
         """What it holds the text to."""
         if self.type == "text":
             return None
-        schema = None if self.json_schema is None else self.json_schema.definition
+        schema = self.definition if self.json_schema is None else self.json_schema.definition
         return Grammar("json_object") if schema is None else _of_schema(schema)
 
 
@@ -95,6 +100,8 @@ class StructuredFields(BaseModel):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     grammar: str | None = None
 
     def ignored_options(self) -> list[str]:
@@ -120,22 +127,28 @@ class Held(NamedTuple):
 def held_to(body: StructuredFields) -> Held | None:
     """The grammar that a request asks for; None where it asks for none.
 
+    Two fields may ask for the same: so do clients that write to servers of several generations.
+
     Raises:
-        ApiError: 400, two fields ask for one, or a grammar cannot be translated.
+        ApiError: 400, two fields ask for two, or a grammar cannot be translated.
     """
     asked: dict[str, Grammar | None] = {
         "response_format": body.response_format and body.response_format.grammar(),
         "structured_outputs": body.structured_outputs and body.structured_outputs.to_grammar(),
         "guided_json": None if body.guided_json is None else _of_schema(body.guided_json),
-        "guided_regex": None if body.guided_regex is None else Grammar("regex", body.guided_regex),
-        "guided_choice": None if body.guided_choice is None else _of_choices(body.guided_choice),
     }
-    for field in ("guided_grammar", "grammar"):
+    for field in ("guided_regex", "regex"):
+        text = getattr(body, field)
+        asked[field] = None if text is None else Grammar("regex", text)
+    choices = body.guided_choice
+    asked["guided_choice"] = None if choices is None else _of_choices(choices)
+    for field in ("guided_grammar", "ebnf", "grammar"):
         text = getattr(body, field)
         asked[field] = None if text is None else _of_grammar(text, field)
     found = [Held(grammar, field) for field, grammar in asked.items() if grammar is not None]
-    if len(found) > 1:
-        raise bad_field(found[1].param, f"cannot be combined with '{found[0].param}'")
+    for held in found[1:]:
+        if held.grammar != found[0].grammar:
+            raise bad_field(held.param, f"cannot be combined with '{found[0].param}'")
     return found[0] if found else None
 
 

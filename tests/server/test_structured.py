@@ -23,6 +23,13 @@ PERSON = {
     "additionalProperties": False,
 }
 
+# As guidance writes grammars; its client asks for one under the older and the newer name at once.
+GUIDANCE = """%llguidance {}
+
+start: a "!"
+a[capture, temperature=0.0, max_tokens=30]: "up" | "down"
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -78,7 +85,11 @@ def test_a_stream_gives_the_same_text_as_an_answer(server: Server):
         ({"guided_choice": ["left", "right"]}, "left|right"),
         ({"guided_grammar": 'start: %json {"type": "null"} "."'}, r"null\."),
         ({"grammar": 'root ::= "p" | "q"'}, "p|q"),
+        ({"regex": "(on|off)?!"}, "(on|off)?!"),
+        ({"ebnf": 'root ::= "r" | "s"'}, "r|s"),
+        ({"guided_grammar": GUIDANCE, "structured_outputs": {"grammar": GUIDANCE}}, "(up|down)!"),
         ({"response_format": {"type": "json_object"}}, r"(?s)\{.*"),
+        ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, "7"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, r"(?s)\{.*"),
     ],
     ids=lambda value: str(value)[:60],
