@@ -238,6 +238,11 @@ def test_a_device_by_its_ceilings(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert tpot_ms == pytest.approx(16.06e9 / 3.35e12 * 1e3, rel=0.02)
     assert main(["plan", str(tmp_path), *device[:-1], "8", *asks]) == 1
     assert "the weights alone take 15.0 GiB" in capsys.readouterr().err
+    for rate, told in (("20", "20"), ("1234.5", "1,234")):  # no 19.999999999999996, no 1.23e+03
+        assert main(["plan", str(tmp_path), *device, "--rate", rate, "--num-requests", "10"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"One replica at {told} requests a second:"
+        assert json.loads(lines[-1])["one_replica"]["rate"] == float(rate)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -169,7 +169,7 @@ def _plan(options: argparse.Namespace) -> int:
     if rate is not None:
         alone = predict(replica, at_rate(arrivals, rate), options.front_ms)
         result["one_replica"] = alone
-        print(f"One replica at {rate:,.3g} requests a second:\n{_table(alone)}")
+        print(f"One replica at {_a_second(rate)}:\n{_table(alone)}")
     if slo == Slo():
         print(_json(result))
         return 0
@@ -179,11 +179,11 @@ def _plan(options: argparse.Namespace) -> int:
         print("No rate keeps the limits: a request that is alone takes longer.")
         print(_json(result))
         return 1
-    print(f"The most that one replica takes: {most.rate:,.3g} requests a second\n{_table(most)}")
+    print(f"The most that one replica takes: {_a_second(most.rate)}\n{_table(most)}")
     if rate is not None:
         count, each = replicas_for(replica, arrivals, slo, rate, most, options.front_ms)
         result |= {"replicas": count, "each": each}
-        print(f"Replicas needed for {rate:,.3g} requests a second: {count}\n{_table(each)}")
+        print(f"Replicas needed for {_a_second(rate)}: {count}\n{_table(each)}")
     print(_json(result))
     return 0
 
@@ -294,5 +294,19 @@ def _table(told: Prediction) -> str:
     return "\n".join([*lines, notes, ""])
 
 
+def _a_second(rate: float) -> str:
+    """A rate for people: in three digits, a large one whole."""
+    return f"{rate:,.0f} requests a second" if rate >= 100 else f"{rate:.3g} requests a second"
+
+
 def _json(result: dict[str, object]) -> str:
-    return json.dumps(msgspec.to_builtins(result))
+    return json.dumps(_rounded(msgspec.to_builtins(result)))
+
+
+def _rounded(value: Any) -> Any:
+    """The same with six digits of each number, more than a plan knows."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return value
