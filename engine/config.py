@@ -173,6 +173,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: LogFormat = "text"
 
     @property
+    def engine_name(self) -> str:
+        """Which engine this is, for people."""
+        return name_engine(self.replica, self.num_replicas)
+
+    @property
     def num_ranks(self) -> int:
         """Processes that compute the model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
@@ -186,3 +191,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def first_device(self) -> int:
         """The GPU of its first rank; the others have those that follow."""
         return self.replica * self.num_ranks
+
+
+def name_engine(number: int, count: int) -> str:
+    """Which of ``count`` engines is meant, for people, in the middle of a line."""
+    return f"engine {number}" if count > 1 else "the engine"

@@ -47,6 +47,7 @@ class EngineLink(asyncio.Protocol):
         on_progress: told how far the loading has come.
         on_change: told what the engine has loaded and does, when it is ready and whenever that
             changes.
+        name: which engine, for people.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class EngineLink(asyncio.Protocol):
         take: Callable[[Output], None],
         on_progress: LoadProgress | None = None,
         on_change: Callable[[Ready], None] = lambda ready: None,
+        name: str = "the engine",
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
@@ -62,6 +64,7 @@ class EngineLink(asyncio.Protocol):
         self._take = take
         self._on_progress = on_progress
         self._on_change = on_change
+        self._name = name
         self._reader = FrameReader()
         self._transport: asyncio.WriteTransport | None = None
         self._outbox: list[ToEngine] = []
@@ -126,7 +129,7 @@ class EngineLink(asyncio.Protocol):
             for message in self._reader.feed(data):
                 self._receive(message)
         except FrameError as error:
-            logger.critical("the engine process sent something else than a frame: %s", error)
+            logger.critical("%s sent something else than a frame: %s", self._name, error)
             if self._transport is not None:
                 self._transport.abort()
 
@@ -160,7 +163,7 @@ class EngineLink(asyncio.Protocol):
         elif isinstance(message, Fatal):
             self._fatal = message
             if self.ready.done():  # before that, whoever waits for it is told, and nobody twice
-                logger.error("the engine ends: %s", message.message)
+                logger.error("%s ends: %s", self._name, message.message)
         else:
             raise FrameError(f"{type(message).__name__} is not for a client")
 

@@ -35,7 +35,7 @@ class SubprocessClient(RemoteClient):
     def __init__(
         self, config: EngineConfig, *, runner: str | None = None, child: Child | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(config.engine_name)
         self._supervisor = EngineSupervisor(
             config,
             runner=runner,

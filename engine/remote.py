@@ -33,9 +33,13 @@ logger = logging.getLogger(__name__)
 class RemoteClient(Asker):
     """The part of a :class:`engine.client.EngineClient` that does not depend on who starts and
     restarts the engine: that is its subclasses' to know.
+
+    Args:
+        name: which engine, for people.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._streams = StreamTable(self._abort)
         self._listeners: list[Callable[[EngineOutput], None]] = []
         self._link: EngineLink | None = None  # while it may be given requests
@@ -120,7 +124,7 @@ class RemoteClient(Asker):
         assert self._link is not None
         requests = self._streams.adopt(streams)
         if requests:
-            logger.warning("%d requests go on in another engine", len(requests))
+            logger.warning("%d requests go on in %s", len(requests), self._name)
             self.num_resumed += len(requests)
             self._link.send(Submit(tuple(requests)))
 

@@ -29,10 +29,11 @@ class SharedClient(RemoteClient):
 
     Args:
         path: of the Unix socket at which the engine takes clients.
+        name: which engine, for people.
     """
 
-    def __init__(self, path: str) -> None:
-        super().__init__()
+    def __init__(self, path: str, name: str = "the engine") -> None:
+        super().__init__(name)
         self._path = path
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
@@ -70,7 +71,7 @@ class SharedClient(RemoteClient):
     async def _keep_connected(self, started: asyncio.Future[EngineInfo]) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            link = EngineLink(self._take, on_change=self._change)
+            link = EngineLink(self._take, on_change=self._change, name=self._name)
             try:
                 await loop.create_unix_connection(lambda link=link: link, self._path)
                 self._info = await link.ready

@@ -138,7 +138,9 @@ class EngineSupervisor:
         """A link to the child once it has loaded. Raises ModelLoadError or EngineDead."""
         self.spawn()
         assert self._child is not None
-        self._dialled = link = EngineLink(self._take, on_progress, self._hear)
+        self._dialled = link = EngineLink(
+            self._take, on_progress, self._hear, self._config.engine_name
+        )
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: link, sock=self._child.socket)
         return link, await link.ready
@@ -165,7 +167,7 @@ class EngineSupervisor:
         except EngineError as error:
             self._on_death(error)
         except Exception as error:
-            logger.exception("the engine's supervisor failed")
+            logger.exception("the supervisor of %s failed", self._config.engine_name)
             self._on_death(EngineDead(f"{type(error).__name__}: {error}"))
 
     async def _replace(self) -> EngineLink:
@@ -174,11 +176,11 @@ class EngineSupervisor:
             await self._bury()
             if self._crashes.reached():
                 raise EngineDead("the engine keeps dying")
-            logger.warning("restarting the engine; its requests will go on")
+            logger.warning("restarting %s; its requests will go on", self._config.engine_name)
             try:
                 link, _ = await self._connect(None)
             except EngineError as error:
-                logger.error("the engine could not be restarted: %s", error)
+                logger.error("%s could not be restarted: %s", self._config.engine_name, error)
             else:
                 return link
 
@@ -187,4 +189,5 @@ class EngineSupervisor:
         child, self._child = self._child, None
         if child is not None:
             code = await asyncio.to_thread(child.end, _REAP_GRACE_S)
-            logger.error("the engine process %d ended with code %s", child.pid, code)
+            name = self._config.engine_name
+            logger.error("the process %d of %s ended with code %s", child.pid, name, code)

@@ -145,7 +145,7 @@ def _prepare(inbox: _Inbox, *, is_ahead: bool) -> tuple[Configure, LoadRunner]:
         if is_ahead:
             importlib.import_module("torch")
         told = inbox.first()
-        logs.configure(told.config.log_level, told.config.log_format)
+        logs.configure_engine(told.config)
         return told, _loader(told)
 
 

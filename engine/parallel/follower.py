@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     join = next(messages, None)
     if not isinstance(join, Join):
         return 1
-    logs.configure(join.config.log_level, join.config.log_format)
+    logs.configure_engine(join.config, join.rank)
     try:
         follow(connection, join, messages)
     except EngineDead as error:

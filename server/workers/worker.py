@@ -18,6 +18,7 @@ from pathlib import Path
 
 from engine import logs
 from engine.child import die_with_parent
+from engine.config import name_engine
 from engine.errors import EngineDead, EngineError
 from engine.frames import Fatal
 from engine.framing import encode, receive
@@ -67,8 +68,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _serve(setup: Setup, supervisor: socket.socket, listener: socket.socket) -> int:
     settings = Settings.from_json(setup.settings)
-    logs.configure(settings.log_level, settings.log_format)
-    engines = [SharedClient(path) for path in setup.engines]
+    writer = {"worker": setup.index}  # beside others
+    logs.configure(settings.log_level, settings.log_format, writer)
+    count = len(setup.engines)
+    engines = [
+        SharedClient(path, name_engine(number, count)) for number, path in enumerate(setup.engines)
+    ]
     for index in setup.given_up:
         engines[index].give_up(EngineDead("the engine keeps dying"))
     engine = in_front_of(engines, caches=settings.enable_prefix_caching)

@@ -6,9 +6,11 @@ import json
 import logging
 import sys
 
+import msgspec
 import pytest
 
 from engine import logs
+from engine.config import EngineConfig
 
 
 @pytest.fixture
@@ -51,6 +53,35 @@ def test_json_carries_fields_and_tracebacks_in_one_line(capsys):
     assert (entry["level"], entry["logger"], entry["request_id"]) == ("error", "x", "r1")
     assert "ValueError: two" in entry["exception"]
     assert entry["time"].endswith("Z")
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize(
+    ("config", "rank", "writer"),
+    [
+        (EngineConfig(model="m"), 0, {}),
+        (EngineConfig(model="m", replica=1, num_replicas=2), 0, {"engine": 1}),
+        (EngineConfig(model="m", tensor_parallel_size=2), 1, {"rank": 1}),
+        (
+            EngineConfig(model="m", replica=0, num_replicas=2, pipeline_parallel_size=2),
+            1,
+            {"engine": 0, "rank": 1},
+        ),
+    ],
+    ids=["alone", "engine", "rank", "rank of an engine"],
+)
+def test_a_line_says_which_of_several_processes_wrote_it(config, rank, writer, capsys):
+    for form in ("text", "json"):
+        told = msgspec.structs.replace(config, log_format=form)
+        logs.configure_engine(told, rank)
+        logging.getLogger("engine.core").info("serving")
+    line, entry = capsys.readouterr().err.splitlines()
+    numbers = ", ".join(f"{kind} {number}" for kind, number in writer.items())
+    assert line[9:] == f"INFO {f'[{numbers}] ' if writer else ''}engine.core: serving"
+    assert {kind: json.loads(entry).get(kind) for kind in ("engine", "rank")} == {
+        "engine": writer.get("engine"),
+        "rank": writer.get("rank"),
+    }
 
 
 @pytest.mark.usefixtures("_restored")

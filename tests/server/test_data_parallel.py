@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -137,6 +138,12 @@ async def test_a_killed_engine_costs_no_stream_a_token(two: Server) -> None:
     assert after["engine_restarts_total"] == before["engine_restarts_total"] + 1
     assert after["requests_resumed_total"] > before["requests_resumed_total"]
     assert "request_failed_total" not in after
+    log = two.log.read_text()
+    lost, other = (
+        re.findall(rf"{what} engine (\d)", log)[0] for what in ("restarting", "go on in")
+    )
+    assert {lost, other} == {"0", "1"}
+    assert f"[engine {other}] " in log
 
 
 def test_an_adapter_is_served_by_all_or_none(two: Server) -> None:
