@@ -2,7 +2,8 @@
 
 The library refuses keywords that it knows and cannot hold, and passes over those that it does not
 know, as JSON Schema wants it. What is left to do is here: options that are ours to set, keywords
-that say nothing, and forms of older drafts that would be passed over though they say something.
+and formats that say nothing, and forms of older drafts that would be passed over though they say
+something.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from engine.errors import InvalidParameter
 # library's own default has no bound, and a model at a high temperature can run on in blanks.
 _BLANKS = r"[ \t]|\r?\n[ \t]{0,24}"
 _OPTIONS = {"whitespace_pattern": _BLANKS, "lenient": False, "coerce_one_of": False}
+
+# Formats that tell what a string is for and nothing of how it is written: OpenAPI's, Google's and
+# pydantic's. Of others the library either holds the form or refuses the schema.
+_FORMLESS = frozenset({"binary", "directory-path", "enum", "file-path", "password", "path"})
 
 _MAX_DEPTH = 100  # the library refuses what is deeper
 _MAX_VALUES = 20_000  # of one enum
@@ -75,6 +80,8 @@ def _cleaned(schema: Any, depth: int) -> Any:
     kept: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword == "x-guidance" or (keyword == "uniqueItems" and value is False):
+            continue
+        if keyword == "format" and isinstance(value, str) and value in _FORMLESS:
             continue
         _check(keyword, value)
         if keyword in _SEVERAL and isinstance(value, list):

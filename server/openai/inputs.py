@@ -154,9 +154,8 @@ class Message(Shape):
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        # Only an assistant that called tools or refused may have said nothing.
-        acted = self.tool_calls or self.function_call or self.refusal
-        if self.content is None and not (self.role == "assistant" and acted):
+        # Only an assistant may have said nothing: it called tools, refused, or only reasoned.
+        if self.content is None and self.role != "assistant":
             raise ValueError("content: must be a string or a list of text parts")
         return self
 
@@ -174,6 +173,8 @@ class Message(Shape):
         calls = list(self.tool_calls or [])
         if self.function_call is not None:
             calls.append(EarlierCall(function=self.function_call))
+        if content is None and not calls:
+            message["content"] = ""
         if calls:
             message["tool_calls"] = [call.for_template(answers) for call in calls]
         if self.name is not None:

@@ -313,7 +313,9 @@ def test_what_has_no_effect_is_named(server: Server, guarded_server: Server) -> 
     assert (error["param"], "no effect" in error["message"]) == ("priority", True)
 
 
-def test_a_refusal_is_a_turn_like_another(server: Server) -> None:
+def test_an_assistant_may_have_refused_or_said_nothing(server: Server) -> None:
+    """An answer that ended while it reasoned has no content, and its client sends it back so."""
+
     def answer(**turn: Any) -> Any:
         messages = [*USER, {"role": "assistant", **turn}, *USER]
         body = {"model": MODEL, "messages": messages, "temperature": 0, "return_token_ids": True}
@@ -324,4 +326,6 @@ def test_a_refusal_is_a_turn_like_another(server: Server) -> None:
         answer(content=None, refusal="I cannot say.")["prompt_token_ids"]
         == (spoken["prompt_token_ids"])
     )
-    assert answer(content=None)["error"]["param"] == "messages.1.content"
+    silent = answer(content="")["prompt_token_ids"]
+    assert answer(content=None)["prompt_token_ids"] == silent
+    assert answer(content=None, reasoning="Well.")["prompt_token_ids"] == silent

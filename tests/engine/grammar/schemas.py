@@ -137,6 +137,7 @@ def of_strings() -> Iterator[tuple[str, Schema]]:
         yield f"format {name}", {"type": "string", "format": name}
     yield "format in a property", closed({"day": {"type": "string", "format": "date"}})
     yield "format and pattern", {"type": "string", "format": "date", "pattern": "^20"}
+    yield "format of no form", {"type": "string", "format": "password", "maxLength": 4}
 
 
 FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
