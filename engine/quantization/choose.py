@@ -172,9 +172,10 @@ def _cpu_form(quantization: Quantization | None, dtype: torch.dtype) -> tuple[De
     # Not at the top: a start on a GPU or in float32 has no use for them.
     from engine.quantization import cpu
     from kernels.cpu.linear import is_available
+    from kernels.cpu.native import build
 
     if is_available():
-        told = f"native kernels, {quantization or 'bfloat16'}"
+        told = f"native kernels for {build.target_name()}, {quantization or 'bfloat16'}"
         if quantization in (None, "int8", "int4"):
             return cpu.panel_method(quantization), told
         # As that of int4, the head of nf4 is int8.

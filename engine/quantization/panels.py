@@ -6,7 +6,7 @@ import torch
 
 from engine.models.linear import Head
 from kernels.cpu.grouped import PanelGrouped
-from kernels.cpu.linear import PanelInt8
+from kernels.cpu.linear import PanelInt8, least_code
 from kernels.packed import PackedWeight
 
 
@@ -19,6 +19,9 @@ def panel_layer(weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dt
 
 
 def _is_by_output(weight: PackedWeight) -> bool:
-    """Whether a code times its output's scale is all that there is to it."""
+    """Whether a code times its output's scale is all that there is to it, and the integer product
+    takes all codes."""
     is_plain = weight.zeros is None and weight.order is None and weight.num_groups == 1
-    return is_plain and weight.codes.dtype == torch.int8
+    if not is_plain or weight.codes.dtype != torch.int8:
+        return False
+    return least_code() == -128 or int(weight.codes.min()) >= least_code()

@@ -3,9 +3,9 @@
     python -m kernels.bench.linear [--threads 2] [--rows 1,4,16,64,256]
 
 Weights in the shapes of a 0.5 b model's layers, more of them than the caches hold, each read once a
-round. Few rows are held against the memory's read rate, many against torch's bfloat16 product. Of
-each product the least time of the rounds counts, as what disturbs only ever adds. The last line
-printed is JSON.
+round. Few rows are held against the memory's read rate, many against torch's product in bfloat16. In
+float32 torch is measured too: that serves where there are no native kernels. Of each product the
+least time of the rounds counts, as what disturbs only ever adds. The last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'weights':8} {'rows':>5} {'ms':>8} {'GB/s':>7} {'GFLOP/s':>8}")
     results = []
     counts = [int(count) for count in options.rows.split(",")]
-    kinds = {"torch": None, "bf16": PanelDense, "int8": PanelInt8, "int4": PanelInt4}
+    kinds = {
+        "float32": None,
+        "torch": None,
+        "bf16": PanelDense,
+        "int8": PanelInt8,
+        "int4": PanelInt4,
+    }
     for name, make in kinds.items():
         results += _measure(name, make, counts, options.layers)
     print(json.dumps({"threads": options.threads, **ceilings, "results": results}))
@@ -81,6 +87,7 @@ def _measure(
 ) -> list[dict[str, Any]]:
     """All layers' products once a round, for each number of rows."""
     generator = torch.Generator().manual_seed(0)
+    dtype = torch.float32 if name == "float32" else torch.bfloat16
     layers: list[tuple[Callable[[torch.Tensor], torch.Tensor], int]] = []
     num_bytes = num_weights = 0
     for _ in range(num_layers):
@@ -88,6 +95,7 @@ def _measure(
             weight = (torch.randn(outputs, inputs, generator=generator) * 0.02).bfloat16()
             num_weights += weight.numel()
             if make is None:
+                weight = weight.to(dtype)
                 layers.append((partial(functional.linear, weight=weight), inputs))
                 num_bytes += weight.nbytes
             else:
@@ -96,7 +104,7 @@ def _measure(
                 num_bytes += layer.num_bytes
     results = []
     for rows in counts:
-        xs = {inputs: torch.randn(rows, inputs).bfloat16() for _, inputs in _SHAPES}
+        xs = {inputs: torch.randn(rows, inputs).to(dtype) for _, inputs in _SHAPES}
         seconds = least_s([partial(layer, xs[inputs]) for layer, inputs in layers])
         result = {
             "weights": name,

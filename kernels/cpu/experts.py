@@ -55,7 +55,7 @@ class _Mixture(ctypes.Structure):
 
 
 class _Weight(ctypes.Structure):
-    """``ExpertWeight`` of native/avx512/panel_experts.cpp."""
+    """``ExpertWeight`` of native/panels/panel_experts.cpp."""
 
     _fields_ = (
         *((name, POINTER) for name in ("packed", "scales", "zeros", "totals", "order", "bias")),
@@ -64,7 +64,7 @@ class _Weight(ctypes.Structure):
 
 
 class _Projection(ctypes.Structure):
-    """``Projection`` of native/avx512/panel_experts.cpp."""
+    """``Projection`` of native/panels/panel_experts.cpp."""
 
     _fields_ = (
         ("experts", POINTER),

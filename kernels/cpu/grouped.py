@@ -1,6 +1,6 @@
 """Linear layers on a CPU whose weights come as codes: read as they are, in panels.
 
-The memory is that of the codes; see ``native/avx512/grouped.h`` for layout and arithmetic.
+The memory is that of the codes; see ``native/panels/groups.h`` for layout and arithmetic.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Linear layers on a CPU with AVX-512 or AMX: weights held once, in panels, for any number of rows.
+"""Linear layers on a CPU with AMX, AVX-512 or AVX2: weights held once, in panels, for any number of
+rows.
 
 Each class takes a weight [outputs, inputs] and a bias [outputs] or None, and computes
-``x W^T + b`` for [n, inputs]. It computes in bfloat16; other dtypes are cast on the way in and
-out. Layouts and arithmetic are told in ``kernels/cpu/native``. A row of a dense or an int8 product
-has the same bits alone and in a crowd.
+``x W^T + b`` for [n, inputs]. Activations and results are in bfloat16; other dtypes are cast on the
+way in and out. Layouts and arithmetic are told in ``kernels/cpu/native``. A row of a dense or an
+int8 product has the same bits alone and in a crowd.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kernels.sampling import Sampled
 
 logger = logging.getLogger(__name__)
 
-PANEL = 32  # outputs of a panel, as in native/tiles.h
+PANEL = 32  # outputs of a panel, as in native/panels/tiles.h
 arena = Arena()
 
 
@@ -215,7 +216,8 @@ class PanelInt8(PanelHead):
     def of_codes(
         cls, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> PanelInt8:
-        """A weight that is rounded already: int8, one scale an output, no zeros, no order."""
+        """A weight that is rounded already: int8 from ``least_code()`` on, one scale an output, no
+        zeros, no order."""
         layer = cls.__new__(cls)
         layer._hold(weight.shape, bias, dtype)
         codes = weight.codes.contiguous()
@@ -310,9 +312,15 @@ def is_available() -> bool:
     """Whether these can be made here; if not, the log says why."""
     library = build.load()
     if library is not None and not hasattr(library, "quire_dense"):
-        logger.info("no native linear layers: the processor lacks AVX-512 with BF16 and VNNI")
+        logger.info("no native linear layers: none are written for this processor")
         return False
     return library is not None
+
+
+def least_code() -> int:
+    """The least weight that ``PanelInt8`` multiplies: -128, or -127 where a product of bytes would
+    not fit into what the processor has for two of them."""
+    return int(_library()[0].quire_least_code())
 
 
 def has_amx() -> bool:

@@ -4,7 +4,7 @@ With one sequence a step takes as long as its weights take from memory, and of a
 weights are the head's: 8 of 13 million parameters of one with 32,000 tokens. So the weight is held
 a second time, rounded to eight bits. The codes tell all scores to within a slack; only the few
 panels in which the largest can be are then read in bfloat16. The token is the one that the whole
-product would give, to the last bit; ``kernels/cpu/native/avx512/screened.cpp`` has the inequality.
+product would give, to the last bit; ``kernels/cpu/native/panels/screened.cpp`` has the inequality.
 """
 
 from __future__ import annotations

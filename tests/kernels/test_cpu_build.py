@@ -21,6 +21,23 @@ sleep 0.1
 """
 
 
+def test_a_target_that_is_asked_for_is_taken_where_the_processor_is_of_it(monkeypatch) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "_processor_flags", lambda: {"avx2", "fma", "f16c", "avx_vnni"})
+    monkeypatch.delenv("QUIRE_CPU_TARGET", raising=False)
+    assert build.target_name() == "avx2-vnni"
+    monkeypatch.setenv("QUIRE_CPU_TARGET", "avx2")
+    assert build.target_name() == "avx2"
+    monkeypatch.setenv("QUIRE_CPU_TARGET", "avx512")
+    with pytest.raises(build.BuildError, match="the processor lacks avx512f, avx512bw"):
+        build.target_name()
+    monkeypatch.setenv("QUIRE_CPU_TARGET", "avx-2")
+    with pytest.raises(
+        build.BuildError, match="'avx-2', and known here are: avx512, avx2-vnni, avx2"
+    ):
+        build.target_name()
+
+
 def test_engines_that_start_together_compile_once(tmp_path: Path) -> None:
     try:
         target = build._this_target()

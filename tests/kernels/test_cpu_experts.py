@@ -18,6 +18,7 @@ from kernels.cpu.program import Recorder, Workspace
 from kernels.moe import ExpertTensors, Gating, RoutingRule
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, NF4_LEVELS, PackedWeight, pack_nibbles
 from kernels.reference import operations as reference
+from tests.kernels import cpu_targets
 
 pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
 needs_panels = pytest.mark.skipif(not linear.is_available(), reason="no panels here")
@@ -181,13 +182,10 @@ _KINDS = ("dense", "int8", "rounded4", "int4", "nf4", "mxfp4", "bytes", "fp8")
 
 
 @needs_panels
-@pytest.mark.parametrize("amx", [False, True])
+@pytest.mark.parametrize("way", cpu_targets.WAYS)
 @pytest.mark.parametrize("kind", _KINDS)
-def test_weights_in_panels(kind: str, amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, has_amx = linear._library()
-    if amx and not has_amx:
-        pytest.skip("no AMX")
-    monkeypatch.setattr(linear, "_library", lambda: (library, amx))
+def test_weights_in_panels(kind: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_targets.use(way, monkeypatch)
 
     @given(mixtures())
     @settings(max_examples=12, deadline=None)

@@ -7,21 +7,17 @@ import torch
 
 from kernels.cpu import linear
 from kernels.cpu.screened import ScreenedHead
+from tests.kernels import cpu_targets
 
-pytestmark = pytest.mark.skipif(
-    not linear.is_available(), reason="no AVX-512 BF16 and VNNI, or no C++ compiler"
-)
+pytestmark = pytest.mark.skipif(not linear.is_available(), reason="no native linear layers here")
 _SHAPES = ((1000, 96), (3072, 256), (777, 896), (40, 32))  # outputs, inputs
 _AS_AT_FIRST = [0, 1]  # patience that nothing has tried
 
 
-@pytest.fixture(params=[False, True], ids=["vectors", "amx"])
+@pytest.fixture(params=cpu_targets.WAYS)
 def make(request, monkeypatch):
-    """Makes a head and the plain layer of the same weight, either way through the kernels."""
-    library, has_amx = linear._library()
-    if request.param and not has_amx:
-        pytest.skip("no AMX")
-    monkeypatch.setattr(linear, "_library", lambda: (library, request.param))
+    """Makes a head and the plain layer of the same weight, each way through the kernels."""
+    cpu_targets.use(request.param, monkeypatch)
     return lambda weight: (ScreenedHead(weight), linear.PanelDense(weight, None))
 
 

@@ -4,11 +4,13 @@
     python -m kernels.cpu.native.build --here    into this folder, for an image or a wheel
 
 There are several kinds of processor (``_TARGETS``): attention, norms and sampling are written for
-all of them, the linear layers of ``avx512/`` for one. A library is named by a hash of its sources
-and flags, so a stale one is never loaded. It is looked for in this folder, then in the user's cache
-folder; where it is in neither, it is compiled into the latter, which takes some seconds once.
-Nothing here is required: where the processor or the compiler is missing, ``load`` says why in the
-log and other code serves.
+all of them; linear layers are in ``panels/``, their tiles in ``avx512/`` and, for processors that
+multiply in float32, in ``vectors/``. The first kind that this machine is of is taken, or the one
+that QUIRE_CPU_TARGET names, to compare or to find a fault. A library is named by a hash of its
+sources and flags, so a stale one is never loaded. It is looked for in this folder, then in the
+user's cache folder; where it is in neither, it is compiled into the latter, which takes some
+seconds once. Nothing here is required: where the processor or the compiler is missing, ``load``
+says why in the log and other code serves.
 
 The library has a team of threads of its own (``team.h``), as large as torch is told its own is. For
 that number it asks the libgomp that torch brings along, so torch is imported first.
@@ -48,6 +50,7 @@ _FLAGS = (
 class _Target(NamedTuple):
     """A kind of processor that the library is compiled for."""
 
+    name: str  # by which QUIRE_CPU_TARGET asks for it
     machine: str  # as platform.machine() names it
     needs: tuple[str, ...]  # as /proc/cpuinfo names them
     folders: tuple[str, ...]  # sources for it, beside those of this folder
@@ -55,15 +58,17 @@ class _Target(NamedTuple):
     @property
     def flags(self) -> tuple[str, ...]:
         """What the compiler is told of the instructions."""
-        return tuple(f"-m{name.replace('avx512_', 'avx512')}" for name in self.needs)
+        return tuple(f"-m{name.replace('_', '')}" for name in self.needs)
 
 
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma")
+_AVX2 = ("avx2", "fma", "f16c")
 # The first that this processor is of is taken.
 _TARGETS = (
-    _Target("x86_64", _AVX512, ("avx512",)),
-    _Target("x86_64", ("avx2", "fma"), ()),
-    _Target("aarch64", (), ()),
+    _Target("avx512", "x86_64", _AVX512, ("panels", "avx512")),
+    _Target("avx2-vnni", "x86_64", (*_AVX2, "avx_vnni"), ("panels", "vectors")),
+    _Target("avx2", "x86_64", _AVX2, ("panels", "vectors")),
+    _Target("aarch64", "aarch64", (), ()),
 )
 
 
@@ -94,6 +99,15 @@ def open_library() -> ctypes.CDLL:
         return ctypes.CDLL(str(library()))
     except OSError as error:
         raise BuildError(str(error)) from None
+
+
+def target_name() -> str:
+    """The kind of processor that the library is for.
+
+    Raises:
+        BuildError: as ``library``.
+    """
+    return _this_target().name
 
 
 def library() -> Path:
@@ -129,7 +143,8 @@ def compile_into(folder: Path, target: _Target) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         sources = _sources(target, ".cpp")
         objects = [f"{scratch}/{source.stem}.o" for source in sources]
-        flags = (*_FLAGS, *target.flags, f"-I{_HERE}")
+        includes = (f"-I{folder}" for folder in (_HERE, *map(_HERE.joinpath, target.folders)))
+        flags = (*_FLAGS, *target.flags, *includes)
         _run(
             [
                 (compiler, *flags, "-c", str(source), "-o", compiled)
@@ -205,15 +220,20 @@ def _name(target: _Target) -> str:
 
 
 def _this_target() -> _Target:
-    """The first target that this machine meets.
+    """The first target that this machine meets, or that which QUIRE_CPU_TARGET asks for.
 
     Raises:
-        BuildError: it meets none.
+        BuildError: it meets none, or not that one.
     """
     if sys.platform != "linux":
         raise BuildError("they are made for Linux")
     flags = _processor_flags()
     known = [target for target in _TARGETS if target.machine == platform.machine()]
+    if asked := os.environ.get("QUIRE_CPU_TARGET"):
+        names = ", ".join(target.name for target in known)
+        known = [target for target in known if target.name == asked]
+        if not known:
+            raise BuildError(f"QUIRE_CPU_TARGET is {asked[:40]!r}, and known here are: {names}")
     for target in known:
         if flags.issuperset(target.needs):
             return target

@@ -98,6 +98,39 @@ inline float largest(Floats x) {
   return x[0] > x[1] ? x[0] : x[1];
 }
 
+// Whether any lane of a is not less than b's: is as large, or either is nan.
+inline bool any_not_less(Floats a, Floats b) {
+#ifdef __AVX512F__
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLT_UQ) != 0;
+#else
+  Ints less = a < b;
+  less &= QUIRE_SHUFFLE(less, less, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  less &= QUIRE_SHUFFLE(less, less, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3);
+  return !(less[0] & less[1] & less[2] & less[3]);
+#endif
+}
+
+// The nearest integers of values below 2^22 in magnitude, of two that are as near the even one.
+inline Ints nearest(Floats x) {
+#ifdef __AVX512F__
+  return (Ints)_mm512_cvtps_epi32((__m512)x);
+#else
+  // Adding 1.5 * 2^23 leaves the integer in the last bits of the sum.
+  return (Ints)(x + 12582912.0f) - (Ints)fill(12582912.0f);
+#endif
+}
+
+// The lowest eight bits of each lane.
+using Bytes16 = uint8_t __attribute__((vector_size(16)));
+
+inline Bytes16 to_bytes(Ints x) {
+#ifdef __AVX512F__
+  return (Bytes16)_mm512_cvtepi32_epi8((__m512i)x);
+#else
+  return __builtin_convertvector((Words)x, Bytes16);
+#endif
+}
+
 // Lane i of the result is the sum of x[i]: four rounds in each of which two vectors become one.
 inline Floats sum_each(const Floats (&x)[LANES]) {
   Floats pairs[8], quads[4];

@@ -6,17 +6,14 @@
 // second-level cache the unit is then busy most of the time, half of it otherwise.
 #pragma once
 
-#include "tiles.h"
+#include "panels/layout.h"
+#include "registers.h"
 
 #define QUIRE_AMX __attribute__((target("amx-tile,amx-bf16,amx-int8")))
 
 namespace quire {
 
-constexpr int64_t BLOCK_ROWS = 32;  // two tiles of 16
-constexpr int64_t STEP_BYTES = 64;  // of a row that one product takes in
 constexpr int64_t PANEL_STEP_BYTES = PANEL * STEP_BYTES;
-// Blocks that stay in a core's second-level cache of 2 MiB, beside two panels.
-constexpr int64_t CACHED_BLOCK_BYTES = 5 << 18;
 constexpr int64_t AHEAD_BYTES = 4096;  // of a panel that is on its way: two steps
 constexpr int64_t FEW_BLOCKS = 3;      // which take less time than the next panel's way from memory
 
@@ -25,26 +22,6 @@ struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
-};
-
-// Where the rows of blocks lie: `row` bytes apart in a block, and `step` bytes from one step to the
-// next. Blocks follow one another: each has 32 * `row_bytes`.
-struct BlockLayout {
-  int64_t row, step, row_bytes;
-
-  static BlockLayout as_given(int64_t row_bytes) { return {row_bytes, STEP_BYTES, row_bytes}; }
-  static BlockLayout in_tiles(int64_t row_bytes) {
-    return {STEP_BYTES, BLOCK_ROWS * STEP_BYTES, row_bytes};
-  }
-  // Rows of one block are not read often enough to be laid out for it.
-  static BlockLayout of(int64_t rows, int64_t row_bytes) {
-    return rows <= BLOCK_ROWS ? as_given(row_bytes) : in_tiles(row_bytes);
-  }
-  // Of a row from its beginning: byte `at` of row `r`.
-  int64_t offset(int64_t r, int64_t at) const {
-    return r / BLOCK_ROWS * BLOCK_ROWS * row_bytes + r % BLOCK_ROWS * row +
-           at / STEP_BYTES * step + at % STEP_BYTES;
-  }
 };
 
 // The matrix unit in the hands of one thread, for blocks of activations by panels.

@@ -1,5 +1,5 @@
 // What this processor lets the kernels use.
-#include "tiles.h"
+#include "registers.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,3 +23,6 @@ bool has_amx() {
 }  // namespace quire
 
 extern "C" int quire_has_amx() { return quire::has_amx(); }
+
+// The least weight of products of eight bits.
+extern "C" int quire_least_code() { return -128; }

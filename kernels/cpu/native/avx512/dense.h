@@ -2,7 +2,7 @@
 #pragma once
 
 #include "amx.h"
-#include "results.h"
+#include "panels/results.h"
 
 namespace quire {
 
@@ -36,7 +36,9 @@ inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, Ahead& 
 
 // Rows of activations for products with bfloat16 weights, where AMX or vectors read them.
 struct DenseRows {
-  const bf16* data;
+  using Value = bf16;
+
+  const Value* data;
   int64_t inputs;
   bool amx;
   BlockLayout layout;
@@ -47,7 +49,7 @@ struct DenseRows {
   }
 
   // How many are multiplied before the next panel.
-  int64_t max_part() const { return rows_in(amx ? CACHED_BLOCK_BYTES : CACHED_BYTES, inputs * 2); }
+  int64_t max_part() const { return rows_in(cached_bytes(amx), inputs * 2); }
 };
 
 // Writes row `r` to where a layout has it.

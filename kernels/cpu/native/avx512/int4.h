@@ -1,62 +1,13 @@
-// One tile of the int4 product: weights of 4 bits in groups of 32 inputs that share a scale. With
-// few rows activations are rounded to eight bits in the same groups:
-//
-//     x[k] ~ step[g] * code[k]    codes -127 to 127 span the group's values
-//     y[n] = sum over g of scale[n][g] * step[g] * sum(code * level[n] in g) + bias[n]
-//
-// With more a panel of weights becomes one of int8.h, and is multiplied as those are.
-//
-// Words are those of grouped.h, of eight inputs. Bits that a mask leaves of a word, and of the word
-// shifted, are bytes of its inputs in the order 0 4 1 5 2 6 3 7: so lie the activations' codes too.
+// The int4 product; see panels/four_bits.h. With more than a few rows activations are rounded by row,
+// and a panel of weights becomes one of int8.h and is multiplied as those are.
 #pragma once
 
 #include "int8.h"
+#include "panels/four_bits.h"
 
 namespace quire {
 
-constexpr int64_t INT4_GROUP = 32;  // inputs that share a scale
-constexpr int64_t INT4_ROWS = 6;    // few: 12 sums of a group and 12 of all stay in registers
-constexpr int64_t WORD_INPUTS = 8;
-
-// How a group of a row was rounded.
-struct RoundedGroup {
-  float step;
-  int32_t excess;  // what the group's sum is too large by where levels count from 0, not from -8
-};
-
-// A weight [outputs][inputs] in panels.
-struct Int4Weight {
-  const uint32_t* words;      // [panels][inputs / 8][32]
-  const uint16_t* scales;     // [panels][inputs / 32][32] float16
-  const float* whole_scales;  // [panels][32], of outputs whose codes have eight bits
-  const int32_t* totals;      // [panels][32], the sums of these codes
-  const float* bias;          // or null
-  int64_t inputs;             // a multiple of 64
-
-  int64_t groups() const { return inputs / INT4_GROUP; }
-};
-
-// Rounds 32 values to codes. A group that is not finite has such a step, so that the results of its
-// row are not finite either.
-inline RoundedGroup round_group(const bf16* x, int8_t* codes) {
-  const __m512 first = widen(x), second = widen(x + 16);
-  const float most =
-      _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second)));
-  const __m512 taint = _mm512_mul_ps(_mm512_add_ps(first, second), _mm512_setzero_ps());
-  const __m512 inverse = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
-  const auto rounded = [&](__m512 values) {
-    return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(values, inverse)));
-  };
-  const __m256i in_order = _mm256_set_m128i(rounded(second), rounded(first));
-  const __m256i places = _mm256_broadcastsi128_si256(
-      _mm_set_epi8(15, 11, 14, 10, 13, 9, 12, 8, 7, 3, 6, 2, 5, 1, 4, 0));
-  const __m256i bytes = _mm256_shuffle_epi8(in_order, places);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
-  const __m256i eights = _mm256_set1_epi8(8);
-  const __m512i excess =
-      _mm512_zextsi256_si512(_mm256_dpbusd_epi32(_mm256_setzero_si256(), eights, bytes));
-  return {most / 127.0f + _mm512_reduce_add_ps(taint), _mm512_reduce_add_epi32(excess)};
-}
+constexpr int64_t INT4_ROWS = 6;  // few: 12 sums of a group and 12 of all stay in registers
 
 inline __m512 load_scales(const uint16_t* scales) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
@@ -142,21 +93,57 @@ inline void widen_panel(const Int4Weight& weight, int64_t panel, int8_t* codes) 
   }
 }
 
-// A caller's few rows, x[rows][inputs], rounded in groups.
-class Int4Rows {
- public:
-  Int4Rows(const bf16* x, int64_t rows, int64_t inputs)
-      : codes_(rows * inputs), told_(rows * inputs / INT4_GROUP) {
-    for (int64_t g = 0; g < rows * inputs / INT4_GROUP; ++g)
-      told_.get()[g] = round_group(x + g * INT4_GROUP, codes_.get() + g * INT4_GROUP);
+inline void multiply_few(const bf16* x, int64_t rows, const Int4Weight& weight,
+                         const Wanted& wanted) {
+  const Int4Rows rounded(x, rows, weight.inputs);
+  for_results(rows, INT4_ROWS, wanted, [&] {
+    return [&](int64_t, int64_t, int64_t panel, const auto& to) {
+      with_rows<INT4_ROWS>(rows, [&]<int ROWS>() {
+        int4_tile<ROWS>(rounded.codes(), rounded.told(), weight, panel, to);
+      });
+    };
+  });
+}
+
+inline void multiply_many(const bf16* x, int64_t rows, const Int4Weight& weight,
+                          const Wanted& wanted, bool amx) {
+  const GivenCodes given(x, rows, weight.inputs, amx);
+  for_results(rows, given.rows().max_part(), wanted, [&] {
+    return [&, codes = Scratch<int8_t>(PANEL * weight.inputs), products = Int8Products()](
+               int64_t begin, int64_t end, int64_t panel, const auto& to) mutable {
+      widen_panel(weight, panel, codes.get());
+      const int64_t first = panel * PANEL;
+      const Int8Panel widened{codes.get(), weight.whole_scales + first, weight.totals + first};
+      products.multiply(given.rows(), begin, end, widened, weight.bias, to, panel);
+    };
+  });
+}
+
+// All results of a caller's rows.
+inline void multiply_int4(const bf16* x, int64_t rows, const Int4Weight& weight,
+                          const Wanted& wanted, bool amx) {
+  if (rows <= INT4_ROWS)
+    multiply_few(x, rows, weight, wanted);
+  else
+    multiply_many(x, rows, weight, wanted, amx);
+}
+
+// What a weight's codes of eight bits are scaled by, and their sums.
+inline void measure_panel(Int4Weight weight, int64_t panel, float* whole_scales, int32_t* totals) {
+  const int64_t groups = weight.groups(), first = panel * PANEL;
+  const uint16_t* scales = weight.scales + first * groups;
+  for (int64_t half = 0; half < PANEL; half += 16) {
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t g = 0; g < groups; ++g)
+      most = _mm512_max_ps(most, _mm512_abs_ps(load_scales(scales + g * PANEL + half)));
+    // Level -8 of the largest scale becomes 127 or -127.
+    _mm512_storeu_ps(whole_scales + first + half, _mm512_mul_ps(most, _mm512_set1_ps(8.0f / 127)));
   }
-
-  const int8_t* codes() const { return codes_.get(); }
-  const RoundedGroup* told() const { return told_.get(); }
-
- private:
-  const Scratch<int8_t> codes_;
-  const Scratch<RoundedGroup> told_;
-};
+  const Scratch<int8_t> codes(PANEL * weight.inputs);
+  widen_panel(weight, panel, codes.get());
+  std::fill_n(totals + first, PANEL, 0);
+  for (int64_t i = 0; i < PANEL * weight.inputs; ++i)
+    totals[first + i / 4 % PANEL] += codes.get()[i];
+}
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// Linear layers with int8 weights and activations that are rounded as they come; see int8.h.
+// Linear layers with int8 weights and activations that are rounded as they come; see eight_bits.h.
 #include "int8.h"
 
 #include "likeliest.h"

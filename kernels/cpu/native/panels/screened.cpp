@@ -82,12 +82,12 @@ class Digits {
       most = larger(most, (Floats)((Ints)values & 0x7FFFFFFF));
       squares += values * values;
     }
-    const float peak = _mm512_reduce_max_ps((__m512)most);
-    const float norm = 1.00001f * std::sqrt(_mm512_reduce_add_ps((__m512)squares));
+    const float peak = largest(most);
+    const float norm = 1.00001f * std::sqrt(sum(squares));
     const bool is_told = peak > LEAST_PEAK && std::isfinite(norm);
     const float step = is_told ? peak / MOST : 1;
-    told_.get()[2 * r] = {step * DIGIT, ZERO};
-    told_.get()[2 * r + 1] = {step, ZERO};
+    told_.get()[2 * r] = {step * DIGIT, ZERO + FIRST_CODE};
+    told_.get()[2 * r + 1] = {step, ZERO + FIRST_CODE};
     write(x, 2 * r, inputs, is_told ? 1 / step : 0);
     return is_told ? norm : INFINITE;
   }
@@ -97,18 +97,18 @@ class Digits {
     const BlockLayout& layout = rows_.layout;
     uint8_t* upper = codes_.get() + layout.offset(row, 0);
     uint8_t* lower = codes_.get() + layout.offset(row + 1, 0);
-    const __m512i zero = _mm512_set1_epi32(ZERO);
-    const auto put = [&](uint8_t* to, __m512i digits) {
-      const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(digits, zero));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+    const auto put = [](uint8_t* to, Ints digits) {
+      const Bytes16 bytes = to_bytes(digits + (ZERO + FIRST_CODE));
+      std::memcpy(to, &bytes, sizeof bytes);
     };
     for (int64_t k = 0; k < width_; k += LANES) {
       const int64_t at = k / 64 * layout.step + k % 64;
-      const __m512 values = k < inputs ? widen(x + k) : _mm512_setzero_ps();
-      const __m512i steps = _mm512_cvtps_epi32(_mm512_mul_ps(values, _mm512_set1_ps(inverse)));
-      const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(steps, zero), 8);
+      const Floats values =
+          k < inputs ? load(reinterpret_cast<const bfloat16*>(x + k)) : Floats{};
+      const Ints steps = nearest(values * inverse);
+      const Ints high = (steps + ZERO) >> 8;
       put(upper + at, high);
-      put(lower + at, _mm512_sub_epi32(steps, _mm512_slli_epi32(high, 8)));
+      put(lower + at, steps - (high << 8));
     }
   }
 
@@ -148,15 +148,13 @@ class PanelBests {
     Floats sure = fill(-INFINITE);  // the largest is as large at least
     for (int64_t p = 0; p < stride_; p += LANES)
       sure = larger(load(bests + p) - load(slacks + p) * norm, sure);
-    const float least = _mm512_reduce_max_ps((__m512)sure);
+    const float least = quire::largest(sure);
     for (int64_t p = 0; p < stride_; p += LANES) {
       const Floats possible = load(bests + p) + load(slacks + p) * norm;
+      if (!any_not_less(possible, fill(least))) continue;
       // What is not a number is looked at.
-      unsigned found = _mm512_cmp_ps_mask((__m512)possible, _mm512_set1_ps(least), _CMP_NLT_UQ);
-      for (; found; found &= found - 1) {
-        const int64_t panel = p + __builtin_ctz(found);
-        if (panel < panels_) pick(panel);
-      }
+      for (int64_t panel = p; panel < std::min(p + LANES, panels_); ++panel)
+        if (!(possible[panel - p] < least)) pick(panel);
     }
   }
 
@@ -168,7 +166,7 @@ class PanelBests {
       const Floats scores = load(digits + n, count - n) + load(digits + PANEL + n, count - n);
       most = larger(LANE < static_cast<int32_t>(count - n) ? scores : most, most);
     }
-    return _mm512_reduce_max_ps((__m512)most);
+    return quire::largest(most);
   }
 
   const int64_t panels_, stride_;
@@ -220,15 +218,15 @@ void quire_screened_likeliest(const bf16* x, int64_t rows, int64_t inputs, const
     return choose_plainly();
   }
   patience[1] = 1;
+  const GivenRows given(x, rows, inputs, amx);
   Likeliest all(rows);
   parallel_runs(picks.size(), [&] {
     return [&, products = DenseProducts(), share = Likeliest::Share(all)](int64_t i) mutable {
       const auto [row, panel] = picks[i];
       const int64_t first = panel * PANEL;
-      const DenseRows alone{x + row * inputs, inputs, amx, DenseRows::layout_of(1, inputs, amx)};
-      products.sum(alone, 0, 1, packed + first * inputs,
-                   [&, row = row](int64_t, int64_t, const float* scores) {
-                     share.look(row, scores, nullptr, std::min(PANEL, outputs - first), first);
+      products.sum(given.rows(), row, row + 1, packed + first * inputs,
+                   [&](int64_t r, int64_t, const float* scores) {
+                     share.look(r, scores, nullptr, std::min(PANEL, outputs - first), first);
                    });
     };
   });

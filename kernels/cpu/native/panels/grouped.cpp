@@ -1,5 +1,5 @@
-// Linear layers whose codes come from a checkpoint; see grouped.h.
-#include "grouped.h"
+// Linear layers whose codes come from a checkpoint; see groups.h.
+#include "groups.h"
 #include "program.h"
 #include "simd.h"
 

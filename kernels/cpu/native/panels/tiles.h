@@ -1,17 +1,24 @@
-// What the linear kernels share: the panel layout, the walk over tiles, and the way results leave.
+// What the linear layers of all kinds of processors share: the panel layout and the walk over tiles.
+//
+// The sources of this folder are compiled for each target that has a folder of its own beside it
+// (build.py), avx512 or vectors, whose headers give the tiles that are multiplied:
+//
+//     registers.h  how sixteen results leave, and what is held of activations
+//     dense.h      DenseRows, GivenRows, lay_row, DenseProducts
+//     int8.h       Int8Products
+//     int4.h       multiply_int4, measure_panel
+//     codes.h      Nibbles, Bytes, Float8, and what multiplies by codes in groups
 //
 // A weight [outputs, inputs] is cut into panels of 32 outputs. Inside a panel the inputs run
 // slowest, so one thread reads one unbroken stream whatever the number of rows is:
 //
 //     dense  [outputs / 32][inputs / 2][32][2]   bfloat16   (what vdpbf16ps and tdpbf16ps multiply)
 //     int8   [outputs / 32][inputs / 4][32][4]   int8       (what vpdpbusd and tdpbusd multiply)
-//     int4   [outputs / 32][inputs / 8][32]      uint32     (eight codes in a word; see int4.cpp)
+//     int4   [outputs / 32][inputs / 8][32]      uint32     (eight codes in a word; see int4.h)
 //
 // Outputs and inputs that are missing at the end of a weight are zeros. Rows of activations are
 // contiguous and padded to `inputs` by the caller.
 #pragma once
-
-#include <immintrin.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -23,9 +30,7 @@ namespace quire {
 
 using bf16 = uint16_t;
 
-constexpr int64_t PANEL = 32;        // outputs of a panel: two vectors of 16 floats
-constexpr int64_t VECTOR_ROWS = 12;  // rows of a vector tile: 24 sums, 2 weights, 1 activation
-constexpr int64_t CACHED_BYTES = 1 << 20;  // of rows that stay in a core's second-level cache
+constexpr int64_t PANEL = 32;  // outputs
 
 inline float to_float(bf16 value) {
   const uint32_t bits = uint32_t{value} << 16;
@@ -33,8 +38,6 @@ inline float to_float(bf16 value) {
   __builtin_memcpy(&result, &bits, sizeof result);
   return result;
 }
-
-bool has_amx();  // the processor has AMX, and the kernel lets this process use it
 
 // Calls body(begin, end, panel), made by each thread for itself, for parts of the rows by panels.
 // The rows of a part, at most `max_rows`, stay in the cache, so that a panel is read from memory
@@ -94,52 +97,6 @@ void pack_panels(int64_t outputs, int64_t inputs, T* packed, Read read) {
         std::copy_n(rows + n * inputs + k, GROUP, out);
   });
 }
-
-// The lanes of a panel's half that are outputs: the last panel may be narrower.
-inline __mmask16 lanes(int64_t outputs, int64_t first) {
-  const int64_t left = std::clamp<int64_t>(outputs - first, 0, 16);
-  return static_cast<__mmask16>((1u << left) - 1);
-}
-
-// Writes those of 16 sums that are outputs, the bias (or null) added, as float32 or bfloat16.
-inline void store(__m512 sums, const float* bias, float* y, int64_t outputs, int64_t first) {
-  const __mmask16 mask = lanes(outputs, first);
-  if (bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, bias + first));
-  _mm512_mask_storeu_ps(y + first, mask, sums);
-}
-
-inline void store(__m512 sums, const float* bias, bf16* y, int64_t outputs, int64_t first) {
-  const __mmask16 mask = lanes(outputs, first);
-  if (bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, bias + first));
-  const __m256i rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sums));
-  _mm256_mask_storeu_epi16(y + first, mask, rounded);
-}
-
-constexpr int64_t TURNS = 16;  // of a tile's inner loop between two fetches
-
-// The panel that a thread most likely multiplies next, on its way from memory to the second-level
-// cache while this one is multiplied: a few lines of it every TURNS turns of the tiles' loops. Few
-// tiles take no longer than the memory does, and leave it to the processor.
-class Ahead {
- public:
-  // Of panels of `bytes`, at `panel` now, for so many rows; a tile takes `turns`.
-  Ahead(const void* panel, int64_t bytes, int64_t rows, int64_t turns)
-      : at_(static_cast<const char*>(panel) + bytes) {
-    const int64_t tiles = (rows + VECTOR_ROWS - 1) / VECTOR_ROWS;
-    const int64_t fetches = tiles * (turns / TURNS);
-    if (tiles >= MANY_TILES) lines_ = (bytes / LINE + fetches - 1) / fetches;
-  }
-
-  void fetch() {
-    for (int64_t i = 0; i < lines_; ++i, at_ += LINE) _mm_prefetch(at_, _MM_HINT_T1);
-  }
-
- private:
-  static constexpr int64_t MANY_TILES = 4, LINE = 64;
-
-  const char* at_;
-  int64_t lines_ = 0;
-};
 
 // Calls body<rows>() for a number of rows that is known when the program runs, 1 to MAX.
 template <int MAX, class Body>

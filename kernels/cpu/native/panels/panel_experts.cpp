@@ -1,9 +1,8 @@
 // A mixture of experts whose weights are held in panels, as those of linear layers are.
-#include "../experts.h"
-
 #include <optional>
 
-#include "grouped.h"
+#include "experts.h"
+#include "groups.h"
 #include "int8.h"
 #include "program.h"
 
@@ -53,10 +52,10 @@ class Panels {
   const Projection& all_;
 };
 
-// Rows in bfloat16.
-class Bf16Rows {
+// Rows as dense products read them.
+class RowsOfRuns {
  public:
-  Bf16Rows(const Panels& experts, const Routed& routed)
+  RowsOfRuns(const Panels& experts, const Routed& routed)
       : all_(experts.all()),
         runs_(routed.runs()),
         begins_(row_begins(routed, all_.amx)),
@@ -80,13 +79,13 @@ class Bf16Rows {
   const Projection& all_;
   const std::vector<ExpertRun>& runs_;
   const std::vector<int64_t> begins_;
-  const Scratch<bf16> rows_;
+  const Scratch<DenseRows::Value> rows_;
 };
 
 class DenseExperts : public Panels {
  public:
   using Panels::Panels;
-  using Rows = Bf16Rows;
+  using Rows = RowsOfRuns;
 
   class Products {
    public:
@@ -206,7 +205,7 @@ class GroupedExperts : public Panels {
 
     const Projection& all_;
     const Routed& routed_;
-    Bf16Rows rows_;
+    RowsOfRuns rows_;
     const int64_t groups_;
     const Scratch<float> totals_;
   };

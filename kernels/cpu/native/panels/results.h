@@ -1,7 +1,7 @@
 // Where the results of a product go: to memory as they are, or through the gating of an MLP first.
 #pragma once
 
-#include "../gating.h"
+#include "gating.h"
 #include "tiles.h"
 
 namespace quire {

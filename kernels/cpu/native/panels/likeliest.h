@@ -19,7 +19,7 @@ struct BestLanes {
 
   // Whether a look at `others` would change anything: seldom, once some have been looked at.
   bool yields_to(Floats others) const {
-    return _mm512_cmp_ps_mask((__m512)others, (__m512)scores, _CMP_NLT_UQ) != 0;
+    return any_not_less(others, scores);
   }
   void look(Floats others, Ints whose) {
     broken |= others != others;

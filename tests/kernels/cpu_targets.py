@@ -1,0 +1,46 @@
+"""The native linear layers of each kind of processor that this one is, or can stand in for."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import pytest
+
+from kernels.cpu import calls, linear
+from kernels.cpu.native import build
+
+STAND_INS = ("avx2", "avx2-vnni")
+WAYS = ("vectors", "amx", *STAND_INS)  # the first two: this processor's own
+
+
+def use(way: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Layers that the test makes from now on are computed that way; skips where it is none here.
+
+    Returns:
+        Whether the way is that of ``native/vectors``: int4 weights are multiplied in groups by any
+        number of rows, and codes of checkpoints are always unpacked.
+    """
+    if way in STAND_INS:
+        library = _library_of(way)
+        monkeypatch.setattr(build, "load", lambda: library)
+        monkeypatch.setattr(build, "open_library", lambda: library)
+        monkeypatch.setattr(calls, "_bound", functools.cache(calls._bound.__wrapped__))
+        monkeypatch.setattr(linear, "_library", functools.cache(linear._library.__wrapped__))
+        return True
+    library, has_amx = linear._library()
+    if way == "amx" and not has_amx:
+        pytest.skip("no AMX")
+    monkeypatch.setattr(linear, "_library", lambda: (library, way == "amx"))
+    return "vectors" in build._this_target().folders
+
+
+@functools.cache
+def _library_of(target: str) -> ctypes.CDLL:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_CPU_TARGET", target)
+        try:
+            path = build.library()
+        except build.BuildError as error:
+            pytest.skip(str(error))
+    return ctypes.CDLL(str(path))
