@@ -106,7 +106,8 @@ class Settings(SchedulingSettings, SpeculationSettings, OperationSettings, Paral
         "auto",
         _MODEL,
         "Number format of weights and KV cache. auto takes the checkpoint's on a GPU; on a CPU "
-        "bfloat16 where the processor computes in it, else float32.",
+        "bfloat16 where there are native kernels for it or the processor computes in it, else "
+        "float32.",
     )
     quantization: Quantization | None = setting(
         None,

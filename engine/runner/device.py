@@ -77,7 +77,7 @@ def divide_machine(config: EngineConfig) -> EngineConfig:
 
 def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
     """The dtype asked for. ``auto`` is the checkpoint's on a GPU; on a CPU it is bfloat16, whatever
-    the checkpoint's, where the processor multiplies in it, and float32 elsewhere.
+    the checkpoint's, where weights in it are multiplied faster, and float32 elsewhere.
 
     Raises:
         ModelLoadError: the checkpoint's dtype is none that can be computed in.
@@ -157,8 +157,13 @@ def default_threads(num_cores: int, weights_bytes: int) -> int:
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for products in bfloat16."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    """Whether this processor has instructions for products in bfloat16, or there are native kernels
+    that widen such weights as they read them: half the bytes of float32."""
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        return True
+    from kernels.cpu.linear import is_available  # it may compile them: for who has a use for them
+
+    return is_available()
 
 
 def _physical_cores() -> int:

@@ -3,8 +3,8 @@
     python -m kernels.bench.linear [--threads 2] [--rows 1,4,16,64,256]
 
 Weights in the shapes of a 0.5 b model's layers, more of them than the caches hold, each read once a
-round. Few rows are held against the memory's read rate, many against torch's product in bfloat16. In
-float32 torch is measured too: that serves where there are no native kernels. Of each product the
+round. Few rows are held against the memory's read rate, many against torch's product in bfloat16.
+In float32 torch is measured too: that serves where there are no native kernels. Of each product the
 least time of the rounds counts, as what disturbs only ever adds. The last line printed is JSON.
 """
 
