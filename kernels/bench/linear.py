@@ -1,6 +1,6 @@
 """Measures the native linear layers of a CPU against ceilings measured in the same run.
 
-    python -m kernels.bench.linear [--threads 2] [--rows 1,4,16,64,256]
+    python -m kernels.bench.linear [--threads 2] [--rows 1,4,16,64,256] [--weights bf16,int8]
 
 Weights in the shapes of a 0.5 b model's layers, more of them than the caches hold, each read once a
 round. Few rows are held against the memory's read rate, many against torch's product in bfloat16.
@@ -25,6 +25,8 @@ from kernels.cpu.linear import PanelDense, PanelInt4, PanelInt8, is_available
 
 _SHAPES = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # a layer's, outputs by inputs
 _NUM_LAYERS = 24
+# None: torch's product.
+_KINDS = {"float32": None, "torch": None, "bf16": PanelDense, "int8": PanelInt8, "int4": PanelInt4}
 _ROUNDS = 25
 _READ_BYTES = 2**29
 _MATMUL_SIZE = 2048
@@ -36,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,256,512")
     parser.add_argument("--layers", type=int, default=_NUM_LAYERS)
+    parser.add_argument("--weights", default=",".join(_KINDS), help="of those, which")
     options = parser.parse_args(argv)
     if not is_available():
         print("no native CPU kernels here", file=sys.stderr)
@@ -46,15 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{'weights':8} {'rows':>5} {'ms':>8} {'GB/s':>7} {'GFLOP/s':>8}")
     results = []
     counts = [int(count) for count in options.rows.split(",")]
-    kinds = {
-        "float32": None,
-        "torch": None,
-        "bf16": PanelDense,
-        "int8": PanelInt8,
-        "int4": PanelInt4,
-    }
-    for name, make in kinds.items():
-        results += _measure(name, make, counts, options.layers)
+    for name in options.weights.split(","):
+        results += _measure(name, _KINDS[name], counts, options.layers)
     print(json.dumps({"threads": options.threads, **ceilings, "results": results}))
     return 0
 

@@ -14,6 +14,7 @@ from engine.runner.device import choose_dtype
 from kernels.cpu import linear
 from kernels.packed import PackedParts
 from kernels.reference.quantised import quantise_int4
+from tests.kernels import cpu_targets
 
 CPU = torch.device("cpu")
 HIDDEN_SIZE = 256  # of the demo model
@@ -104,3 +105,26 @@ def test_auto_on_a_cpu_is_what_it_multiplies_in(monkeypatch, computes, expected)
     for checkpoint in ("float32", "bfloat16", None):
         assert choose_dtype("auto", checkpoint, CPU) == getattr(torch, expected)
     assert choose_dtype("float32", "bfloat16", CPU) == torch.float32
+
+
+@pytest.mark.parametrize(("there", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_without_instructions_for_bfloat16_is_that_where_kernels_widen_it(
+    monkeypatch, there, expected
+):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(linear, "is_available", lambda: there)
+    assert choose_dtype("auto", "bfloat16", CPU) == expected
+
+
+@native
+@pytest.mark.parametrize("target", ["avx2", "avx2-vnni"])
+def test_a_model_answers_as_on_a_processor_without_avx512(target, monkeypatch, caplog):
+    cpu_targets.use(target, monkeypatch)
+    monkeypatch.setenv("QUIRE_CPU_TARGET", target)
+    for quantization in (None, "int8", "int4"):
+        caplog.clear()
+        with caplog.at_level("INFO"), LLM(quantization=quantization, dtype="bfloat16") as llm:
+            answer = llm.chat(QUESTION, GREEDY, use_tqdm=False)[0].outputs[0].text
+        assert "Paris" in answer
+        assert f"native kernels for {target}, {quantization or 'bfloat16'}" in caplog.text
