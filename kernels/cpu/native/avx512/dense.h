@@ -3,17 +3,22 @@
 
 #include "amx.h"
 #include "panels/results.h"
+#include "walk.h"
 
 namespace quire {
 
-// sums[rows][32] = x[rows][inputs] * panel, by vectors; 1 to 12 rows.
+// sums[rows][32] = x[rows][count] * part of a panel, by vectors; 1 to 12 rows, `stride` apart. It is
+// added to what is there, unless the part is the `first`.
 template <int ROWS>
-inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, Ahead& ahead,
-                       float* sums) {
+inline void dense_tile(const bf16* x, int64_t stride, int64_t count, const bf16* panel,
+                       Ahead& ahead, bool first, float* sums) {
   __m512 totals[ROWS][2];
 #pragma GCC unroll 12
-  for (auto& row : totals) row[0] = row[1] = _mm512_setzero_ps();
-  for (int64_t begin = 0; begin < inputs; begin += 2 * TURNS) {
+  for (int r = 0; r < ROWS; ++r)
+    for (int half = 0; half < 2; ++half)
+      totals[r][half] =
+          first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * PANEL + 16 * half);
+  for (int64_t begin = 0; begin < count; begin += 2 * TURNS) {
     ahead.fetch();
     for (int64_t k = begin; k < begin + 2 * TURNS; k += 2, panel += 2 * PANEL) {
       const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel));
@@ -21,7 +26,7 @@ inline void dense_tile(const bf16* x, int64_t inputs, const bf16* panel, Ahead& 
 #pragma GCC unroll 12
       for (int r = 0; r < ROWS; ++r) {
         int32_t pair;
-        __builtin_memcpy(&pair, x + r * inputs + k, sizeof pair);
+        __builtin_memcpy(&pair, x + r * stride + k, sizeof pair);
         const auto both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
         totals[r][0] = _mm512_dpbf16_ps(totals[r][0], both, left);
         totals[r][1] = _mm512_dpbf16_ps(totals[r][1], both, right);
@@ -106,14 +111,14 @@ class DenseProducts {
                               [&](int64_t row, int64_t count, const void* sums) {
                                 body(row, count, static_cast<const float*>(sums));
                               });
-    Ahead ahead(weight, PANEL * rows.inputs * 2, end - begin, rows.inputs / 2);
-    for_tiles(begin, end, VECTOR_ROWS, [&](int64_t row, int64_t count) {
-      alignas(64) float sums[VECTOR_ROWS * PANEL];
-      with_rows<VECTOR_ROWS>(count, [&]<int ROWS>() {
-        dense_tile<ROWS>(rows.data + row * rows.inputs, rows.inputs, weight, ahead, sums);
-      });
-      body(row, count, sums);
-    });
+    const int64_t inputs = rows.inputs;
+    Ahead ahead(weight, end - begin, inputs / 2);
+    const auto tile = [&]<int ROWS>(int64_t row, int64_t turn, int64_t turns, float* sums) {
+      const int64_t k = 2 * turn;
+      dense_tile<ROWS>(rows.data + row * inputs + k, inputs, 2 * turns, weight + k * PANEL, ahead,
+                       k == 0, sums);
+    };
+    sum_by_tiles<float>(begin, end, inputs / 2, tile, body);
   }
 
  private:

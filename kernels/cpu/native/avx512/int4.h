@@ -113,7 +113,8 @@ inline void multiply_many(const bf16* x, int64_t rows, const Int4Weight& weight,
                int64_t begin, int64_t end, int64_t panel, const auto& to) mutable {
       widen_panel(weight, panel, codes.get());
       const int64_t first = panel * PANEL;
-      const Int8Panel widened{codes.get(), weight.whole_scales + first, weight.totals + first};
+      const Int8Panel widened{codes.get(), weight.whole_scales + first, weight.totals + first,
+                              false};
       products.multiply(given.rows(), begin, end, widened, weight.bias, to, panel);
     };
   });

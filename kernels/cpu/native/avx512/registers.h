@@ -1,4 +1,4 @@
-// Sixteen floats in a register: how results leave it, and what is fetched meanwhile.
+// Sixteen floats in a register, and how results leave it.
 #pragma once
 
 #include <immintrin.h>
@@ -8,7 +8,6 @@
 
 namespace quire {
 
-constexpr int64_t VECTOR_ROWS = 12;  // rows of a vector tile: 24 sums, 2 weights, 1 activation
 constexpr int32_t FIRST_CODE = 0;    // of eight bits of an activation: vpdpbusd's are unsigned
 
 bool has_amx();  // the processor has AMX, and the kernel lets this process use it
@@ -45,31 +44,5 @@ inline uint16_t to_half(float value) {
 inline float from_half(uint16_t half) {
   return _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(half))));
 }
-
-constexpr int64_t TURNS = 16;  // of a tile's inner loop between two fetches
-
-// The panel that a thread most likely multiplies next, on its way from memory to the second-level
-// cache while this one is multiplied: a few lines of it every TURNS turns of the tiles' loops. Few
-// tiles take no longer than the memory does, and leave it to the processor.
-class Ahead {
- public:
-  // Of panels of `bytes`, at `panel` now, for so many rows; a tile takes `turns`.
-  Ahead(const void* panel, int64_t bytes, int64_t rows, int64_t turns)
-      : at_(static_cast<const char*>(panel) + bytes) {
-    const int64_t tiles = (rows + VECTOR_ROWS - 1) / VECTOR_ROWS;
-    const int64_t fetches = tiles * (turns / TURNS);
-    if (tiles >= MANY_TILES) lines_ = (bytes / LINE + fetches - 1) / fetches;
-  }
-
-  void fetch() {
-    for (int64_t i = 0; i < lines_; ++i, at_ += LINE) _mm_prefetch(at_, _MM_HINT_T1);
-  }
-
- private:
-  static constexpr int64_t MANY_TILES = 4, LINE = 64;
-
-  const char* at_;
-  int64_t lines_ = 0;
-};
 
 }  // namespace quire

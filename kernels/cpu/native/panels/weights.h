@@ -11,6 +11,7 @@ struct Int8Panel {
   const int8_t* codes;
   const float* scales;
   const int32_t* totals;
+  bool in_memory = true;  // before and behind others, rather than made for a moment
 };
 
 // A weight in int8, of all its outputs.
