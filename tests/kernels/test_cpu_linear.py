@@ -143,8 +143,9 @@ def test_many_rows_and_no_rows():
 
 @native
 @pytest.mark.parametrize("make", [linear.PanelDense, linear.PanelInt8, linear.PanelInt4])
-def test_a_row_has_the_same_bits_alone_and_in_a_crowd(make, few):
-    x, weight, bias = _problem(70, 100, 96, seed=1)
+@pytest.mark.parametrize("rows", [20, 70])  # of few tiles, which go piece by piece, and of many
+def test_a_row_has_the_same_bits_alone_and_in_a_crowd(make, few, rows):
+    x, weight, bias = _problem(rows, 100, 1100, seed=1)
     layer = make(weight, bias)
     if make is linear.PanelInt4:
         x = x[:few]
