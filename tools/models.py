@@ -64,7 +64,7 @@ layer has a window, blocks behind it are given back as a text grows.
 
 Mixtures of experts: on a GPU one grouped product of Triton for all experts of a layer, on a CPU one
 native call, quantised as other layers are ([architecture.md](architecture.md)). `--batch-invariant`
-takes them on a CPU with AVX2 or AVX512-BF16, in bfloat16 or int8, and refuses them elsewhere.
+takes them on a CPU with AVX2, AVX512-BF16 or NEON, in bfloat16 or int8, and refuses them elsewhere.
 
 Numbers: float32, bfloat16 and float16; what the checkpoint was saved in does not matter.
 `--quantization int8|int4|nf4|fp8` rounds the weights of any family while they load, and checkpoints

@@ -10,7 +10,7 @@ import pytest
 from kernels.cpu import calls, linear
 from kernels.cpu.native import build
 
-STAND_INS = ("avx2", "avx2-vnni")
+STAND_INS = ("avx2", "avx2-vnni", "neon")
 WAYS = ("vectors", "amx", *STAND_INS)  # the first two: this processor's own
 
 

@@ -69,6 +69,27 @@ def test_engines_that_start_together_compile_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("machine", "features", "name"),
+    [
+        ("x86_64", {"avx2", "fma", "f16c", "sse2"}, "avx2"),
+        ("x86_64", {"avx2", "fma", "f16c", "avx_vnni"}, "avx2-vnni"),
+        ("aarch64", {"fp", "asimd"}, "neon"),
+        ("aarch64", {"fp", "asimd", "asimddp", "sve"}, "neon-dotprod"),
+    ],
+)
+def test_the_kind_of_a_processor(
+    machine: str, features: set[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUIRE_CPU_TARGET", raising=False)
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(build, "_processor_flags", lambda: features)
+    target = build._this_target()
+    assert target.name == name
+    others = [other for other in build._TARGETS if other is not target]
+    assert build._name(target) not in {build._name(other) for other in others}
+
+
+@pytest.mark.parametrize(
     ("told", "found"),
     [
         (

@@ -58,9 +58,10 @@ class _Target(NamedTuple):
     @property
     def flags(self) -> tuple[str, ...]:
         """What the compiler is told of the instructions."""
-        return tuple(f"-m{name.replace('_', '')}" for name in self.needs)
+        return tuple(_FLAG_OF.get(name, f"-m{name.replace('_', '')}") for name in self.needs)
 
 
+_FLAG_OF = {"asimddp": "-march=armv8.2-a+dotprod"}  # where it is another than the name
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "fma")
 _AVX2 = ("avx2", "fma", "f16c")
 # The first that this processor is of is taken.
@@ -68,7 +69,8 @@ _TARGETS = (
     _Target("avx512", "x86_64", _AVX512, ("panels", "avx512")),
     _Target("avx2-vnni", "x86_64", (*_AVX2, "avx_vnni"), ("panels", "vectors")),
     _Target("avx2", "x86_64", _AVX2, ("panels", "vectors")),
-    _Target("aarch64", "aarch64", (), ()),
+    _Target("neon-dotprod", "aarch64", ("asimddp",), ("panels", "vectors")),
+    _Target("neon", "aarch64", (), ("panels", "vectors")),
 )
 
 

@@ -1,0 +1,117 @@
+// AVX2, and where the target has it the dot product of AVX-VNNI. See registers.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace quire {
+
+constexpr int64_t REGISTER_BYTES = 32;
+
+// Of one register each.
+using Vector = float __attribute__((vector_size(REGISTER_BYTES)));
+using Whole = int32_t __attribute__((vector_size(REGISTER_BYTES)));
+using Bits = uint32_t __attribute__((vector_size(REGISTER_BYTES)));
+
+constexpr int64_t WIDTH = REGISTER_BYTES / 4;  // lanes of 32 bits
+
+inline __m256i broadcast_four(const void* codes) {
+  int32_t four;
+  std::memcpy(&four, codes, sizeof four);
+  return _mm256_set1_epi32(four);
+}
+
+#if defined(__AVXVNNI__)
+
+constexpr int32_t FIRST_CODE = 0;  // of eight bits of an activation: vpdpbusd's are unsigned
+constexpr int LEAST_CODE = -128;   // of a weight
+
+// Four neighbouring codes of an activation, by which those of all lanes' weights are multiplied.
+class Four {
+ public:
+  explicit Four(const uint8_t* codes) : codes_(broadcast_four(codes)) {}
+
+  // sums + the products with weights[lane][4], added up.
+  Whole add(Whole sums, Whole weights) const {
+    return (Whole)_mm256_dpbusd_avx_epi32((__m256i)sums, codes_, (__m256i)weights);
+  }
+
+ private:
+  const __m256i codes_;
+};
+
+// Sums over a group of 32 inputs: levels 0 to 15 of the weights by codes -127 to 127.
+class GroupSum {
+ public:
+  void add(Whole levels, __m256i codes) {
+    sums_ = _mm256_dpbusd_avx_epi32(sums_, (__m256i)levels, codes);
+  }
+  Whole total() const { return (Whole)sums_; }
+
+ private:
+  __m256i sums_ = _mm256_setzero_si256();
+};
+
+#else
+
+// Codes are signed: vpmaddubsw adds two products of an unsigned and a signed byte in 16 bits, in which
+// 2 * 255 * 127 has no room, but 2 * 128 * 127 has. The weight, -127 to 127, takes over the sign.
+constexpr int32_t FIRST_CODE = -128;
+constexpr int LEAST_CODE = -127;
+
+class Four {
+ public:
+  explicit Four(const uint8_t* codes)
+      : codes_(broadcast_four(codes)), sizes_(_mm256_abs_epi8(codes_)) {}
+
+  Whole add(Whole sums, Whole weights) const {
+    const __m256i pairs =
+        _mm256_maddubs_epi16(sizes_, _mm256_sign_epi8((__m256i)weights, codes_));
+    return sums + (Whole)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+
+ private:
+  const __m256i codes_, sizes_;
+};
+
+// Sixteen products of 15 * 127 at most have room in 16 bits.
+class GroupSum {
+ public:
+  void add(Whole levels, __m256i codes) {
+    sums_ = _mm256_add_epi16(sums_, _mm256_maddubs_epi16((__m256i)levels, codes));
+  }
+  Whole total() const { return (Whole)_mm256_madd_epi16(sums_, _mm256_set1_epi16(1)); }
+
+ private:
+  __m256i sums_ = _mm256_setzero_si256();
+};
+
+#endif
+
+// WIDTH values from float16.
+inline Vector load_halves(const uint16_t* halves) {
+  return (Vector)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+}
+inline uint16_t to_half(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+inline float from_half(uint16_t half) { return _cvtsh_ss(half); }
+
+// Sixteen floats, of which each lane picks one by its four lowest bits.
+class Table {
+ public:
+  explicit Table(const float* values)
+      : low_(_mm256_loadu_ps(values)), high_(_mm256_loadu_ps(values + WIDTH)) {}
+
+  Vector operator[](Bits index) const {
+    const __m256i places = (__m256i)index;
+    const __m256 is_high = (__m256)_mm256_slli_epi32(places, 28);  // the fourth bit as the sign
+    return (Vector)_mm256_blendv_ps(_mm256_permutevar8x32_ps(low_, places),
+                                    _mm256_permutevar8x32_ps(high_, places), is_high);
+  }
+
+ private:
+  const __m256 low_, high_;
+};
+
+}  // namespace quire

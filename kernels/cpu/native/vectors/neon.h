@@ -1,0 +1,127 @@
+// NEON, and where the target has them the dot products of ARMv8.2. See registers.h.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace quire {
+
+constexpr int64_t REGISTER_BYTES = 16;
+
+// Of one register each.
+using Vector = float __attribute__((vector_size(REGISTER_BYTES)));
+using Whole = int32_t __attribute__((vector_size(REGISTER_BYTES)));
+using Bits = uint32_t __attribute__((vector_size(REGISTER_BYTES)));
+
+constexpr int64_t WIDTH = REGISTER_BYTES / 4;  // lanes of 32 bits
+
+inline int8x16_t broadcast_four(const void* codes) {
+  int32_t four;
+  std::memcpy(&four, codes, sizeof four);
+  return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+
+constexpr int32_t FIRST_CODE = -128;  // of eight bits of an activation: codes are signed
+
+#ifdef __ARM_FEATURE_DOTPROD
+
+constexpr int LEAST_CODE = -128;  // of a weight
+
+// Four neighbouring codes of an activation, by which those of all lanes' weights are multiplied.
+class Four {
+ public:
+  explicit Four(const uint8_t* codes) : codes_(broadcast_four(codes)) {}
+
+  // sums + the products with weights[lane][4], added up.
+  Whole add(Whole sums, Whole weights) const {
+    return (Whole)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, codes_);
+  }
+
+ private:
+  const int8x16_t codes_;
+};
+
+// Sums over a group of 32 inputs: levels 0 to 15 of the weights by codes -127 to 127.
+class GroupSum {
+ public:
+  void add(Whole levels, int8x16_t codes) {
+    sums_ = vdotq_s32(sums_, (int8x16_t)levels, codes);
+  }
+  Whole total() const { return (Whole)sums_; }
+
+ private:
+  int32x4_t sums_ = {};
+};
+
+#else
+
+// Products are made in 16 bits, in which two of -128 * -128 have no room, but two of -128 * -127 have.
+constexpr int LEAST_CODE = -127;
+
+class Four {
+ public:
+  explicit Four(const uint8_t* codes) : codes_(broadcast_four(codes)) {}
+
+  Whole add(Whole sums, Whole weights) const {
+    const auto bytes = (int8x16_t)weights;
+    const int16x8_t low = vmull_s8(vget_low_s8(bytes), vget_low_s8(codes_));
+    const int16x8_t high = vmull_high_s8(bytes, codes_);
+    return (Whole)vpadalq_s16((int32x4_t)sums, vpaddq_s16(low, high));
+  }
+
+ private:
+  const int8x16_t codes_;
+};
+
+// Sixteen products of 15 * 127 at most have room in 16 bits.
+class GroupSum {
+ public:
+  void add(Whole levels, int8x16_t codes) {
+    const auto bytes = (int8x16_t)levels;
+    low_ = vmlal_s8(low_, vget_low_s8(bytes), vget_low_s8(codes));
+    high_ = vmlal_high_s8(high_, bytes, codes);
+  }
+  Whole total() const { return (Whole)vpaddlq_s16(vpaddq_s16(low_, high_)); }
+
+ private:
+  int16x8_t low_ = {}, high_ = {};
+};
+
+#endif
+
+// WIDTH values from float16.
+inline Vector load_halves(const uint16_t* halves) {
+  return (Vector)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves)));
+}
+
+inline uint16_t to_half(float value) {
+  const auto half = static_cast<__fp16>(value);
+  uint16_t bits;
+  std::memcpy(&bits, &half, sizeof bits);
+  return bits;
+}
+
+inline float from_half(uint16_t bits) {
+  __fp16 half;
+  std::memcpy(&half, &bits, sizeof half);
+  return half;
+}
+
+// Sixteen floats, of which each lane picks one by its four lowest bits: by the bytes of all.
+class Table {
+ public:
+  explicit Table(const float* values)
+      : bytes_(vld1q_u8_x4(reinterpret_cast<const uint8_t*>(values))) {}
+
+  Vector operator[](Bits index) const {
+    const Bits places = (index & 15) * 0x04040404 + 0x03020100;
+    return (Vector)vqtbl4q_u8(bytes_, (uint8x16_t)places);
+  }
+
+ private:
+  const uint8x16x4_t bytes_;
+};
+
+}  // namespace quire
