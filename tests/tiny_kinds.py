@@ -393,4 +393,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Starcoder2Config",
         {"rms_norm_eps": ABSENT, "norm_epsilon": 1e-4, "sliding_window": 12},
     ),
+    "hunyuan_dense": (
+        "HunYuanDenseV1Config",
+        {"head_dim": 16, "pad_token_id": 0, **_rope("dynamic", alpha=50.0, factor=1.0)},
+    ),
+    "hunyuan_moe": (
+        "HunYuanMoEV1Config",
+        {"head_dim": 8, "pad_token_id": 0, "num_experts": 6, "moe_topk": 3, "attention_bias": True},
+    ),
 }

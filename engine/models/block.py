@@ -134,6 +134,8 @@ class Block:
             cache,
             state.slot_mapping,
         )
+        if layer.query_scale is not None:
+            query *= layer.query_scale
         if self._is_tempered:
             assert spec.temperature is not None
             query *= _temperatures(state.positions, spec.temperature)

@@ -142,6 +142,10 @@ class ConfigReader:
             raise self.error(key, f"must be a list of at least {length} entries")
         return value[:length]
 
+    def is_list(self, key: str) -> bool:
+        """Whether the key is there and a list."""
+        return isinstance(self._config.get(key), list)
+
     def indices(self, key: str) -> frozenset[int]:
         """A list of numbers of layers; empty where absent."""
         value = self._take(key, [])

@@ -81,6 +81,7 @@ class Layer:
     mlp: MlpWeights | ExpertWeights
     mlp_after: NormWeights | None
     latent: LatentWeights | None = None  # then ``qkv`` is its first projection
+    query_scale: torch.Tensor | None = None  # [head_dim], of queries as they are scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ def make_layer(
         ),
         mlp_after=norm("mlp_after"),
         latent=make_latent(spec, weights, method, i),
+        query_scale=_query_scale(spec, weights, i),
     )
 
 
@@ -286,7 +288,7 @@ def _head_norms(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int, like: NormWeights | None
 ) -> torch.Tensor | None:
     """Of each head's query and key, [num_heads + num_kv_heads, head_dim]; None: not normed."""
-    if spec.unit_qk_norm and spec.layers[i - spec.first_layer].rope:
+    if spec.norms_turned or (spec.unit_qk_norm and spec.layers[i - spec.first_layer].rope):
         assert like is not None
         return like.weight.new_ones((spec.num_heads + spec.num_kv_heads, spec.head_dim))
     if not spec.qk_norm:
@@ -299,6 +301,18 @@ def _head_norms(
     )
     order = rotary_order(spec)
     return norms if order is None else norms[:, order.to(norms.device)].contiguous()
+
+
+def _query_scale(
+    spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int
+) -> torch.Tensor | None:
+    """What norms behind rope leave to be done. Rope keeps a head's length, so the norm itself may
+    come before it; the weights may not, but of a score only the product of both matters."""
+    if not spec.norms_turned:
+        return None
+    scale = weights[f"{i}.query_norm"] * weights[f"{i}.key_norm"]
+    order = rotary_order(spec)
+    return scale if order is None else scale[order.to(scale.device)]
 
 
 def _wide_norm(

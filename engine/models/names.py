@@ -246,6 +246,16 @@ _MINIMAX_M2 = (
     *_MIXTRAL,
     Rule(_LAYER + "block_sparse_moe.e_score_correction_bias", "{i}.router.correction"),
 )
+_HUNYUAN = (
+    *(rule for rule in _LLAMA if not rule.parameter.endswith(("query_norm", "key_norm"))),
+    Rule(_LAYER + "self_attn.query_layernorm.weight", "{i}.query_norm"),
+    Rule(_LAYER + "self_attn.key_layernorm.weight", "{i}.key_norm"),
+    Rule(_LAYER + "mlp.gate.wg.weight", "{i}.router"),
+    *_experts(_LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+    Rule(_LAYER + "mlp.shared_mlp.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
+    Rule(_LAYER + "mlp.shared_mlp.up_proj.weight", "{i}.shared.gate_up.weight", 1),
+    Rule(_LAYER + "mlp.shared_mlp.down_proj.weight", "{i}.shared.down.weight"),
+)
 _GRANITE_MOE_LAYER = _LAYER + "block_sparse_moe."
 _GRANITE_MOE = (
     *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
@@ -333,6 +343,8 @@ _TABLES = {
     "gpt_oss": _GPT_OSS,
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": _HUNYUAN,
     "hyperclovax": _HYPERCLOVAX,
     "jais2": _UNGATED,
     "llama4": _in_language_model(_LLAMA4),

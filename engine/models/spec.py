@@ -227,6 +227,7 @@ class DecoderSpec:
     moe: MoeSpec | None = None  # of the layers that have experts
     latent: LatentSpec | None = None  # then there is one KV head, of the latent's width
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
+    norms_turned: bool = False  # with qk_norm: behind rope instead
     unit_qk_norm: bool = False  # the same without weights, in layers with rope
     temperature: TemperatureSpec | None = None
     wide_qk_norm: bool = False  # RMS norm over all query heads together, and over all key heads

@@ -22,6 +22,7 @@ from engine.models.families import (
     gpt,
     gpt_oss,
     granite,
+    hunyuan,
     llama,
     llama4,
     moe,
@@ -118,6 +119,15 @@ FAMILIES: dict[str, Family] = {
         granite.granitemoe, "Granite with a shared expert", "the same; one that all tokens go to"
     ),
     "helium": Family(llama.helium, "Helium 1", "interleaved rope"),
+    "hunyuan_v1_dense": Family(
+        hunyuan.hunyuan_dense, "Hunyuan 0.5B to 7B, Hunyuan-MT", "QK norms behind rope"
+    ),
+    "hunyuan_v1_moe": Family(
+        hunyuan.hunyuan_moe,
+        "Hunyuan-A13B",
+        "QK norms behind rope, experts and a shared one",
+        names_code=True,
+    ),
     "hyperclovax": Family(
         granite.hyperclovax,
         "HyperCLOVA X SEED Think",

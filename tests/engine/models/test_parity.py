@@ -231,6 +231,7 @@ MUTANTS = {
         "ministral3",
         _spec_with(temperature=TemperatureSpec(0.5, 16, with_rope=True)),
     ),
+    "norms before rope": ("hunyuan_dense", _spec_with(norms_turned=False)),
     "relu not squared": ("arcee", _spec_with(activation="relu")),
     "layer norms stored whole": ("nemotron", _spec_with(norm=NormSpec(1e-4, "layer", bias=True))),
     "in turn instead of parallel": ("gpt_neox", _spec_with(placement="pre")),

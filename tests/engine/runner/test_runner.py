@@ -25,7 +25,7 @@ FAMILIES = [
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
     *("deepseek_v2", "deepseek_v3", "llama4", "falcon_groups"),
     *("glm4", "glm4_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "exaone4", "olmo3"),
-    *("ministral3", "nemotron", "starcoder2"),
+    *("ministral3", "nemotron", "starcoder2", "hunyuan_dense"),
 ]
 
 
