@@ -16,7 +16,9 @@ from engine.config import LEAST_PROMPT_TOKENS, SchedulerConfig
 from engine.plan_rows import PlanRows
 from engine.speculation.costs import Usual
 
-_STEP_S = 0.3  # that a step with prompts should last; text in larger jumps is unpleasant to read
+# That a step with prompts should last: text in larger jumps is unpleasant to read. Short ones cost
+# next to nothing, as whoever decodes goes on in each of them.
+_STEP_S = 0.2
 _GRAIN = 16  # tokens of prompts come in multiples of it, as blocks of the cache do
 
 

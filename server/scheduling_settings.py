@@ -18,7 +18,7 @@ class SchedulingSettings(SettingsPart):
         SCHEDULING,
         "Tokens computed by one step, prompts and outputs together. When left out: 2048 on a GPU, "
         "on a CPU, where all who run wait longer for a step, 64 more than the sequences that run, "
-        "and at least 256, with no more of prompts beside texts than is computed in 0.3 s.",
+        "and at least 256, with no more of prompts beside texts than is computed in 0.2 s.",
         ge=1,
     )
     scheduling_policy: Policy | None = setting(
