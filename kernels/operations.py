@@ -15,6 +15,7 @@ from kernels.attention import AttentionBackend, LayerCache
 from kernels.inputs import StepInputs, StepRows
 from kernels.lora import AdapterRows, AdapterWeights
 from kernels.moe import ExpertTensors, RoutingRule
+from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
 
 
@@ -218,6 +219,76 @@ class Operations(Protocol):
         self, cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor, /
     ) -> None:
         """See ``kernels.reference.kv_store``."""
+        ...
+
+    def short_conv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        rows: StepRows,
+        activates: bool,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.recurrent``."""
+        ...
+
+    def gated_conv(
+        self,
+        fused: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        state: torch.Tensor,
+        rows: StepRows,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.recurrent``."""
+        ...
+
+    def gated_delta(
+        self,
+        mixed: torch.Tensor,
+        gates: torch.Tensor,
+        log_a: torch.Tensor,
+        dt_bias: torch.Tensor,
+        state: torch.Tensor,
+        rows: StepRows,
+        shape: GatedDeltaShape,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.recurrent``."""
+        ...
+
+    def selective_scan(
+        self,
+        mixed: torch.Tensor,
+        time_steps: torch.Tensor,
+        log_a: torch.Tensor,
+        dt_bias: torch.Tensor,
+        skip: torch.Tensor,
+        state: torch.Tensor,
+        rows: StepRows,
+        shape: ScanShape,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.recurrent``."""
+        ...
+
+    def gated_rms_norm(
+        self,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        gates_first: bool,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.recurrent``."""
+        ...
+
+    def apply_gate(self, x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool, /) -> torch.Tensor:
+        """See ``kernels.reference.recurrent``."""
         ...
 
 

@@ -18,12 +18,21 @@ from kernels.cpu.lora import add_adapters
 from kernels.cpu.sampling import candidates, sample
 from kernels.reference.drafts import draw, judge_drafts
 from kernels.reference.moe import expert_sizes
+from kernels.reference.recurrent import (
+    apply_gate,
+    gated_conv,
+    gated_delta,
+    gated_rms_norm,
+    selective_scan,
+    short_conv,
+)
 from kernels.reference.sampling_step import distribution
 
 __all__ = [
     "accept_drafts",
     "add_adapters",
     "add_rms_norm",
+    "apply_gate",
     "build_inputs",
     "candidates",
     "clamped_swiglu",
@@ -33,6 +42,9 @@ __all__ = [
     "expert_sizes",
     "feed_back",
     "fused_moe",
+    "gated_conv",
+    "gated_delta",
+    "gated_rms_norm",
     "gelu_mul",
     "judge_drafts",
     "latent_rope_store",
@@ -41,5 +53,7 @@ __all__ = [
     "rope_tables",
     "route",
     "sample",
+    "selective_scan",
+    "short_conv",
     "silu_mul",
 ]

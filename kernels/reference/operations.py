@@ -8,12 +8,21 @@ from kernels.reference.kv_store import copy_blocks
 from kernels.reference.layers import rms_norm, rope_tables, silu_mul
 from kernels.reference.lora import add_adapters
 from kernels.reference.moe import clamped_swiglu, expert_sizes, fused_moe, route
+from kernels.reference.recurrent import (
+    apply_gate,
+    gated_conv,
+    gated_delta,
+    gated_rms_norm,
+    selective_scan,
+    short_conv,
+)
 from kernels.reference.sampling_step import candidates, distribution, sample
 
 __all__ = [
     "accept_drafts",
     "add_adapters",
     "add_rms_norm",
+    "apply_gate",
     "build_inputs",
     "candidates",
     "clamped_swiglu",
@@ -23,6 +32,9 @@ __all__ = [
     "expert_sizes",
     "feed_back",
     "fused_moe",
+    "gated_conv",
+    "gated_delta",
+    "gated_rms_norm",
     "gelu_mul",
     "judge_drafts",
     "latent_rope_store",
@@ -31,5 +43,7 @@ __all__ = [
     "rope_tables",
     "route",
     "sample",
+    "selective_scan",
+    "short_conv",
     "silu_mul",
 ]

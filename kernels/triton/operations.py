@@ -2,6 +2,14 @@
 
 from kernels.reference.layers import rope_tables
 from kernels.reference.moe import route
+from kernels.reference.recurrent import (
+    apply_gate,
+    gated_conv,
+    gated_delta,
+    gated_rms_norm,
+    selective_scan,
+    short_conv,
+)
 from kernels.reference.sampling_step import candidates
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, draw, judge_drafts
@@ -18,6 +26,7 @@ __all__ = [
     "accept_drafts",
     "add_adapters",
     "add_rms_norm",
+    "apply_gate",
     "build_inputs",
     "candidates",
     "clamped_swiglu",
@@ -27,6 +36,9 @@ __all__ = [
     "expert_sizes",
     "feed_back",
     "fused_moe",
+    "gated_conv",
+    "gated_delta",
+    "gated_rms_norm",
     "gelu_mul",
     "judge_drafts",
     "latent_rope_store",
@@ -35,5 +47,7 @@ __all__ = [
     "rope_tables",
     "route",
     "sample",
+    "selective_scan",
+    "short_conv",
     "silu_mul",
 ]

@@ -1,0 +1,227 @@
+"""Layers that carry a state from token to token, one token at a time.
+
+Rows and states are as ``kernels.recurrent`` tells. All sums are float32, and a token's result does
+not depend on how its text was cut into steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn import functional
+
+from kernels.inputs import StepRows
+from kernels.recurrent import GatedDeltaShape, ScanShape
+
+_L2_EPS = 1e-6
+
+
+def short_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    rows: StepRows,
+    activates: bool,
+) -> torch.Tensor:
+    """Causal depthwise convolution over each row's tokens, and SiLU behind it if it ``activates``.
+
+    Args:
+        x: [n, channels]; its rows may lie apart.
+        weight: [width, channels], the newest token's last: Hugging Face's, transposed.
+        bias: [channels] or None.
+        state: [lines, width - 1, channels] of x's dtype: a row's last inputs, oldest first;
+            updated in place.
+        rows: the step's; ``token_ids`` is not read.
+
+    Returns:
+        [n, channels] contiguous, of x's dtype.
+    """
+    width = weight.shape[0]
+    y = x.new_empty(x.shape)
+    for line, begin, end, start in _spans(rows):
+        history = state[line] if start > 0 else torch.zeros_like(state[0])
+        inputs = torch.cat((history, x[begin:end]))
+        total = torch.zeros_like(x[begin:end], dtype=torch.float32)
+        for tap in range(width):
+            total += inputs[tap : tap + end - begin].float() * weight[tap].float()
+        total = total if bias is None else total + bias.float()
+        y[begin:end] = functional.silu(total) if activates else total
+        if start >= 0:
+            state[line] = inputs[end - begin :]
+    return y
+
+
+def gated_conv(
+    fused: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    rows: StepRows,
+) -> torch.Tensor:
+    """``c * short_conv(b * x)``: the short convolution between two gates (LFM2).
+
+    Args:
+        fused: [n, 3 * channels]: b, c, x side by side. ``b * x`` is rounded to their dtype, which
+            is what the state holds.
+        weight, bias, state, rows: as of ``short_conv``.
+
+    Returns:
+        [n, channels].
+    """
+    b, c, x = fused.chunk(3, dim=-1)
+    return c * short_conv(b * x, weight, bias, state, rows, False)
+
+
+def gated_delta(
+    mixed: torch.Tensor,
+    gates: torch.Tensor,
+    log_a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    rows: StepRows,
+    shape: GatedDeltaShape,
+) -> torch.Tensor:
+    """The gated delta rule (Yang et al. 2024, Gated Delta Networks), token by token.
+
+    With q and k normalised to length 1 (eps 1e-6 beside the sum of squares), q scaled by
+    ``key_dim ** -0.5``, ``g = -exp(log_a) * softplus(alpha + dt_bias)`` and ``beta`` a sigmoid,
+    twice that where ``shape.allows_negative``, for each value head::
+
+        S <- exp(g) S;  S <- S + k (beta (v - S^T k))^T;  y = S^T q
+
+    Args:
+        mixed: [n, shape.channels]: queries, keys, values, each head by head.
+        gates: [n, 2 * value_heads]: beta before its sigmoid, then alpha; its rows may lie apart.
+        log_a, dt_bias: [value_heads] float32.
+        state: [lines, value_heads, key_dim, value_dim] float32, updated in place.
+        rows: the step's; ``token_ids`` is not read.
+        shape: of the layer.
+
+    Returns:
+        [n, value_heads, value_dim] of mixed's dtype.
+    """
+    keys, group = shape.key_heads * shape.key_dim, shape.value_heads // shape.key_heads
+    split = mixed.float().split((keys, keys, shape.value_heads * shape.value_dim), dim=-1)
+    query, key = (
+        _unit(part.unflatten(-1, (shape.key_heads, shape.key_dim))).repeat_interleave(group, 1)
+        for part in split[:2]
+    )
+    query = query * shape.key_dim**-0.5
+    value = split[2].unflatten(-1, (shape.value_heads, shape.value_dim))
+    raw_beta, alpha = gates.float().chunk(2, dim=-1)
+    beta = torch.sigmoid(raw_beta) * (2.0 if shape.allows_negative else 1.0)
+    decay = torch.exp(-log_a.float().exp() * functional.softplus(alpha + dt_bias.float()))
+    y = torch.empty_like(value)
+    for line, begin, end, start in _spans(rows):
+        s = state[line].clone() if start > 0 else torch.zeros_like(state[0])
+        for t in range(begin, end):
+            s = s * decay[t, :, None, None]
+            recalled = (s * key[t, :, :, None]).sum(1)
+            correction = beta[t, :, None] * (value[t] - recalled)
+            s = s + key[t, :, :, None] * correction[:, None]
+            y[t] = (s * query[t, :, :, None]).sum(1)
+        if start >= 0:
+            state[line] = s
+    return y.to(mixed.dtype)
+
+
+def selective_scan(
+    mixed: torch.Tensor,
+    time_steps: torch.Tensor,
+    log_a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    skip: torch.Tensor,
+    state: torch.Tensor,
+    rows: StepRows,
+    shape: ScanShape,
+) -> torch.Tensor:
+    """The selective state space of Mamba-2 (Dao & Gu 2024), token by token.
+
+    With ``dt = softplus(time_step + dt_bias)`` within ``shape.time_step_limit``, for each head::
+
+        S <- exp(-exp(log_a) dt) S + B (dt x)^T;  y = S^T C + skip x
+
+    Args:
+        mixed: [n, shape.channels]: x head by head, then B and C group by group.
+        time_steps: [n, heads]; its rows may lie apart.
+        log_a, dt_bias, skip: [heads] float32.
+        state: [lines, heads, state_size, head_dim] float32, updated in place.
+        rows: the step's; ``token_ids`` is not read.
+        shape: of the layer.
+
+    Returns:
+        [n, heads, head_dim] of mixed's dtype.
+    """
+    inner, shared = shape.heads * shape.head_dim, shape.groups * shape.state_size
+    split = mixed.float().split((inner, shared, shared), dim=-1)
+    x = split[0].unflatten(-1, (shape.heads, shape.head_dim))
+    write, read = (
+        part.unflatten(-1, (shape.groups, shape.state_size)).repeat_interleave(
+            shape.heads // shape.groups, 1
+        )
+        for part in split[1:]
+    )
+    dt = functional.softplus(time_steps.float() + dt_bias.float()).clamp(*shape.time_step_limit)
+    decay = torch.exp(-log_a.float().exp() * dt)
+    y = torch.empty_like(x)
+    for line, begin, end, start in _spans(rows):
+        s = state[line].clone() if start > 0 else torch.zeros_like(state[0])
+        for t in range(begin, end):
+            new = write[t, :, :, None] * (dt[t, :, None] * x[t])[:, None]
+            s = s * decay[t, :, None, None] + new
+            y[t] = (s * read[t, :, :, None]).sum(1) + skip.float()[:, None] * x[t]
+        if start >= 0:
+            state[line] = s
+    return y.to(mixed.dtype)
+
+
+def gated_rms_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    gates_first: bool,
+) -> torch.Tensor:
+    """RMS norm of each head and SiLU of a gate, computed in float32.
+
+    Args:
+        x: [n, heads, dim] contiguous.
+        gate: [n, heads * dim]; its rows may lie apart.
+        weight: [dim], or [heads, dim]. eps: added to the mean square.
+        gates_first: ``norm(x * silu(gate))`` (Mamba-2), or else ``norm(x) * silu(gate)``
+            (Qwen3-Next); with the weight in either.
+
+    Returns:
+        [n, heads * dim] of x's dtype.
+    """
+    wide, factor = x.float(), functional.silu(gate.float()).view(x.shape)
+    wide = wide * factor if gates_first else wide
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return (normed if gates_first else normed * factor).to(x.dtype).flatten(1)
+
+
+def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.Tensor:
+    """``x * sigmoid(gate)``, or ``x * silu(gate)``, computed in float32.
+
+    Args:
+        x: [n, dim].
+        gate: [n, dim], or [n, 1] for all of a token's values; its rows may lie apart.
+
+    Returns:
+        [n, dim] of x's dtype.
+    """
+    wide = gate.float()
+    factor = torch.sigmoid(wide) if is_sigmoid else functional.silu(wide)
+    return (x.float() * factor).to(x.dtype)
+
+
+def _spans(rows: StepRows) -> Iterator[tuple[int, int, int, int]]:
+    """Of each row its line, its first token, that behind its last, and where it starts."""
+    bounds = rows.query_start.tolist()
+    yield from zip(rows.slots.tolist(), bounds, bounds[1:], rows.starts.tolist(), strict=False)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)
