@@ -27,6 +27,7 @@ CODE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # as in native/cache_codes
 _PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
 # Bias, y, outputs; y is float32, how it is gated or null, AMX may be used.
 _RESULT = (POINTER, POINTER, COUNT, FLAG, POINTER, FLAG)
+_ROWS = (COUNT, *[POINTER] * 3)  # of a step; see kernels/inputs.py
 _LIKELIEST = (POINTER, COUNT, FLAG, POINTER, POINTER)  # bias, outputs, AMX, token ids, finite
 _NORM_ROPE_STORE = (
     *(CODE, POINTER, POINTER, REAL),
@@ -61,6 +62,23 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *[COUNT] * 3,
         *(POINTER, POINTER, POINTER, COUNT, POINTER),
     ),
+    "quire_short_conv": (
+        *(CODE, CODE, POINTER, COUNT, POINTER, POINTER, POINTER),
+        *(*_ROWS, COUNT, COUNT, POINTER),
+    ),
+    "quire_gated_delta": (
+        *(CODE, POINTER, POINTER, COUNT, POINTER, POINTER, POINTER),
+        *(*_ROWS, *[COUNT] * 4, FLAG, POINTER),
+    ),
+    "quire_selective_scan": (
+        *(CODE, POINTER, POINTER, COUNT, *[POINTER] * 4),
+        *(*_ROWS, *[COUNT] * 4, REAL, REAL, POINTER),
+    ),
+    "quire_gated_rms_norm": (
+        *(CODE, POINTER, POINTER, COUNT, POINTER),
+        *(*[COUNT] * 4, REAL, FLAG, POINTER),
+    ),
+    "quire_apply_gate": (CODE, POINTER, POINTER, COUNT, FLAG, COUNT, COUNT, COUNT, POINTER),
     "quire_copy_blocks": (POINTER, POINTER, POINTER, COUNT, COUNT),
     "quire_copy_rows": (POINTER, COUNT, COUNT, COUNT, POINTER, COUNT),
     "quire_rows": (POINTER, POINTER, COUNT, COUNT, POINTER),

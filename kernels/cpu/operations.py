@@ -15,10 +15,7 @@ from kernels.cpu.layers import (
     silu_mul,
 )
 from kernels.cpu.lora import add_adapters
-from kernels.cpu.sampling import candidates, sample
-from kernels.reference.drafts import draw, judge_drafts
-from kernels.reference.moe import expert_sizes
-from kernels.reference.recurrent import (
+from kernels.cpu.recurrent import (
     apply_gate,
     gated_conv,
     gated_delta,
@@ -26,6 +23,9 @@ from kernels.reference.recurrent import (
     selective_scan,
     short_conv,
 )
+from kernels.cpu.sampling import candidates, sample
+from kernels.reference.drafts import draw, judge_drafts
+from kernels.reference.moe import expert_sizes
 from kernels.reference.sampling_step import distribution
 
 __all__ = [
