@@ -15,10 +15,8 @@ constexpr int64_t CHUNK_ROWS = 64;       // queries times heads of a group in a 
 constexpr int64_t SMALL = 1 << 15;       // multiplications below which a second thread is a loss
 
 struct Item {
-  int64_t row;
-  KvHeads heads;       // one of them in a chunk
-  int64_t begin, end;  // a split's tokens, or a chunk's queries
-  int64_t partial;     // place of a split's sums; -1: a whole row, -2: a chunk
+  Split split;      // of a chunk one head, and its queries
+  int64_t partial;  // place of a split's sums; -1: a whole row, -2: a chunk
 };
 
 // The splits of a row that lie apart, and how many are still to come.
@@ -42,8 +40,8 @@ void add_decode(Items& all, const Batch& batch, const Layer& layer, int64_t row,
   for (int64_t split = first; split <= last; ++split) {
     const int64_t partial = is_whole ? -1 : all.partials++;
     for (int64_t head = 0; head < batch.kv_heads; head += most)
-      all.items.push_back({row, {head, std::min(most, batch.kv_heads - head)},
-                           std::max(begin, split * SPLIT), std::min(end, (split + 1) * SPLIT),
+      all.items.push_back({{row, {head, std::min(most, batch.kv_heads - head)},
+                            std::max(begin, split * SPLIT), std::min(end, (split + 1) * SPLIT)},
                            partial});
   }
 }
@@ -54,7 +52,7 @@ void add_chunk(Items& all, const Batch& batch, int64_t row, int64_t queries) {
   // The last queries see the most: they begin.
   for (int64_t begin = (queries - 1) / step * step; begin >= 0; begin -= step)
     for (int64_t head = 0; head < batch.kv_heads; ++head)
-      all.items.push_back({row, {head, 1}, begin, std::min(queries, begin + step), -2});
+      all.items.push_back({{row, {head, 1}, begin, std::min(queries, begin + step)}, -2});
 }
 
 // Decode items take up to `most` KV heads, but fewer where some threads would have none.
@@ -91,13 +89,11 @@ void join(const Layer& layer, int64_t head, const float* splits, int64_t count, 
   for (int64_t d = 0; d < dim; d += LANES) store(output + d, sums[d / LANES] / total, dim - d);
 }
 
-// The keys with which an item of a decode begins.
-template <class T>
-void fetch_first(const Batch& batch, const Tensors<T>& tensors, const Item& item) {
-  if (item.partial == -2) return;
-  for (int64_t i = 0; i < item.heads.count; ++i)
-    fetch(batch, tile_of(item.row, item.heads.first + i, item.begin, item.end),
-          tensors.stored_keys(), tensors.row_bytes(batch.head_dim));
+// What a thread that is at an item most often goes on with; nothing where that is a chunk.
+Split behind(const Items& all, int64_t index) {
+  const int64_t next = index + 1;
+  const bool decodes = next < int64_t(all.items.size()) && all.items[next].partial != -2;
+  return decodes ? all.items[next].split : Split{};
 }
 
 template <class T>
@@ -116,16 +112,14 @@ void attend(const Batch& batch, const Layer& layer, const Tensors<T>& tensors) {
   };
   const int64_t count = all.items.size();
   const auto attend_item = [&](int64_t index) {
-    const Item& item = all.items[index];
-    if (index + 1 < count) fetch_first(batch, tensors, all.items[index + 1]);
-    if (item.partial == -2)
-      return attend_chunk(batch, layer, tensors, item.row, item.heads.first, item.begin,
-                          item.end - item.begin);
-    float* sums = item.partial < 0
-                      ? scratch<Item>(item.heads.count * group * a_head)
-                      : partials + item.partial * stride + item.heads.first * group * a_head;
-    attend_split(batch, layer, tensors, item.row, item.heads, item.begin, item.end, sums);
-    if (item.partial < 0) finish(item.row, item.heads, sums, 1);
+    const auto& [split, partial] = all.items[index];
+    if (partial == -2)
+      return attend_chunk(batch, layer, tensors, split.row, split.heads.first, split.begin,
+                          split.end - split.begin);
+    float* sums = partial < 0 ? scratch<Item>(split.heads.count * group * a_head)
+                              : partials + partial * stride + split.heads.first * group * a_head;
+    attend_split(batch, layer, tensors, split, behind(all, index), sums);
+    if (partial < 0) finish(split.row, split.heads, sums, 1);
   };
   // A thread holds the unit from its first item to its last.
   const auto make = [&] {

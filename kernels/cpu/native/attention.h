@@ -77,6 +77,15 @@ struct Span {
   }
 };
 
+// Some tokens of a sequence, for heads that lie one after the other.
+struct Split {
+  int64_t row;
+  KvHeads heads;
+  int64_t begin, end;
+
+  Span of_head(int64_t head) const { return {row, head, begin, end}; }
+};
+
 // Where the tokens of a span lie, at most a tile of them.
 struct TilePlaces {
   int64_t count = 0;
@@ -196,9 +205,9 @@ inline void fetch(const Batch& batch, const Span& span, const void* stored, int6
   });
 }
 
-// The tile of tokens up to `end` that begins at `at`; none at the end.
-inline Span tile_of(int64_t row, int64_t kv_head, int64_t at, int64_t end) {
-  return {row, kv_head, at, std::min(end, (at / TILE + 1) * TILE)};
+// The tile with which a span begins; nothing of nothing.
+inline Span first_tile(const Span& span) {
+  return {span.row, span.kv_head, span.begin, std::min(span.end, (span.begin / TILE + 1) * TILE)};
 }
 
 // A query's scores of a tile become weights relative to the largest so far, behind the last token 0
@@ -215,30 +224,83 @@ void with_group(int64_t group, Body body) {
   }
 }
 
-// Decode: one query, some KV heads, one split of the tokens [begin, end) that it sees.
+// The tile that a thread takes next. Its rows are asked for beside the work on this tile, some at a
+// time: all at once they would wait for each other, and the work for them.
+template <class T>
+class Ahead {
+ public:
+  Ahead(const Batch& batch, const Tensors<T>& tensors, const Span& tile)
+      : places_(batch, tile),
+        keys_(static_cast<const char*>(tensors.stored_keys())),
+        values_(static_cast<const char*>(tensors.stored_values())),
+        row_bytes_(tensors.row_bytes(batch.head_dim)) {}
+
+  const TilePlaces& places() const { return places_; }
+
+  // Called while tokens [first, first + LANES) of `count` are scored.
+  void fetch_beside(int64_t first, int64_t count) const {
+    const bool is_last = first + LANES >= count;
+    const int64_t last = std::min(is_last ? TILE : first + LANES, places_.count);
+    for (const char* stored : {keys_, values_})
+      for (int64_t i = first; i < last; ++i)
+        fetch(stored + places_.at[i] * row_bytes_, row_bytes_);
+  }
+
+ private:
+  TilePlaces places_;
+  const char *keys_, *values_;
+  int64_t row_bytes_;
+};
+
+// Calls body<GROUP>(head, place) for the heads of a span's KV head, at most MAX of them at a time: the
+// first of these, and where their sums begin.
+template <int MAX, class Body>
+void for_groups(const Batch& batch, const Span& span, Body body) {
+  const int64_t group = batch.heads / batch.kv_heads, a_head = padded(batch.value_dim) + 2;
+  for (int64_t g = 0; g < group; g += MAX)
+    with_group<MAX>(std::min<int64_t>(MAX, group - g), [&]<int GROUP>() {
+      body.template operator()<GROUP>(span.kv_head * group + g, g * a_head);
+    });
+}
+
+// The tiles of a span, each with where the one behind it lies; behind the last one is `next`, with
+// which the thread goes on.
+template <class T, class Body>
+void for_tiles(const Batch& batch, const Tensors<T>& tensors, const Span& span, const Span& next,
+               Body body) {
+  TilePlaces places(batch, first_tile(span));
+  for (Span rest = span; rest.begin < rest.end;) {
+    rest.begin = first_tile(rest).end;
+    const Ahead<T> ahead(batch, tensors, first_tile(rest.begin < rest.end ? rest : next));
+    body(places, ahead);
+    places = ahead.places();
+  }
+}
+
+// Decode: one query, the tokens of a split that it sees; `next` is what the thread goes on with.
 //
-// `sums` gets, for each head of theirs, padded(value_dim) weighted sums of values, then the largest
+// `sums` gets, for each head of the split, padded(value_dim) weighted sums of values, then the largest
 // score and the sum of the weights relative to it: padded(value_dim) + 2 floats.
 template <class T>
-void attend_split(const Batch&, const Layer&, const Tensors<T>&, int64_t row, const KvHeads&,
-                  int64_t begin, int64_t end, float* sums);
+void attend_split(const Batch&, const Layer&, const Tensors<T>&, const Split&, const Split& next,
+                  float* sums);
 
 // KV heads that attend_split takes at a time, at most.
 template <class T>
 int64_t kv_heads_together(const Batch&, const Tensors<T>&);
 
 // The same by tiles, where the processor has a matrix unit; the other two are for one KV head.
-void attend_split_tiles(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t row,
-                        const KvHeads&, int64_t begin, int64_t end, float* sums);
+void attend_split_tiles(const Batch&, const Layer&, const Tensors<bfloat16>&, const Split&,
+                        const Split& next, float* sums);
 int64_t kv_heads_of_tiles(const Batch&);
 
 // Where the processor multiplies pairs of bfloat16.
-void attend_split_pairs(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t row,
-                        int64_t kv_head, int64_t begin, int64_t end, float* sums);
+void attend_span_pairs(const Batch&, const Layer&, const Tensors<bfloat16>&, const Span&,
+                       const Span& next, float* sums);
 
 // And over int8 codes in products of integers, which takes half the time of widening them.
-void attend_split_int8(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t row,
-                       int64_t kv_head, int64_t begin, int64_t end, float* sums);
+void attend_span_int8(const Batch&, const Layer&, const Tensors<bfloat16>&, const Span&,
+                      const Span& next, float* sums);
 
 // Prefill: queries [first, first + count) of a row's chunk, one KV head; results are written.
 template <class T>

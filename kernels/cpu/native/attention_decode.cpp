@@ -47,9 +47,10 @@ inline void multiply_each(const T* query, const T* key, int64_t dim, Floats (&su
 
 // scores[g][i] = query g . key i * scale; what lies behind the last key is 0.
 template <int GROUP, class T>
-void score(const T* query, const TileRows<T>& rows, int64_t dim, float scale,
-           float (*scores)[TILE]) {
+void score(const T* query, const TileRows<T>& rows, const Ahead<T>& ahead, int64_t dim,
+           float scale, float (*scores)[TILE]) {
   for (int64_t base = 0; base < rows.count; base += LANES) {
+    ahead.fetch_beside(base, rows.count);
     Floats partial[GROUP][LANES];
     for (int64_t i = 0; i < LANES; ++i) {
       Floats sums[GROUP] = {};
@@ -80,27 +81,22 @@ void add_values(const float (*weights)[TILE], const float* kept, const TileRows<
     for (int v = 0; v < VECTORS; ++v) store(sums + g * stride + first + v * LANES, total[g][v]);
 }
 
-// GROUP heads of the split, the first of which is `head`.
+// GROUP heads of the span's, the first of which is `head`.
 template <int GROUP, class T>
-void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
-                  int64_t kv_head, int64_t head, int64_t begin, int64_t end, float* results) {
+void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tensors,
+                  const Span& span, int64_t head, const Span& next, float* results) {
   // With few heads several vectors at a time, so that no sum waits for itself.
   constexpr int VECTORS = GROUP <= 4 ? 4 : 2;
   const int64_t dim = batch.head_dim, value_dim = batch.value_dim, stride = padded(value_dim);
   float* sums = scratch<Batch>(GROUP * stride + TileRows<T>::memory_size(batch, tensors));
   T* widened = reinterpret_cast<T*>(sums + GROUP * stride);
-  const T* query = tensors.query + (batch.query_start[row] * batch.heads + head) * dim;
+  const T* query = tensors.query + (batch.query_start[span.row] * batch.heads + head) * dim;
   for (int64_t d = 0; d < GROUP * stride; d += LANES) store(sums + d, Floats{});
   float tops[GROUP], totals[GROUP] = {}, kept[GROUP], scores[GROUP][TILE];
   std::fill(tops, tops + GROUP, -INFINITE);
-  for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
-    const Span tile = tile_of(row, kv_head, at, end);
-    fetch(batch, tile, tensors.stored_values(), tensors.row_bytes(dim));
-    fetch(batch, tile_of(row, kv_head, tile.end, end), tensors.stored_keys(),
-          tensors.row_bytes(dim));
-    const TilePlaces places(batch, tile);
+  for_tiles(batch, tensors, span, next, [&](const TilePlaces& places, const Ahead<T>& ahead) {
     const TileRows<T> rows(batch, tensors, places, widened);
-    score<GROUP>(query, rows, dim, layer.scale, scores);
+    score<GROUP>(query, rows, ahead, dim, layer.scale, scores);
     for (int g = 0; g < GROUP; ++g) {
       if (rows.is_coded) scale_tile(rows.key_scales, scores[g]);
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
@@ -112,7 +108,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
     for (; d + 2 * LANES <= value_dim; d += 2 * LANES)
       add_values<GROUP, 2>(scores, kept, rows, value_dim, d, sums);
     for (; d < value_dim; d += LANES) add_values<GROUP, 1>(scores, kept, rows, value_dim, d, sums);
-  }
+  });
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
     std::copy(sums + g * stride, sums + (g + 1) * stride, results);
     results[stride] = tops[g];
@@ -127,21 +123,18 @@ inline bool takes_tiles(const Tensors<bfloat16>& tensors) {
 #endif
 
 template <class T>
-void attend_kv_head(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
-                    int64_t kv_head, int64_t begin, int64_t end, float* sums) {
+void attend_span(const Batch& batch, const Layer& layer, const Tensors<T>& tensors,
+                 const Span& span, const Span& next, float* sums) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, bfloat16>) {
     const bool is_int8 = tensors.codes.kind == CodeKind::INT8;
-    const auto attend = is_int8 ? attend_split_int8 : attend_split_pairs;
-    return attend(batch, layer, tensors, row, kv_head, begin, end, sums);
+    const auto attend = is_int8 ? attend_span_int8 : attend_span_pairs;
+    return attend(batch, layer, tensors, span, next, sums);
   }
 #endif
-  const int64_t group = batch.heads / batch.kv_heads;
-  for (int64_t g = 0; g < group; g += MAX_GROUP)
-    with_group<MAX_GROUP>(std::min<int64_t>(MAX_GROUP, group - g), [&]<int GROUP>() {
-      attend_group<GROUP>(batch, layer, tensors, row, kv_head, kv_head * group + g, begin, end,
-                          sums + g * (padded(batch.value_dim) + 2));
-    });
+  for_groups<MAX_GROUP>(batch, span, [&]<int GROUP>(int64_t head, int64_t place) {
+    attend_group<GROUP>(batch, layer, tensors, span, head, next, sums + place);
+  });
 }
 
 }  // namespace
@@ -156,23 +149,27 @@ int64_t kv_heads_together(const Batch& batch, const Tensors<T>& tensors) {
 }
 
 template <class T>
-void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tensors, int64_t row,
-                  const KvHeads& heads, int64_t begin, int64_t end, float* sums) {
+void attend_split(const Batch& batch, const Layer& layer, const Tensors<T>& tensors,
+                  const Split& split, const Split& next, float* sums) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
   if constexpr (std::is_same_v<T, bfloat16>)
     if (takes_tiles(tensors))
-      return attend_split_tiles(batch, layer, tensors, row, heads, begin, end, sums);
+      return attend_split_tiles(batch, layer, tensors, split, next, sums);
 #endif
   const int64_t stride = batch.heads / batch.kv_heads * (padded(batch.value_dim) + 2);
-  for (int64_t i = 0; i < heads.count; ++i)
-    attend_kv_head(batch, layer, tensors, row, heads.first + i, begin, end, sums + i * stride);
+  for (int64_t i = 0; i < split.heads.count; ++i, sums += stride) {
+    const int64_t head = split.heads.first + i;
+    const bool is_last = i + 1 == split.heads.count;
+    attend_span(batch, layer, tensors, split.of_head(head),
+                is_last ? next.of_head(next.heads.first) : split.of_head(head + 1), sums);
+  }
 }
 
 template int64_t kv_heads_together(const Batch&, const Tensors<float>&);
 template int64_t kv_heads_together(const Batch&, const Tensors<bfloat16>&);
-template void attend_split(const Batch&, const Layer&, const Tensors<float>&, int64_t,
-                           const KvHeads&, int64_t, int64_t, float*);
-template void attend_split(const Batch&, const Layer&, const Tensors<bfloat16>&, int64_t,
-                           const KvHeads&, int64_t, int64_t, float*);
+template void attend_split(const Batch&, const Layer&, const Tensors<float>&, const Split&,
+                           const Split&, float*);
+template void attend_split(const Batch&, const Layer&, const Tensors<bfloat16>&, const Split&,
+                           const Split&, float*);
 
 }  // namespace quire

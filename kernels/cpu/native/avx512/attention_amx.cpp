@@ -338,8 +338,11 @@ int64_t kv_heads_of_tiles(const Batch& batch) {
 }
 
 void attend_split_tiles(const Batch& batch, const Layer& layer, const Tensors<bfloat16>& tensors,
-                        int64_t row, const KvHeads& heads, int64_t begin, int64_t end,
-                        float* results) {
+                        const Split& split, const Split& next, float* results) {
+  const auto& [row, heads, begin, end] = split;
+  for (int64_t i = 0; i < next.heads.count; ++i)
+    fetch(batch, first_tile(next.of_head(next.heads.first + i)), tensors.keys,
+          tensors.row_bytes(batch.head_dim));
   const int64_t group = batch.heads / batch.kv_heads, first = heads.first * group;
   const MatrixUnit unit;
   // More heads than columns: some of them at a time.

@@ -27,9 +27,10 @@ inline __m512i load_step(const bfloat16* row, int64_t d, int64_t dim) {
 
 // scores[g][i] = query g . key i * scale; behind the last key anything up to the next vector.
 template <int GROUP>
-void score(const bfloat16 (*queries)[MAX_HEAD_DIM], const TileRows<bfloat16>& rows, int64_t dim,
-           float scale, float (*scores)[TILE]) {
+void score(const bfloat16 (*queries)[MAX_HEAD_DIM], const TileRows<bfloat16>& rows,
+           const Ahead<bfloat16>& ahead, int64_t dim, float scale, float (*scores)[TILE]) {
   for (int64_t base = 0; base < rows.count; base += LANES) {
+    ahead.fetch_beside(base, rows.count);
     // Two sums a head: none waits for itself as long.
     __m512 sums[GROUP][2];
     for (auto& sum : sums) sum[0] = sum[1] = _mm512_setzero_ps();
@@ -76,17 +77,16 @@ void add_values(const float (*weights)[TILE], const float* kept, const TileRows<
   }
 }
 
-// GROUP heads of the split, the first of which is `head`.
+// GROUP heads of the span's, the first of which is `head`.
 template <int GROUP>
 void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16>& tensors,
-                  int64_t row, int64_t kv_head, int64_t head, int64_t begin, int64_t end,
-                  float* results) {
+                  const Span& span, int64_t head, const Span& next, float* results) {
   const int64_t dim = batch.head_dim, value_dim = batch.value_dim, stride = padded(value_dim);
   alignas(64) bfloat16 queries[GROUP][MAX_HEAD_DIM];
   alignas(64) float sums[GROUP][MAX_HEAD_DIM], scores[GROUP][TILE] = {};
   for (int g = 0; g < GROUP; ++g) {
     const bfloat16* query =
-        tensors.query + (batch.query_start[row] * batch.heads + head + g) * dim;
+        tensors.query + (batch.query_start[span.row] * batch.heads + head + g) * dim;
     for (int64_t d = 0; d < dim; d += STEP)
       _mm512_store_si512(queries[g] + d, load_step(query, d, dim));
     std::fill(sums[g], sums[g] + (value_dim + STEP - 1) / STEP * STEP, 0.0f);
@@ -95,21 +95,16 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
   std::fill(tops, tops + GROUP, -INFINITE);
   bfloat16* widened =
       reinterpret_cast<bfloat16*>(scratch<Batch>(TileRows<bfloat16>::memory_size(batch, tensors)));
-  for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
-    const Span tile = tile_of(row, kv_head, at, end);
-    fetch(batch, tile, tensors.stored_values(), tensors.row_bytes(dim));
-    fetch(batch, tile_of(row, kv_head, tile.end, end), tensors.stored_keys(),
-          tensors.row_bytes(dim));
-    const TilePlaces places(batch, tile);
+  for_tiles(batch, tensors, span, next, [&](const TilePlaces& places, const auto& ahead) {
     const TileRows<bfloat16> rows(batch, tensors, places, widened);
-    score<GROUP>(queries, rows, dim, layer.scale, scores);
+    score<GROUP>(queries, rows, ahead, dim, layer.scale, scores);
     for (int g = 0; g < GROUP; ++g) {
       if (rows.is_coded) scale_tile(rows.key_scales, scores[g]);
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
       if (rows.is_coded) scale_tile(rows.value_scales, scores[g]);
     }
     add_values<GROUP>(scores, kept, rows, value_dim, sums);
-  }
+  });
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
     for (int64_t d = 0; d < stride; d += STEP) {
       const Floats a = load(sums[g] + d), b = load(sums[g] + d + LANES);
@@ -123,14 +118,11 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
 
 }  // namespace
 
-void attend_split_pairs(const Batch& batch, const Layer& layer, const Tensors<bfloat16>& tensors,
-                        int64_t row, int64_t kv_head, int64_t begin, int64_t end, float* sums) {
-  const int64_t group = batch.heads / batch.kv_heads;
-  for (int64_t g = 0; g < group; g += MAX_GROUP)
-    with_group<MAX_GROUP>(std::min<int64_t>(MAX_GROUP, group - g), [&]<int GROUP>() {
-      attend_group<GROUP>(batch, layer, tensors, row, kv_head, kv_head * group + g, begin, end,
-                          sums + g * (padded(batch.value_dim) + 2));
-    });
+void attend_span_pairs(const Batch& batch, const Layer& layer, const Tensors<bfloat16>& tensors,
+                       const Span& span, const Span& next, float* sums) {
+  for_groups<MAX_GROUP>(batch, span, [&]<int GROUP>(int64_t head, int64_t place) {
+    attend_group<GROUP>(batch, layer, tensors, span, head, next, sums + place);
+  });
 }
 
 }  // namespace quire

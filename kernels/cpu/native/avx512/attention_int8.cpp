@@ -84,9 +84,11 @@ inline void load_scales(const float* scales, const TilePlaces& places, float* ou
 
 // scores[g][i] = query g . key i, times `scale` and both steps; 0 behind the last key.
 template <int GROUP>
-void score(const Query* queries, const int8* keys, const TilePlaces& places, int64_t dim,
-           float scale, const float* key_scales, float (*scores)[TILE]) {
+void score(const Query* queries, const int8* keys, const TilePlaces& places,
+           const Ahead<bfloat16>& ahead, int64_t dim, float scale, const float* key_scales,
+           float (*scores)[TILE]) {
   for (int64_t base = 0; base < places.count; base += LANES) {
+    ahead.fetch_beside(base, places.count);
     __m512i high[GROUP], low[GROUP];
     for (int g = 0; g < GROUP; ++g) {
       high[g] = _mm512_set1_epi32(queries[g].high_offset);
@@ -181,18 +183,18 @@ void add_values(const Weights& weights, float kept, const Quads& quads, int64_t 
           load(sums + k * LANES) * kept + joined(high[k], low[k]) * weights.step);
 }
 
-// GROUP heads of the split, the first of which is `head`.
+// GROUP heads of the span's, the first of which is `head`.
 template <int GROUP>
 void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16>& tensors,
-                  int64_t row, int64_t kv_head, int64_t head, int64_t begin, int64_t end,
-                  float* results) {
+                  const Span& span, int64_t head, const Span& next, float* results) {
   const int64_t dim = batch.head_dim, steps = steps_of(dim), stride = padded(dim);
   const auto* keys = static_cast<const int8*>(tensors.codes.keys);
   const auto* values = static_cast<const int8*>(tensors.codes.values);
   alignas(64) float sums[GROUP][MAX_HEAD_DIM];
   Query queries[GROUP];
   for (int g = 0; g < GROUP; ++g) {
-    queries[g].set(tensors.query + (batch.query_start[row] * batch.heads + head + g) * dim, dim);
+    queries[g].set(tensors.query + (batch.query_start[span.row] * batch.heads + head + g) * dim,
+                   dim);
     std::fill(sums[g], sums[g] + steps * STEP, 0.0f);
   }
   float tops[GROUP], totals[GROUP] = {}, kept[GROUP];
@@ -200,14 +202,10 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
   alignas(64) float scores[GROUP][TILE], key_scales[TILE], value_scales[TILE];
   Weights weights[GROUP];
   Quads quads;
-  for (int64_t at = begin; at < end; at = (at / TILE + 1) * TILE) {
-    const Span tile = tile_of(row, kv_head, at, end);
-    fetch(batch, tile, values, dim);
-    fetch(batch, tile_of(row, kv_head, tile.end, end), keys, dim);
-    const TilePlaces places(batch, tile);
+  for_tiles(batch, tensors, span, next, [&](const TilePlaces& places, const auto& ahead) {
     load_scales(tensors.codes.key_scales, places, key_scales);
     load_scales(tensors.codes.value_scales, places, value_scales);
-    score<GROUP>(queries, keys, places, dim, layer.scale, key_scales, scores);
+    score<GROUP>(queries, keys, places, ahead, dim, layer.scale, key_scales, scores);
     for (int g = 0; g < GROUP; ++g) {
       kept[g] = weigh(scores[g], places.count, layer.softcap, tops[g], totals[g]);
       weights[g].set(scores[g], value_scales, places.count);
@@ -217,7 +215,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
       for (int g = 0; g < GROUP; ++g)
         add_values(weights[g], kept[g], quads, places.count, sums[g] + step * STEP);
     }
-  }
+  });
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
     for (int64_t d = 0; d < stride; ++d) {
       const int64_t in_step = d % STEP, lane = in_step / 16 * 4 + in_step % 4;
@@ -230,14 +228,11 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
 
 }  // namespace
 
-void attend_split_int8(const Batch& batch, const Layer& layer, const Tensors<bfloat16>& tensors,
-                       int64_t row, int64_t kv_head, int64_t begin, int64_t end, float* sums) {
-  const int64_t group = batch.heads / batch.kv_heads;
-  for (int64_t g = 0; g < group; g += MAX_GROUP)
-    with_group<MAX_GROUP>(std::min<int64_t>(MAX_GROUP, group - g), [&]<int GROUP>() {
-      attend_group<GROUP>(batch, layer, tensors, row, kv_head, kv_head * group + g, begin, end,
-                          sums + g * (padded(batch.head_dim) + 2));
-    });
+void attend_span_int8(const Batch& batch, const Layer& layer, const Tensors<bfloat16>& tensors,
+                      const Span& span, const Span& next, float* sums) {
+  for_groups<MAX_GROUP>(batch, span, [&]<int GROUP>(int64_t head, int64_t place) {
+    attend_group<GROUP>(batch, layer, tensors, span, head, next, sums + place);
+  });
 }
 
 }  // namespace quire
