@@ -107,7 +107,9 @@ class EngineCore:
         self._pool = BlockPool(
             info.memory.num_blocks,
             info.memory.block_size,
-            enable_prefix_caching=config.cache.enable_prefix_caching and not info.whole_prompts,
+            enable_prefix_caching=config.cache.enable_prefix_caching
+            and not info.whole_prompts
+            and not info.is_recurrent,
             max_idle=info.memory.max_idle_blocks,
             tier=HostTier(info.memory.num_host_blocks) if info.memory.num_host_blocks else None,
         )
@@ -119,6 +121,7 @@ class EngineCore:
             self._pool,
             max_model_len=info.max_model_len,
             window=info.window,
+            recurrent=info.is_recurrent,
             eos_token_ids=info.eos_token_ids,
             speculator=speculator,
         )

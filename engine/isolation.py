@@ -5,7 +5,8 @@ came. Halves of the step are run again, and halves of the halves that raise, dow
 a row that raises on its own fails, every other row gets the token it would have got. That is so
 because a row's result depends on the row alone, because writing keys and values twice changes
 nothing, and because each part is a whole plan that reintroduces its rows (see the row contract in
-``engine/runner/protocol.py``). ``k`` bad rows among ``n`` cost about ``2 k log2 n`` runs.
+``engine/runner/protocol.py``), behind the sequence's tokens from the first one on where the model
+keeps a state of it. ``k`` bad rows among ``n`` cost about ``2 k log2 n`` runs.
 
 A step that only fails as a whole (it did not fit the memory) thus becomes two that succeed.
 """
@@ -42,7 +43,10 @@ def run_isolated(runner: Runner, scheduler: Scheduler, plan: StepPlan) -> StepRe
         if not rows:
             continue
         try:
-            results.append(runner.launch(scheduler.replay(plan, rows)).result())
+            *before, part = scheduler.replay(plan, rows)
+            for lead in before:
+                runner.launch(lead).result()
+            results.append(runner.launch(part).result())
         except EngineDead:
             raise
         except Exception as error:

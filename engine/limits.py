@@ -11,6 +11,9 @@ from engine.types import EngineInfo
 def step_limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
     """The scheduler's limits on this device, for this model."""
     limits = config.scheduler.on(info.device)
+    if info.memory.num_states:
+        most = min(limits.max_num_seqs, info.memory.num_states)
+        limits = msgspec.structs.replace(limits, max_num_seqs=most)
     if _is_pipelined(config):
         # Several passes of a step would wait for all stages between them.
         return msgspec.structs.replace(

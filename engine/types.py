@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from engine.errors import Failure, InvalidParameter
+from engine.memory_plan import MemoryPlan
 from engine.plan_rows import PlanRows
 from engine.pooling import PoolingInfo, PoolingParams
 from engine.prompt_progress import PromptProgress
@@ -382,47 +383,6 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     stats: EngineStats = EngineStats()
 
 
-class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the memory goes, in bytes, as planned at start."""
-
-    weights_bytes: int
-    kv_cache_bytes: int
-    free_bytes: int  # of the device's, after both
-    bytes_per_token: int  # KV of all layers, with the scales of codes, and a draft model's
-    num_blocks: int
-    block_size: int
-    max_model_len: int  # longest context served
-    max_idle_blocks: int | None = None  # see BlockPool
-    num_host_blocks: int = 0  # that the host's memory has room for
-    host_bytes: int = 0  # what these take there
-    cache_dtype: str = ""  # of keys and values; "" where there is no cache
-
-    def describe(self) -> str:
-        """The plan in one line, for people."""
-        mib = 2**20
-        if not self.kv_cache_bytes:
-            return (
-                f"memory: weights {self.weights_bytes / mib:.0f} MiB, no KV cache, free "
-                f"{self.free_bytes / mib:.0f} MiB, longest input {self.max_model_len:,} tokens"
-            )
-        return (
-            f"memory: weights {self.weights_bytes / mib:.0f} MiB, "
-            f"KV cache {self.kv_cache_bytes / mib:.0f} MiB = "
-            f"{self.num_blocks:,} blocks of {self.block_size} tokens "
-            f"({self.bytes_per_token:,} bytes a token in {self.cache_dtype}), "
-            f"{self._describe_host()}"
-            f"free {self.free_bytes / mib:.0f} MiB, longest context {self.max_model_len:,} tokens"
-        )
-
-    def _describe_host(self) -> str:
-        if not self.num_host_blocks:
-            return ""
-        return (
-            f"{self.num_host_blocks:,} more blocks in {self.host_bytes / 2**20:.0f} MiB of the "
-            "host's memory, "
-        )
-
-
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a client must know of a started engine."""
 
@@ -442,6 +402,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True  # False: it has no head that scores tokens
     pooling: PoolingInfo | None = None  # None: it makes no vectors
     window: int | None = None  # positions that a token sees at most; None: some layer sees all
+    # Some layers keep a state of each sequence, which begins at its first token and only goes on.
+    is_recurrent: bool = False
     whole_prompts: bool = False  # a prompt is computed in one step, and nothing of it is cached
 
 

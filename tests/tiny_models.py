@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.tiny_kinds import ABSENT, KINDS, SHAPE
+from tests import tiny_kinds
+from tests.tiny_hybrids import HYBRIDS
+from tests.tiny_kinds import ABSENT, SHAPE
+
+KINDS = tiny_kinds.KINDS | HYBRIDS
 
 
 def build(kind: str, seed: int = 0, **changes: Any) -> Any:
@@ -34,7 +38,7 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
             is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.25)
     return model.eval()
 

@@ -34,9 +34,14 @@ any chunking, batch and preemption. No weights of a published model have been tr
 be downloaded where this was made: a published config may have a key that its reader does not know,
 which the error names.
 
-Of models that read images the text model is served, and what is for images passed over. Models with
-state-space or linear-attention layers (Qwen3-Next and 3.5, Jamba, Mamba, Granite 4 H, LFM2) need
-another kind of cache and are refused by name.
+Of models that read images the text model is served, and what is for images passed over.
+
+Layers with the gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid) or a short convolution (LFM2)
+keep a state of each sequence in place of keys and values, as large for a long text as for a short
+one ([kv-cache.md](kv-cache.md#states)). With such models `--speculation`, `--tensor-parallel-size`,
+`--pipeline-parallel-size` and `--kv-offload-bytes` are refused at start, and so is
+`quire quantize`; `--quantization` rounds them as they load, but for the small projections that the
+decay comes from. State-space layers (Mamba, Jamba, Granite 4 H) are refused by name.
 
 Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
 

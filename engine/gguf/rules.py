@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.models.names import Rule
+from engine.models.rules import Rule
 from engine.models.spec import DecoderSpec
 
 _LAYER = "blk.{i}."

@@ -11,6 +11,7 @@ A cache of codes (``kernels/reference/cache_codes.py``) has a scale beside each 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import torch
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.memory import free_host_bytes
+from engine.models.recurrent import LayerState
 from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache
@@ -35,9 +37,17 @@ _CPU_IDLE_BYTES = 64 * 2**20
 STAGE_BYTES = 32 * 2**20
 _NUM_STAGES = 3
 
+# Of the memory that is free beside the weights, for states of sequences; there are as many as fit.
+_STATE_SHARE = {"cuda": 0.5, "cpu": 0.25}
+
 
 class KVCache:
-    """Keys and values of all layers. Blocks are handed out by the ``BlockPool``."""
+    """What all layers keep: keys and values, in blocks that the ``BlockPool`` hands out, or states.
+
+    Attributes:
+        paged: the layers that have blocks.
+        layers: all of them, for a forward pass.
+    """
 
     def __init__(
         self,
@@ -47,17 +57,19 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         codes: torch.dtype | None = None,
+        states: Sequence[LayerState] = (),
     ) -> None:
         """Allocate the blocks, all zero; ``codes``: they hold such with scales, in place of
-        ``dtype``.
+        ``dtype``. ``states`` are those of the layers that have no blocks.
 
         Raises:
             ModelLoadError: the device does not have so much.
         """
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
-            self.layers = tuple(
-                _layer(shape, spec.value_dim, dtype, device, codes) for _ in range(spec.num_layers)
+            self.paged = tuple(
+                _layer(shape, spec.value_dim, dtype, device, codes)
+                for _ in range(spec.num_paged_layers)
             )
         except (RuntimeError, MemoryError) as error:
             size = num_blocks * block_size * bytes_per_token(spec, dtype, codes)
@@ -65,10 +77,11 @@ class KVCache:
             raise ModelLoadError(
                 f"a KV cache of {size / 2**20:,.0f} MiB does not fit {device}: {reason}"
             ) from None
+        self.layers = tuple(_in_order(spec, self.paged, states))
 
     def tensors(self) -> list[torch.Tensor]:
-        """All the memory there is, layer by layer; each tensor begins with the blocks."""
-        return [tensor for layer in self.layers for tensor in layer.tensors()]
+        """All the blocks there are, layer by layer; each tensor begins with them."""
+        return [tensor for layer in self.paged for tensor in layer.tensors()]
 
 
 def plan_memory(
@@ -108,6 +121,9 @@ def plan_memory(
         available, usual_bytes = available // num_sharers, usual_bytes // num_sharers
         if share_bytes is not None:
             available = max(0, min(available, share_bytes // num_sharers - weights_bytes))
+    num_states = _num_states(spec, scheduler, dtype, device, available)
+    state_bytes = (num_states + 1) * spec.state_bytes(dtype.itemsize)
+    available -= state_bytes
     num_host_blocks = _host_blocks(cache, block_bytes, num_sharers)
     max_idle_blocks: int | None = None
     if cache.num_blocks is not None:
@@ -154,6 +170,8 @@ def plan_memory(
         num_host_blocks=num_host_blocks,
         host_bytes=host_bytes,
         cache_dtype=str(codes or dtype).removeprefix("torch."),
+        num_states=num_states,
+        state_bytes=state_bytes,
     )
 
 
@@ -161,8 +179,38 @@ def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype, codes: torch.dtype | 
     """What a token's keys and values take in all layers, their scales included."""
     if codes is None:
         return spec.kv_bytes_per_token(dtype.itemsize)
-    scales = 2 * spec.num_layers * spec.num_kv_heads * SCALE_DTYPE.itemsize
+    scales = 2 * spec.num_paged_layers * spec.num_kv_heads * SCALE_DTYPE.itemsize
     return spec.kv_bytes_per_token(codes.itemsize) + scales
+
+
+def _in_order(
+    spec: DecoderSpec, paged: Sequence[LayerCache], states: Sequence[LayerState]
+) -> Iterator[LayerCache | LayerState]:
+    """One for each layer of the model."""
+    blocks, lines = iter(paged), iter(states)
+    for layer in spec.layers:
+        yield next(lines) if layer.recurrent else next(blocks)
+
+
+def _num_states(
+    spec: DecoderSpec,
+    scheduler: SchedulerConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    available: int,
+) -> int:
+    """How many sequences may have a state at once; 0 where the model has none. One line more pads
+    captured batches."""
+    each = spec.state_bytes(dtype.itemsize)
+    if not each:
+        return 0
+    fitting = int(available * _STATE_SHARE[device.type]) // each - 1
+    if fitting < 1:
+        raise ModelLoadError(
+            f"no memory for states: a sequence's take {each / 2**20:,.1f} MiB, "
+            f"{available / 2**20:,.0f} MiB are free"
+        )
+    return min(scheduler.max_num_seqs, fitting)
 
 
 def available_bytes(device: torch.device) -> int:

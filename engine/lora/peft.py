@@ -13,7 +13,7 @@ import torch
 
 from engine.errors import InvalidParameter, ModelLoadError
 from engine.models.latent import queries_order
-from engine.models.layouts import HeadByHead
+from engine.models.layouts import Transposed
 from engine.models.modules import projected_order
 from engine.models.safetensors import Header, read_header, read_into
 from engine.models.spec import DecoderSpec
@@ -136,7 +136,7 @@ class _Reader:
     def _arranged(self, target: Target, up: torch.Tensor) -> torch.Tensor:
         """[outputs, rank] in the decoder's order of outputs. What a checkpoint holds transposed
         (GPT-2) an adapter does not."""
-        if not isinstance(target.layout, HeadByHead):
+        if target.layout is None or isinstance(target.layout, Transposed):
             return up
         expected = self._wanted[target.parameter].part_shape(target.part)[0]
         return target.layout.arrange(self._spec, up) if up.shape[0] == expected else up
@@ -180,6 +180,7 @@ class _Reader:
 _LINEARS = frozenset(
     {
         *("qkv.weight", "output.weight", "query_up.weight", "latent_up"),
+        *("recurrent.input.weight", "recurrent.output.weight"),
         *("gate_up.weight", "down.weight", "shared.gate_up.weight", "shared.down.weight"),
     }
 )

@@ -1,42 +1,48 @@
 """One layer of a decoder at work, and the ways in which layers hang together.
 
 A walk goes through all layers of a step. It carries the residual stream ``x`` and knows where
-norms stand; what attention and MLP are is the block's business.
+norms stand; what mixes a layer's tokens, and what its MLP is, is the block's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
 from engine.models.adapters import Adapters
+from engine.models.attention import Attention
 from engine.models.experts import bind_mlp
-from engine.models.latent import LatentAttention
-from engine.models.modules import Layer
-from engine.models.norms import Norm, NormWeights, SharedRmsNorm, Unnormed, bind_norm
+from engine.models.linear import Linear
+from engine.models.modules import AttentionWeights, Layer
+from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
 from engine.models.peers import Peers
-from engine.models.spec import DecoderSpec, TemperatureSpec
-from kernels.attention import LayerCache
+from engine.models.recurrent import LayerMemory, bind_recurrent
+from engine.models.spec import DecoderSpec
+from engine.models.step_state import Rotation, StepState
 from kernels.operations import Kernels
 
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of a step's positions
+__all__ = ["Block", "Rotation", "StepState", "Taps", "Walk"]
 
 
-@dataclass(frozen=True, slots=True)
-class StepState:
-    """What the layers of one step share."""
+class Mixer(Protocol):
+    """What of a layer looks at other tokens: attention, or what stands in its place."""
 
-    attention: Any  # the backend's plan
-    slot_mapping: torch.Tensor  # [num_tokens] int64: where each token's keys and values go
-    positions: torch.Tensor  # [num_tokens] int64
-    rotations: tuple[Rotation, ...]  # of the positions, one for each of the model's ropes
-    adapters: Adapters | None = None  # of the tokens; None: no row has any
-    wanted_adapters: Adapters | None = None  # of the tokens whose result is read
-    # [num_tokens, hidden_size], what a head that drafts reads beside the tokens
-    read_states: torch.Tensor | None = None
+    @property
+    def output(self) -> Linear:
+        """The projection behind it, to hidden_size."""
+        ...
+
+    @property
+    def output_name(self) -> str:
+        """The parameter of that projection."""
+        ...
+
+    def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, inputs of ``output``]; ``cache`` is written in
+        place."""
+        ...
 
 
 class Taps:
@@ -82,19 +88,17 @@ class Block:
         index: int,
         peers: Peers | None = None,
     ) -> None:
-        self._spec = spec
-        self._qkv_name = f"{index}.qkv.weight"
-        self._output_name = f"{index}.output.weight"
-        self._layer = layer
-        tuned = spec.temperature
-        self._is_tempered = tuned is not None and (layer.rope is None or tuned.with_rope)
-        self._attention, self._operations = kernels
-        self.feed = bind_mlp(spec, layer.mlp, self._operations, index)
+        operations = kernels.operations
+        self._mixer: Mixer
+        if isinstance(layer.mixer, AttentionWeights):
+            self._mixer = Attention(spec, layer.mixer, kernels, index, peers)
+        else:
+            self._mixer = bind_recurrent(spec, layer.mixer, operations, index)
+        self.feed = bind_mlp(spec, layer.mlp, operations, index)
         self._scale = spec.residual_scale
-        self._num_heads = spec.num_heads + 2 * spec.num_kv_heads
 
         def norm(weights: NormWeights | None) -> Norm | None:
-            return None if weights is None else bind_norm(spec.norm, weights, self._operations)
+            return None if weights is None else bind_norm(spec.norm, weights, operations)
 
         self.attention_norm: Norm = norm(layer.attention_norm) or Unnormed()
         self.mlp_norm: Norm = norm(layer.mlp_norm) or Unnormed()
@@ -102,51 +106,15 @@ class Block:
         self._mlp_after = norm(layer.mlp_after)
         self._peers = peers
 
-        def wide_norm(weights: NormWeights | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-            if weights is None or peers is None:
-                return norm(weights)
-            return SharedRmsNorm(weights.weight, spec.norm.eps, peers)
-
-        self._query_norm = wide_norm(layer.wide_query_norm)
-        self._key_norm = wide_norm(layer.wide_key_norm)
-        self._latent = None
-        if layer.latent is not None and spec.latent is not None:
-            self._latent = LatentAttention(
-                spec, spec.latent, layer.latent, layer.attention, kernels, index
-            )
-
-    def attend(self, read: torch.Tensor, state: StepState, cache: LayerCache) -> torch.Tensor:
-        """Store keys and values; [num_tokens, hidden_size] -> [num_tokens, attended_size]."""
-        spec, layer = self._spec, self._layer
-        fused = layer.qkv(read)
-        if state.adapters is not None:
-            fused = state.adapters.add(fused, read, self._qkv_name)
-        if self._latent is not None:
-            assert layer.rope is not None
-            return self._latent(fused, state, state.rotations[layer.rope], cache)
-        if self._query_norm is not None:
-            fused = self._norm_wide(fused)
-        query = self._operations.norm_rope_store(
-            fused.view(-1, self._num_heads, spec.head_dim),
-            layer.qk_norm,
-            spec.norm.eps,
-            None if layer.rope is None else state.rotations[layer.rope],
-            cache,
-            state.slot_mapping,
-        )
-        if layer.query_scale is not None:
-            query *= layer.query_scale
-        if self._is_tempered:
-            assert spec.temperature is not None
-            query *= _temperatures(state.positions, spec.temperature)
-        attended = self._attention.forward(state.attention, layer.attention, query, cache)
-        return attended.view(-1, spec.query_size)
+    def attend(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
+        """What ``output`` projects, of all tokens; see ``Mixer``."""
+        return self._mixer(read, state, cache)
 
     def output(self, attended: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
-        """[n, attended_size] -> [n, hidden_size], to be added."""
-        out = self._layer.output(attended)
+        """What the mixer gave of some tokens -> [n, hidden_size], to be added."""
+        out = self._mixer.output(attended)
         if adapters is not None:
-            out = adapters.add(out, attended, self._output_name)
+            out = adapters.add(out, attended, self._mixer.output_name)
         return self._finish(out, self._attention_after)
 
     def mlp(self, read: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
@@ -160,20 +128,12 @@ class Block:
             out = after(out)
         return out if self._scale == 1.0 else out.mul_(self._scale)
 
-    def _norm_wide(self, fused: torch.Tensor) -> torch.Tensor:
-        assert self._query_norm is not None
-        assert self._key_norm is not None
-        sizes = (self._spec.query_size, self._spec.kv_size, self._spec.kv_size)
-        query, key, value = fused.split(sizes, dim=-1)
-        query, key = self._query_norm(query.contiguous()), self._key_norm(key.contiguous())
-        return torch.cat((query, key, value), dim=-1)
-
 
 class _Pass(NamedTuple):
     """What a walk through the layers is given beside the residual stream."""
 
     state: StepState
-    caches: Sequence[LayerCache]  # one for each layer, written in place
+    caches: Sequence[LayerMemory]  # one for each layer, written in place
     wanted: torch.Tensor | None  # [num_wanted] int64, the tokens whose result is read
     taps: Taps | None
 
@@ -200,7 +160,7 @@ class Walk:
         self,
         x: torch.Tensor,
         state: StepState,
-        caches: Sequence[LayerCache],
+        caches: Sequence[LayerMemory],
         wanted: torch.Tensor | None,
         taps: Taps | None = None,
     ) -> torch.Tensor:
@@ -254,12 +214,6 @@ class Walk:
             out += block.mlp(read, adapters)
             normed = next_norm.add(out, x)
         return normed
-
-
-def _temperatures(positions: torch.Tensor, spec: TemperatureSpec) -> torch.Tensor:
-    """What queries are multiplied by: [n] int64 -> [n, 1, 1] float32."""
-    periods = ((positions + spec.first) // spec.every).float()
-    return (1.0 + spec.scale * torch.log1p(periods)).view(-1, 1, 1)
 
 
 def _select(wanted: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:

@@ -19,8 +19,8 @@ from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
 from engine.models.norms import Norm, Unnormed, bind_norm
 from engine.models.peers import Peers
+from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
-from kernels.attention import LayerCache
 from kernels.operations import Kernels
 from kernels.sampling import Sampled
 
@@ -73,7 +73,7 @@ class Decoder:
         self,
         input_ids: torch.Tensor,
         state: StepState,
-        caches: Sequence[LayerCache],
+        caches: Sequence[LayerMemory],
         wanted: torch.Tensor | None = None,
         taps: Taps | None = None,
     ) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Decoder:
         self,
         x: torch.Tensor,
         state: StepState,
-        caches: Sequence[LayerCache],
+        caches: Sequence[LayerMemory],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the layers of a stage behind the first, from where the one before it came to.

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from engine.models.recurrence import GatedDeltaSpec
 from engine.models.spec import DecoderSpec
 
 
@@ -78,6 +79,57 @@ class StackedExperts:
         if self._in_turn:
             experts = experts.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
         return experts.flatten(0, 1)
+
+
+class QueriesAndGates:
+    """A head's query and its gate, then the next head's, as Qwen3-Next has them. Here all gates
+    come first, so that queries and keys are neighbours."""
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return shape
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        heads = stored.unflatten(0, (spec.num_heads, 2, spec.head_dim))
+        return heads.transpose(0, 1).flip(0).flatten(0, 2)
+
+
+class ByKeyHead:
+    """What a key head has of several things, then what the next one has, as Qwen3-Next fuses them.
+
+    Args:
+        gates: of betas and alphas; else of queries, keys, values and the gates of the output.
+    """
+
+    def __init__(self, *, gates: bool = False) -> None:
+        self._gates = gates
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return shape
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        delta = spec.recurrence
+        assert isinstance(delta, GatedDeltaSpec)
+        served = delta.num_value_heads // delta.num_key_heads
+        values = served * delta.value_dim
+        sizes = (served, served) if self._gates else (delta.key_dim, delta.key_dim, values, values)
+        heads = stored.unflatten(0, (delta.num_key_heads, sum(sizes)))
+        return torch.cat([part.flatten(0, 1) for part in heads.split(sizes, dim=1)])
+
+
+class OneChannel:
+    """[channels, 1, width], as a convolution over each channel by itself holds its weight."""
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return (shape[0], 1, *shape[1:])
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        return stored[:, 0]
 
 
 class OneRow:

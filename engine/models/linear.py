@@ -73,6 +73,10 @@ class LinearMethod(Protocol):
         """A layer from a loaded weight [outputs, inputs], which it may repack and let go."""
         ...
 
+    def make_plain(self, weight: torch.Tensor) -> Linear:
+        """A layer from a weight [outputs, inputs] that is not rounded, whatever others are."""
+        ...
+
     def make_head(self, weight: Weight) -> Head:
         """The head from its weight [vocab_size, hidden_size], or a table of embeddings."""
         ...

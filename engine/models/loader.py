@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 
@@ -326,20 +326,22 @@ def _assign(
     spec: Spec, headers: list[Header], tables: Tables, packed: PackedPlaces
 ) -> Iterator[tuple[Header, TensorEntry, Target]]:
     """Every dense tensor with its place, in file order; a leftover or a gap is an error."""
-    wanted, places = tables.parameters, dict(packed.targets)
+    wanted, places = tables.parameters, packed.targets
+    filled = {(target.parameter, target.part) for target in packed.filled}
     for header in headers:
         for entry in sorted(header.entries.values(), key=lambda entry: entry.begin):
             if entry.name in packed.taken:
                 continue
             name = tables.full_name(entry.name)
-            target = places.pop(name, None)
-            if target is None:
-                if tables.is_redundant(name):
-                    continue
+            target = places.get(name)
+            if target is None and tables.is_redundant(name):
+                continue
+            if target is None or (target.parameter, target.part) in filled:
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name[:80]}' has no place in a "
                     f"{spec.architecture} model with this config.json, or comes twice"
                 )
+            filled.add((target.parameter, target.part))
             shape = wanted[target.parameter].part_shape(target.part)
             if target.layout is not None:
                 assert isinstance(spec, DecoderSpec)
@@ -355,10 +357,20 @@ def _assign(
                     "config.json tells of no format that it would be a part of"
                 )
             yield header, entry, target
-    if places:
-        missing = ", ".join(f"'{name}'" for name in sorted(places)[:4])
+    missing = [name for name, target in places.items() if not _is_filled(target, filled)]
+    if missing:
+        names = ", ".join(f"'{name}'" for name in sorted(missing)[:4])
         directory = headers[0].path.parent
-        raise ModelLoadError(f"{directory}: missing tensors ({len(places)}): {missing}")
+        raise ModelLoadError(f"{directory}: missing tensors ({len(missing)}): {names}")
+
+
+def _is_filled(target: Target, filled: Collection[tuple[str, int | None]]) -> bool:
+    """Whether the tensor, or another with what it would hold, is there: of several names for the
+    same a checkpoint has one, and of experts one tensor for all or one for each."""
+    parameter, part = target.parameter, target.part
+    if part is not None:
+        return (parameter, part) in filled or (parameter, None) in filled
+    return any(other == parameter for other, _ in filled)
 
 
 def _num_elements(wanted: dict[str, Parameter]) -> int:

@@ -18,6 +18,7 @@ from engine.models.latent import LatentWeights, make_latent, projection_order
 from engine.models.linear import DenseLinear, Head, Linear, LinearMethod, Weight, in_order
 from engine.models.loader import Weights, stored
 from engine.models.norms import NormWeights
+from engine.models.recurrent import RecurrentWeights, make_recurrent
 from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.attention import LayerAttention
@@ -65,23 +66,37 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer. Norms that the model's placement does not have are None."""
+class AttentionWeights:
+    """What a layer attends with."""
 
     attention: LayerAttention
     rope: int | None  # which of the model's rotary embeddings; None: no position embedding
-    attention_norm: NormWeights | None
-    qkv: Linear
+    qkv: Linear  # behind the gates of what attention gives, where there are any
     qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
     wide_query_norm: NormWeights | None  # [query_size]
     wide_key_norm: NormWeights | None  # [kv_size]
     output: Linear
+    latent: LatentWeights | None = None  # then ``qkv`` is its first projection
+    query_scale: torch.Tensor | None = None  # [head_dim], of queries as they are scored
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        parts = (self.qkv, self.output, self.latent, self.wide_query_norm, self.wide_key_norm)
+        num_bytes = sum(part.num_bytes for part in parts if part is not None)
+        return num_bytes + (0 if self.qk_norm is None else self.qk_norm.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer. Norms that the layer's placement does not have are None."""
+
+    attention_norm: NormWeights | None
+    mixer: AttentionWeights | RecurrentWeights
     attention_after: NormWeights | None
     mlp_norm: NormWeights | None
     mlp: MlpWeights | ExpertWeights
     mlp_after: NormWeights | None
-    latent: LatentWeights | None = None  # then ``qkv`` is its first projection
-    query_scale: torch.Tensor | None = None  # [head_dim], of queries as they are scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,21 +197,14 @@ def make_layer(
         return _norm(spec, weights, f"{i}.{name}")
 
     layer, attention_norm = spec.layers[i - spec.first_layer], norm("attention_norm")
+    mixer: AttentionWeights | RecurrentWeights
+    if layer.recurrent and spec.recurrence is not None:
+        mixer = make_recurrent(spec.recurrence, weights, method, i)
+    else:
+        mixer = _make_attention(spec, weights, method, i, attention_norm)
     return Layer(
-        attention=LayerAttention(
-            spec.score_scale,
-            layer.window,
-            spec.attention_softcap,
-            weights.get(f"{i}.sinks"),
-            layer.chunk,
-        ),
-        rope=int(layer.local_rope) if layer.rope and spec.rope else None,
         attention_norm=attention_norm,
-        qkv=method.make(*_query_key_value(spec, weights, i)),
-        qk_norm=_head_norms(spec, weights, i, attention_norm),
-        wide_query_norm=_wide_norm(spec, weights, f"{i}.query_norm"),
-        wide_key_norm=_wide_norm(spec, weights, f"{i}.key_norm"),
-        output=linear("output"),
+        mixer=mixer,
         attention_after=norm("attention_after"),
         mlp_norm=norm("mlp_norm"),
         mlp=(
@@ -205,6 +213,32 @@ def make_layer(
             else MlpWeights(linear("gate_up"), linear("down"))
         ),
         mlp_after=norm("mlp_after"),
+    )
+
+
+def _make_attention(
+    spec: DecoderSpec,
+    weights: Mapping[str, torch.Tensor],
+    method: LinearMethod,
+    i: int,
+    like: NormWeights | None,
+) -> AttentionWeights:
+    layer = spec.layers[i - spec.first_layer]
+    output = stored(weights, f"{i}.output.weight"), weights.get(f"{i}.output.bias")
+    return AttentionWeights(
+        attention=LayerAttention(
+            spec.score_scale,
+            layer.window,
+            spec.attention_softcap,
+            weights.get(f"{i}.sinks"),
+            layer.chunk,
+        ),
+        rope=int(layer.local_rope) if layer.rope and spec.rope else None,
+        qkv=method.make(*_query_key_value(spec, weights, i)),
+        qk_norm=_head_norms(spec, weights, i, like),
+        wide_query_norm=_wide_norm(spec, weights, f"{i}.query_norm"),
+        wide_key_norm=_wide_norm(spec, weights, f"{i}.key_norm"),
+        output=method.make(*output),
         latent=make_latent(spec, weights, method, i),
         query_scale=_query_scale(spec, weights, i),
     )
@@ -280,8 +314,10 @@ def projected_order(spec: DecoderSpec) -> torch.Tensor | None:
     if order is None:
         return None
     rows = torch.arange(sum(spec.projected_sizes))
-    heads, values = rows[: -spec.kv_size].view(-1, spec.head_dim), rows[-spec.kv_size :]
-    return torch.cat((heads[:, order].flatten(), values))
+    gates, heads, values = rows.split(
+        (spec.gate_size, spec.query_size + spec.kv_size, spec.kv_size)
+    )
+    return torch.cat((gates, heads.view(-1, spec.head_dim)[:, order].flatten(), values))
 
 
 def _head_norms(
@@ -337,10 +373,6 @@ def _norm(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], name: str) -> 
 
 def layer_bytes(layer: Layer) -> int:
     """What a layer takes in memory."""
-    parts: tuple[NormWeights | Linear | MlpWeights | ExpertWeights | LatentWeights | None, ...] = (
-        *(layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after),
-        *(layer.wide_query_norm, layer.wide_key_norm),
-        *(layer.qkv, layer.output, layer.mlp, layer.latent),
-    )
-    num_bytes = sum(part.num_bytes for part in parts if part is not None)
-    return num_bytes + (0 if layer.qk_norm is None else layer.qk_norm.nbytes)
+    norms = (layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after)
+    num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
+    return num_bytes + layer.mixer.num_bytes + layer.mlp.num_bytes

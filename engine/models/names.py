@@ -3,134 +3,74 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
-from engine.models.layouts import HeadByHead, Layout, OneRow, StackedExperts, Transposed
-
-
-class Rule(NamedTuple):
-    """Checkpoint tensors whose names match ``pattern`` fill a part of a parameter.
-
-    ``{i}`` in the pattern stands for the layer's number, and in the parameter is replaced by it.
-    ``{e}`` stands for an expert's, whose parts lie ``parts_an_expert`` after the one's before.
-    """
-
-    pattern: str
-    parameter: str
-    part: int | None = 0  # None: it fills all parts
-    layout: Layout | None = None
-    parts_an_expert: int = 1
+from engine.models.hybrid_names import LFM2, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
+from engine.models.layouts import HeadByHead, OneRow, StackedExperts, Transposed
+from engine.models.rules import (
+    ATTENTION,
+    LAYER,
+    LLAMA,
+    MLP,
+    MODEL,
+    OLMO2,
+    PRE_NORMS,
+    QWEN_MOE,
+    Rule,
+    expert_rules,
+    stacked_rules,
+)
 
 
 def rules_of(architecture: str) -> tuple[Rule, ...]:
     """The names of a Hugging Face model_type (or of a ``DecoderSpec.naming``); Llama's where it
     has none of its own."""
-    return _TABLES.get(architecture, _LLAMA)
+    return _TABLES.get(architecture, LLAMA)
 
-
-def _experts(prefix: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
-    return (
-        Rule(f"{prefix}{gate}.weight", "{i}.experts.gate_up", 0, None, 2),
-        Rule(f"{prefix}{up}.weight", "{i}.experts.gate_up", 1, None, 2),
-        Rule(f"{prefix}{down}.weight", "{i}.experts.down"),
-    )
-
-
-def _stacked(prefix: str, gate_up: Layout) -> tuple[Rule, ...]:
-    """Experts of a layer in one tensor."""
-    return (
-        Rule(f"{prefix}gate_up_proj", "{i}.experts.gate_up", None, gate_up),
-        Rule(f"{prefix}gate_up_proj_bias", "{i}.experts.gate_up.bias", None, gate_up),
-        Rule(f"{prefix}down_proj", "{i}.experts.down", None, StackedExperts()),
-        Rule(f"{prefix}down_proj_bias", "{i}.experts.down.bias", None, StackedExperts()),
-    )
-
-
-_LAYER = "model.layers.{i}."
-_MODEL = (
-    Rule("model.embed_tokens.weight", "embedding"),
-    Rule("model.norm.weight", "norm"),
-    Rule("model.norm.bias", "norm.bias"),
-    Rule("lm_head.weight", "head"),
-    Rule("score.weight", "score"),
-)
-_ATTENTION = (
-    Rule(_LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
-    Rule(_LAYER + "self_attn.k_proj.weight", "{i}.qkv.weight", 1),
-    Rule(_LAYER + "self_attn.v_proj.weight", "{i}.qkv.weight", 2),
-    Rule(_LAYER + "self_attn.q_proj.bias", "{i}.qkv.bias", 0),
-    Rule(_LAYER + "self_attn.k_proj.bias", "{i}.qkv.bias", 1),
-    Rule(_LAYER + "self_attn.v_proj.bias", "{i}.qkv.bias", 2),
-    Rule(_LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
-    Rule(_LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
-    Rule(_LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
-    Rule(_LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
-)
-_MLP = (
-    Rule(_LAYER + "mlp.gate_proj.weight", "{i}.gate_up.weight", 0),
-    Rule(_LAYER + "mlp.up_proj.weight", "{i}.gate_up.weight", 1),
-    Rule(_LAYER + "mlp.gate_proj.bias", "{i}.gate_up.bias", 0),
-    Rule(_LAYER + "mlp.up_proj.bias", "{i}.gate_up.bias", 1),
-    Rule(_LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
-    Rule(_LAYER + "mlp.down_proj.bias", "{i}.down.bias"),
-)
-_PRE_NORMS = (
-    Rule(_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
-    Rule(_LAYER + "input_layernorm.bias", "{i}.attention_norm.bias"),
-    Rule(_LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
-    Rule(_LAYER + "post_attention_layernorm.bias", "{i}.mlp_norm.bias"),
-)
-_LLAMA = (*_MODEL, *_ATTENTION, *_MLP, *_PRE_NORMS)
 
 _GEMMA2 = (
-    *(*_MODEL, *_ATTENTION, *_MLP),
-    Rule(_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
-    Rule(_LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
-    Rule(_LAYER + "pre_feedforward_layernorm.weight", "{i}.mlp_norm"),
-    Rule(_LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
-)
-_OLMO2 = (
-    *(*_MODEL, *_ATTENTION, *_MLP),
-    Rule(_LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
-    Rule(_LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
+    *(*MODEL, *ATTENTION, *MLP),
+    Rule(LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    Rule(LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
+    Rule(LAYER + "pre_feedforward_layernorm.weight", "{i}.mlp_norm"),
+    Rule(LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
 )
 _GLM = (
-    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
-    Rule(_LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),
-    Rule(_LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
+    *(*MODEL, *ATTENTION, *PRE_NORMS),
+    Rule(LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),
+    Rule(LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
 )
 _GLM4 = (
-    *(*_MODEL, *_ATTENTION, *_GLM[-2:]),
-    Rule(_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
-    Rule(_LAYER + "post_self_attn_layernorm.weight", "{i}.attention_after"),
-    Rule(_LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
-    Rule(_LAYER + "post_mlp_layernorm.weight", "{i}.mlp_after"),
+    *(*MODEL, *ATTENTION, *_GLM[-2:]),
+    Rule(LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    Rule(LAYER + "post_self_attn_layernorm.weight", "{i}.attention_after"),
+    Rule(LAYER + "post_attention_layernorm.weight", "{i}.mlp_norm"),
+    Rule(LAYER + "post_mlp_layernorm.weight", "{i}.mlp_after"),
 )
 _HYPERCLOVAX = (
-    *_LLAMA,
-    Rule(_LAYER + "post_norm1.weight", "{i}.attention_after"),
-    Rule(_LAYER + "post_norm2.weight", "{i}.mlp_after"),
+    *LLAMA,
+    Rule(LAYER + "post_norm1.weight", "{i}.attention_after"),
+    Rule(LAYER + "post_norm2.weight", "{i}.mlp_after"),
 )
 
 
 def _ungated(up: str, down: str) -> tuple[Rule, ...]:
     return (
-        *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
-        Rule(f"{_LAYER}mlp.{up}.weight", "{i}.gate_up.weight"),
-        Rule(f"{_LAYER}mlp.{up}.bias", "{i}.gate_up.bias"),
-        Rule(f"{_LAYER}mlp.{down}.weight", "{i}.down.weight"),
-        Rule(f"{_LAYER}mlp.{down}.bias", "{i}.down.bias"),
+        *(*MODEL, *ATTENTION, *PRE_NORMS),
+        Rule(f"{LAYER}mlp.{up}.weight", "{i}.gate_up.weight"),
+        Rule(f"{LAYER}mlp.{up}.bias", "{i}.gate_up.bias"),
+        Rule(f"{LAYER}mlp.{down}.weight", "{i}.down.weight"),
+        Rule(f"{LAYER}mlp.{down}.bias", "{i}.down.bias"),
     )
 
 
 _UNGATED = _ungated("up_proj", "down_proj")
 _STARCODER2 = _ungated("c_fc", "c_proj")
 _PHI3 = (
-    *(*_MODEL, *_PRE_NORMS),
-    Rule(_LAYER + "self_attn.qkv_proj.weight", "{i}.qkv.weight", None),
-    Rule(_LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
-    Rule(_LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),
-    Rule(_LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
+    *(*MODEL, *PRE_NORMS),
+    Rule(LAYER + "self_attn.qkv_proj.weight", "{i}.qkv.weight", None),
+    Rule(LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
+    Rule(LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),
+    Rule(LAYER + "mlp.down_proj.weight", "{i}.down.weight"),
 )
 
 _NEOX_LAYER = "gpt_neox.layers.{i}."
@@ -212,53 +152,43 @@ _GPT2 = (
 )
 
 _MIXTRAL = (
-    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
-    Rule(_LAYER + "block_sparse_moe.gate.weight", "{i}.router"),
-    *_experts(_LAYER + "block_sparse_moe.experts.{e}.", "w1", "w3", "w2"),
+    *(*MODEL, *ATTENTION, *PRE_NORMS),
+    Rule(LAYER + "block_sparse_moe.gate.weight", "{i}.router"),
+    *expert_rules(LAYER + "block_sparse_moe.experts.{e}.", "w1", "w3", "w2"),
 )
-_QWEN_MOE = (
-    *_LLAMA,
-    Rule(_LAYER + "mlp.gate.weight", "{i}.router"),
-    *_experts(_LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
-    Rule(_LAYER + "mlp.shared_expert.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
-    Rule(_LAYER + "mlp.shared_expert.up_proj.weight", "{i}.shared.gate_up.weight", 1),
-    Rule(_LAYER + "mlp.shared_expert.down_proj.weight", "{i}.shared.down.weight"),
-    Rule(_LAYER + "mlp.shared_expert_gate.weight", "{i}.shared.gate"),
-)
-
 _CORRECTED = (
-    Rule(_LAYER + "mlp.gate.weight", "{i}.router"),
-    Rule(_LAYER + "mlp.gate.e_score_correction_bias", "{i}.router.correction"),
-    *_experts(_LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
-    Rule(_LAYER + "mlp.shared_experts.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
-    Rule(_LAYER + "mlp.shared_experts.up_proj.weight", "{i}.shared.gate_up.weight", 1),
-    Rule(_LAYER + "mlp.shared_experts.down_proj.weight", "{i}.shared.down.weight"),
+    Rule(LAYER + "mlp.gate.weight", "{i}.router"),
+    Rule(LAYER + "mlp.gate.e_score_correction_bias", "{i}.router.correction"),
+    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+    Rule(LAYER + "mlp.shared_experts.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
+    Rule(LAYER + "mlp.shared_experts.up_proj.weight", "{i}.shared.gate_up.weight", 1),
+    Rule(LAYER + "mlp.shared_experts.down_proj.weight", "{i}.shared.down.weight"),
 )
-_GLM4_MOE = (*_LLAMA, *_CORRECTED)
+_GLM4_MOE = (*LLAMA, *_CORRECTED)
 _ERNIE_MOE = (
     *(rule for rule in _GLM4_MOE if not rule.parameter.endswith(".correction")),
     Rule(
-        *(_LAYER + "mlp.moe_statics.e_score_correction_bias", "{i}.router.correction", 0),
+        *(LAYER + "mlp.moe_statics.e_score_correction_bias", "{i}.router.correction", 0),
         OneRow(),
     ),
 )
 _MINIMAX_M2 = (
     *_MIXTRAL,
-    Rule(_LAYER + "block_sparse_moe.e_score_correction_bias", "{i}.router.correction"),
+    Rule(LAYER + "block_sparse_moe.e_score_correction_bias", "{i}.router.correction"),
 )
 _HUNYUAN = (
-    *(rule for rule in _LLAMA if not rule.parameter.endswith(("query_norm", "key_norm"))),
-    Rule(_LAYER + "self_attn.query_layernorm.weight", "{i}.query_norm"),
-    Rule(_LAYER + "self_attn.key_layernorm.weight", "{i}.key_norm"),
-    Rule(_LAYER + "mlp.gate.wg.weight", "{i}.router"),
-    *_experts(_LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
-    Rule(_LAYER + "mlp.shared_mlp.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
-    Rule(_LAYER + "mlp.shared_mlp.up_proj.weight", "{i}.shared.gate_up.weight", 1),
-    Rule(_LAYER + "mlp.shared_mlp.down_proj.weight", "{i}.shared.down.weight"),
+    *(rule for rule in LLAMA if not rule.parameter.endswith(("query_norm", "key_norm"))),
+    Rule(LAYER + "self_attn.query_layernorm.weight", "{i}.query_norm"),
+    Rule(LAYER + "self_attn.key_layernorm.weight", "{i}.key_norm"),
+    Rule(LAYER + "mlp.gate.wg.weight", "{i}.router"),
+    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+    Rule(LAYER + "mlp.shared_mlp.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
+    Rule(LAYER + "mlp.shared_mlp.up_proj.weight", "{i}.shared.gate_up.weight", 1),
+    Rule(LAYER + "mlp.shared_mlp.down_proj.weight", "{i}.shared.down.weight"),
 )
-_GRANITE_MOE_LAYER = _LAYER + "block_sparse_moe."
+_GRANITE_MOE_LAYER = LAYER + "block_sparse_moe."
 _GRANITE_MOE = (
-    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
+    *(*MODEL, *ATTENTION, *PRE_NORMS),
     Rule(_GRANITE_MOE_LAYER + "router.layer.weight", "{i}.router"),
     Rule(
         *(_GRANITE_MOE_LAYER + "input_linear.weight", "{i}.experts.gate_up", None),
@@ -268,47 +198,47 @@ _GRANITE_MOE = (
         *(_GRANITE_MOE_LAYER + "output_linear.weight", "{i}.experts.down", None),
         StackedExperts(outputs_first=True),
     ),
-    Rule(_LAYER + "shared_mlp.input_linear.weight", "{i}.shared.gate_up.weight", None),
-    Rule(_LAYER + "shared_mlp.output_linear.weight", "{i}.shared.down.weight"),
+    Rule(LAYER + "shared_mlp.input_linear.weight", "{i}.shared.gate_up.weight", None),
+    Rule(LAYER + "shared_mlp.output_linear.weight", "{i}.shared.down.weight"),
 )
 _DEEPSEEK = (
-    *(*_MODEL, *_MLP, *_PRE_NORMS, *_CORRECTED),
-    Rule(_LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
-    Rule(_LAYER + "self_attn.kv_a_proj_with_mqa.bias", "{i}.qkv.bias", 1),
-    Rule(_LAYER + "self_attn.kv_a_layernorm.weight", "{i}.latent_norm"),
-    Rule(_LAYER + "self_attn.kv_b_proj.weight", "{i}.latent_up"),
-    Rule(_LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
-    Rule(_LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
+    *(*MODEL, *MLP, *PRE_NORMS, *_CORRECTED),
+    Rule(LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
+    Rule(LAYER + "self_attn.kv_a_proj_with_mqa.bias", "{i}.qkv.bias", 1),
+    Rule(LAYER + "self_attn.kv_a_layernorm.weight", "{i}.latent_norm"),
+    Rule(LAYER + "self_attn.kv_b_proj.weight", "{i}.latent_up"),
+    Rule(LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
+    Rule(LAYER + "self_attn.o_proj.bias", "{i}.output.bias"),
 )
 _DEEPSEEK_PLAIN = (
     *_DEEPSEEK,
-    Rule(_LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
+    Rule(LAYER + "self_attn.q_proj.weight", "{i}.qkv.weight", 0),
 )
 _DEEPSEEK_RANKED = (
     *_DEEPSEEK,
-    Rule(_LAYER + "self_attn.q_a_proj.weight", "{i}.qkv.weight", 0),
-    Rule(_LAYER + "self_attn.q_a_proj.bias", "{i}.qkv.bias", 0),
-    Rule(_LAYER + "self_attn.q_a_layernorm.weight", "{i}.query_norm"),
-    Rule(_LAYER + "self_attn.q_b_proj.weight", "{i}.query_up.weight"),
+    Rule(LAYER + "self_attn.q_a_proj.weight", "{i}.qkv.weight", 0),
+    Rule(LAYER + "self_attn.q_a_proj.bias", "{i}.qkv.bias", 0),
+    Rule(LAYER + "self_attn.q_a_layernorm.weight", "{i}.query_norm"),
+    Rule(LAYER + "self_attn.q_b_proj.weight", "{i}.query_up.weight"),
 )
-_LLAMA4_MLP = _LAYER + "feed_forward."
+_LLAMA4_MLP = LAYER + "feed_forward."
 _LLAMA4 = (
-    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
+    *(*MODEL, *ATTENTION, *PRE_NORMS),
     Rule(_LLAMA4_MLP + "gate_proj.weight", "{i}.gate_up.weight", 0),
     Rule(_LLAMA4_MLP + "up_proj.weight", "{i}.gate_up.weight", 1),
     Rule(_LLAMA4_MLP + "down_proj.weight", "{i}.down.weight"),
     Rule(_LLAMA4_MLP + "router.weight", "{i}.router"),
-    *_stacked(_LLAMA4_MLP + "experts.", StackedExperts()),
+    *stacked_rules(_LLAMA4_MLP + "experts.", StackedExperts()),
     Rule(_LLAMA4_MLP + "shared_expert.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
     Rule(_LLAMA4_MLP + "shared_expert.up_proj.weight", "{i}.shared.gate_up.weight", 1),
     Rule(_LLAMA4_MLP + "shared_expert.down_proj.weight", "{i}.shared.down.weight"),
 )
 _GPT_OSS = (
-    *(*_MODEL, *_ATTENTION, *_PRE_NORMS),
-    Rule(_LAYER + "self_attn.sinks", "{i}.sinks"),
-    Rule(_LAYER + "mlp.router.weight", "{i}.router"),
-    Rule(_LAYER + "mlp.router.bias", "{i}.router.bias"),
-    *_stacked(_LAYER + "mlp.experts.", StackedExperts(in_turn=True)),
+    *(*MODEL, *ATTENTION, *PRE_NORMS),
+    Rule(LAYER + "self_attn.sinks", "{i}.sinks"),
+    Rule(LAYER + "mlp.router.weight", "{i}.router"),
+    Rule(LAYER + "mlp.router.bias", "{i}.router.bias"),
+    *stacked_rules(LAYER + "mlp.experts.", StackedExperts(in_turn=True)),
 )
 
 
@@ -317,11 +247,13 @@ def _in_language_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule._replace(pattern="language_model." + rule.pattern) for rule in rules)
 
 
-# Here the head is the whole model's own.
-_QWEN3_VL = tuple(
-    rule._replace(pattern=re.sub(r"^model\.", "model.language_model.", rule.pattern))
-    for rule in _LLAMA
-)
+def _beside_images(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The same where the head is the whole model's own."""
+    return tuple(
+        rule._replace(pattern=re.sub(r"^model\.", "model.language_model.", rule.pattern))
+        for rule in rules
+    )
+
 
 _TABLES = {
     "arcee": _UNGATED,
@@ -329,7 +261,7 @@ _TABLES = {
     "deepseek_ranked": _DEEPSEEK_RANKED,
     "dots1": _GLM4_MOE,
     "ernie4_5_moe": _ERNIE_MOE,
-    "exaone4": _OLMO2,
+    "exaone4": OLMO2,
     "falcon": _FALCON,
     "falcon_two_norms": _FALCON_TWO_NORMS,
     "gemma2": _GEMMA2,
@@ -347,19 +279,27 @@ _TABLES = {
     "hunyuan_v1_moe": _HUNYUAN,
     "hyperclovax": _HYPERCLOVAX,
     "jais2": _UNGATED,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2,
     "llama4": _in_language_model(_LLAMA4),
     "llama4_text": _LLAMA4,
     "minimax_m2": _MINIMAX_M2,
-    "mistral3": _in_language_model(_LLAMA),
+    "mistral3": _in_language_model(LLAMA),
     "mixtral": _MIXTRAL,
     "nemotron": _UNGATED,
-    "olmo2": _OLMO2,
-    "olmo3": _OLMO2,
-    "olmoe": _QWEN_MOE,
+    "olmo2": OLMO2,
+    "olmo3": OLMO2,
+    "olmo_hybrid": OLMO_HYBRID,
+    "olmoe": QWEN_MOE,
     "phi3": _PHI3,
-    "qwen2_moe": _QWEN_MOE,
-    "qwen3_moe": _QWEN_MOE,
-    "qwen3_vl": _QWEN3_VL,
+    "qwen2_moe": QWEN_MOE,
+    "qwen3_5": _beside_images(QWEN3_5),
+    "qwen3_5_moe": _beside_images(QWEN3_5),
+    "qwen3_5_moe_text": QWEN3_5,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_moe": QWEN_MOE,
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_vl": _beside_images(LLAMA),
     "solar_open": _GLM4_MOE,
     "starcoder2": _STARCODER2,
 }

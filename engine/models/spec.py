@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from engine.models.recurrence import RecurrenceSpec, layer_state_bytes
+
 
 @dataclass(frozen=True)
 class LinearScaling:
@@ -80,6 +82,14 @@ class RopeSpec:
     interleaved: bool = False
 
 
+# Where a layer's norms stand, x being the residual stream:
+#   pre:      x += attention(norm(x));        x += mlp(norm(x))            Llama
+#   post:     x += norm(attention(x));        x += norm(mlp(x))            OLMo 2
+#   sandwich: x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))      Gemma 2
+#   parallel: x += attention(norm(x)) + mlp(norm(x))                       GPT-NeoX, Cohere
+Placement = Literal["pre", "post", "sandwich", "parallel"]
+
+
 @dataclass(frozen=True)
 class LayerSpec:
     """Where layers of one model may differ."""
@@ -89,14 +99,10 @@ class LayerSpec:
     local_rope: bool = False  # by the model's other frequencies, of its windowed layers
     experts: bool = False  # a mixture of experts in place of the MLP
     chunk: int | None = None  # a position sees none before its own chunk of so many; None: all
+    recurrent: bool = False  # the model's recurrence in place of attention
+    placement: Placement | None = None  # of its norms; None: as in the model's other layers
 
 
-# Where a layer's norms stand, x being the residual stream:
-#   pre:      x += attention(norm(x));        x += mlp(norm(x))            Llama
-#   post:     x += norm(attention(x));        x += norm(mlp(x))            OLMo 2
-#   sandwich: x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))      Gemma 2
-#   parallel: x += attention(norm(x)) + mlp(norm(x))                       GPT-NeoX, Cohere
-Placement = Literal["pre", "post", "sandwich", "parallel"]
 NormKind = Literal["rms", "layer"]
 Scoring = Literal["softmax", "sigmoid"]
 
@@ -226,6 +232,8 @@ class DecoderSpec:
     mlp_bias: bool = False
     moe: MoeSpec | None = None  # of the layers that have experts
     latent: LatentSpec | None = None  # then there is one KV head, of the latent's width
+    recurrence: RecurrenceSpec | None = None  # of the layers that have one in place of attention
+    attention_gate: bool = False  # what attention gives is scaled by sigmoids of the token
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     norms_turned: bool = False  # with qk_norm: behind rope instead
     unit_qk_norm: bool = False  # the same without weights, in layers with rope
@@ -252,6 +260,16 @@ class DecoderSpec:
         """Decoder layers."""
         return len(self.layers)
 
+    @cached_property
+    def num_paged_layers(self) -> int:
+        """Those that keep keys and values; the others keep a state for each sequence."""
+        return sum(not layer.recurrent for layer in self.layers)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer keeps a state, which no token can be taken back from."""
+        return self.num_paged_layers < self.num_layers
+
     @property
     def first_layer(self) -> int:
         """The number of the first of its layers among all that the model has."""
@@ -272,15 +290,13 @@ class DecoderSpec:
         """What attention scores are multiplied by."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
-    @property
-    def has_input_norms(self) -> bool:
-        """Whether attention and MLP read norms."""
-        return self.placement != "post"
+    def has_input_norms(self, layer: LayerSpec) -> bool:
+        """Whether a layer's attention and MLP read norms."""
+        return (layer.placement or self.placement) != "post"
 
-    @property
-    def has_output_norms(self) -> bool:
-        """Whether what attention and MLP give is normed before it is added."""
-        return self.placement in ("post", "sandwich")
+    def has_output_norms(self, layer: LayerSpec) -> bool:
+        """Whether what they give is normed before it is added."""
+        return (layer.placement or self.placement) in ("post", "sandwich")
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -307,7 +323,12 @@ class DecoderSpec:
         """Widths of what a token is first projected to, in attention."""
         if self.latent:
             return self.latent.projected(self.num_heads)
-        return self.query_size, self.kv_size, self.kv_size
+        return self.query_size + self.gate_size, self.kv_size, self.kv_size
+
+    @property
+    def gate_size(self) -> int:
+        """Width of the gates of what attention gives, which are made with the queries."""
+        return self.query_size if self.attention_gate else 0
 
     @property
     def attended_size(self) -> int:
@@ -321,8 +342,9 @@ class DecoderSpec:
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
-        """The distinct windows of the layers."""
-        return tuple(dict.fromkeys(layer.window for layer in self.layers))
+        """The distinct windows of the layers that attend."""
+        attending = (layer for layer in self.layers if not layer.recurrent)
+        return tuple(dict.fromkeys(layer.window for layer in attending))
 
     @property
     def widest_window(self) -> int | None:
@@ -355,4 +377,11 @@ class DecoderSpec:
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """``2 * layers * kv_heads * head_dim * itemsize``; once where values are parts of keys."""
-        return (1 if self.latent else 2) * self.num_layers * self.kv_size * itemsize
+        return (1 if self.latent else 2) * self.num_paged_layers * self.kv_size * itemsize
+
+    def state_bytes(self, itemsize: int) -> int:
+        """What a sequence's states take, in all layers that keep one."""
+        if self.recurrence is None:
+            return 0
+        count = self.num_layers - self.num_paged_layers
+        return count * layer_state_bytes(self.recurrence, itemsize)

@@ -123,6 +123,11 @@ class PackedPlaces:
     targets: Mapping[str, Target]
     taken: frozenset[str]
 
+    @property
+    def filled(self) -> Iterator[Target]:
+        """What they fill."""
+        return (place.target for places in self.places.values() for place in places)
+
 
 def find_packed(
     spec: Spec, headers: list[Header], tables: Tables, stored_as: Format | None
@@ -142,12 +147,14 @@ def find_packed(
         for entry in header.entries.values()
     }
     present = {name: entry for name, (_, entry) in found.items()}
+    # Modules of which something is there: of several names for the same a checkpoint has one.
+    modules = {name.rpartition(mark)[0] for name in present for mark in "._"}.union(present)
     places: dict[str, tuple[PackedPlace, ...]] = {}
     left = dict(tables.targets)
     taken: set[str] = set()
     for name, target in tables.targets.items():
         shape = tables.parameters[target.parameter].part_shape(target.part)
-        if len(shape) != 2:
+        if len(shape) != 2 or name.removesuffix(".weight") not in modules:
             continue
         recipe = stored_as.recipe(name, (shape[0], shape[1]), present)
         if recipe is None:

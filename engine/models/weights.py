@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.models.layouts import Layout
-from engine.models.names import Rule, rules_of
-from engine.models.spec import DecoderSpec, LatentSpec, MoeSpec
+from engine.models.names import rules_of
+from engine.models.recurrence import GatedDeltaSpec, RecurrenceSpec, ShortConvSpec
+from engine.models.rules import Rule
+from engine.models.spec import DecoderSpec, LatentSpec, LayerSpec, MoeSpec
 
 # Buffers that older checkpoints carry; they are computed here.
 _COMPUTED = re.compile(
@@ -75,7 +77,10 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         found |= _norm(spec, "norm", spec.hidden_size)
     for i, layer_spec in enumerate(spec.layers, spec.first_layer):
         mlp = _experts(spec, spec.moe) if layer_spec.experts and spec.moe else _mlp(spec)
-        layer = _attention(spec) | mlp | _norms(spec)
+        mixer = _attention(spec)
+        if layer_spec.recurrent and spec.recurrence:
+            mixer = _recurrent(spec.recurrence, spec.hidden_size)
+        layer = mixer | mlp | _norms(spec, layer_spec)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
     return found
 
@@ -109,6 +114,11 @@ _UNREAD = {
     "gemma3": ("vision_tower.", "multi_modal_projector."),
     "llama4": ("vision_model.", "multi_modal_projector."),
     "mistral3": ("vision_tower.", "multi_modal_projector."),
+    "qwen3_5": ("model.visual.", "mtp."),
+    "qwen3_5_moe": ("model.visual.", "mtp."),
+    "qwen3_5_moe_text": ("mtp.",),
+    "qwen3_5_text": ("mtp.",),
+    "qwen3_next": ("mtp.",),
     "qwen2_5_vl": ("visual.",),
     "qwen2_vl": ("visual.",),
     "qwen3_vl": ("model.visual.",),
@@ -217,16 +227,53 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     return found
 
 
-def _norms(spec: DecoderSpec) -> dict[str, Parameter]:
+def _recurrent(spec: RecurrenceSpec, hidden: int) -> dict[str, Parameter]:
+    """What a layer has in place of attention; see ``engine/models/recurrent.py``."""
+    if isinstance(spec, ShortConvSpec):
+        own = _short_conv(spec, hidden)
+    else:
+        own = _gated_delta(spec, hidden)
+    return {f"recurrent.{name}": parameter for name, parameter in own.items()}
+
+
+def _short_conv(spec: ShortConvSpec, hidden: int) -> dict[str, Parameter]:
+    channels = spec.channels
+    found = {
+        "input.weight": Parameter((3 * channels,), (hidden,)),
+        "conv.weight": Parameter((channels,), (spec.width,)),
+        "output.weight": Parameter((hidden,), (channels,)),
+    }
+    if spec.bias:
+        found["input.bias"] = Parameter((3 * channels,))
+        found["conv.bias"] = Parameter((channels,))
+        found["output.bias"] = Parameter((hidden,))
+    return found
+
+
+def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
+    heads, values = spec.num_value_heads, spec.value_size
+    mixed = spec.mixed_sizes if spec.apart else (spec.channels,)
+    return {
+        "input.weight": Parameter((*mixed, values), (hidden,)),
+        "gates.weight": Parameter((heads, heads), (hidden,)),
+        "conv.weight": Parameter(mixed, (spec.width,)),
+        "log_a": Parameter((heads,), is_exact=True),
+        "dt_bias": Parameter((heads,), is_exact=True),
+        "norm": Parameter((spec.value_dim,), is_norm=True),
+        "output.weight": Parameter((hidden,), (values,)),
+    }
+
+
+def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
-    if spec.has_input_norms:
+    if spec.has_input_norms(layer):
         found |= _norm(spec, "attention_norm", spec.hidden_size)
         if not spec.shared_norm:
             found |= _norm(spec, "mlp_norm", spec.hidden_size)
-    if spec.has_output_norms:
+    if spec.has_output_norms(layer):
         found |= _norm(spec, "attention_after", spec.hidden_size)
         found |= _norm(spec, "mlp_after", spec.hidden_size)
-    if spec.qk_norm or spec.wide_qk_norm:
+    if (spec.qk_norm or spec.wide_qk_norm) and not layer.recurrent:
         head = spec.head_dim
         query, key = (head, head) if spec.qk_norm else (spec.query_size, spec.kv_size)
         found["query_norm"] = Parameter((query,), is_norm=True)

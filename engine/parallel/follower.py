@@ -233,7 +233,7 @@ class Follower:
         elif isinstance(message, CopyBlocks):
             pairs = unpack(message.pairs).reshape(-1, 2)
             sources, targets = self._send(pairs[:, 0].copy(), pairs[:, 1].copy())
-            for layer in self._cache.layers:
+            for layer in self._cache.paged:
                 self._plan.kernels.operations.copy_blocks(layer, sources.long(), targets.long())
 
     def _forward(self, message: Forward) -> None:

@@ -55,7 +55,10 @@ def choose_method(
     if told:
         logger.info("linear layers: %s", told)
     packed = _packed_form(dtype, device, stored)
-    return WeightMethod(dense, packed, _stacked_form(quantization, dtype, device))
+    plain = dense
+    if quantization is not None:
+        plain, _ = _dense_form(None, dtype, device, invariant=invariant)
+    return WeightMethod(dense, packed, _stacked_form(quantization, dtype, device), plain)
 
 
 def refuse_codes(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -28,6 +28,7 @@ class WeightMethod:
     dense: DenseForm
     packed: PackedForm
     stacked: StackedForm
+    plain: DenseForm  # of what is not rounded
 
     def make(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """See ``LinearMethod``. Parts that cannot be one weight become layers side by side."""
@@ -43,6 +44,10 @@ class WeightMethod:
                 layers.append(self.dense.make(part, own))
             begin += part.shape[0]
         return layers[0] if len(layers) == 1 else JoinedLinear(layers)
+
+    def make_plain(self, weight: torch.Tensor) -> Linear:
+        """See ``LinearMethod``."""
+        return self.plain.make(weight, None)
 
     def make_head(self, weight: Weight) -> Head:
         """See ``LinearMethod``."""

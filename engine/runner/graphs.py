@@ -211,6 +211,7 @@ class DecodeGraphs:
                 slot_mapping=inputs.slot_mapping,
                 positions=inputs.positions,
                 rotations=self._model.rotations(inputs.positions),
+                rows=rows,
             )
             given = inputs.input_ids, state, self._cache.layers
             if self._features is None or kept is None:
@@ -242,7 +243,7 @@ class DecodeGraphs:
 
     def _longest(self, size: int) -> int:
         """The bound of each row's length, so that all together hold what the cache can."""
-        num_blocks, _, block_size, _ = self._cache.layers[0].keys.shape
+        num_blocks, _, block_size, _ = self._cache.paged[0].keys.shape
         of_a_row = self._rows.host_tables.shape[1] * block_size
         return min(of_a_row, -(-_SHARING * num_blocks * block_size // size))
 

@@ -14,6 +14,7 @@ import torch
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
+from engine.kv_cache.states import make_states
 from engine.kv_cache.storage import KVCache, plan_memory
 from engine.lora.store import AdapterStore
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config
@@ -44,6 +45,7 @@ from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Runner
+from engine.runner.refusals import refuse_unkept
 from engine.runner.rehearsals import Rehearsals
 from engine.runner.resting import Recipe, RestingModel, source_name
 from engine.runner.rows import RowTable
@@ -148,15 +150,22 @@ class LoadedDecoder:
         config, spec = plan.config, plan.spec
         kernels, attention = plan.kernels, plan.attention
         dtype, device = attention.dtype, attention.device
+        # A step that other stages compute holds its rows, though they may be removed meanwhile.
+        lines_a_row = 2 if plan.config.pipeline_parallel_size > 1 else 1
+        max_num_rows = lines_a_row * (memory.num_states or config.scheduler.max_num_seqs)
         cache = KVCache(
-            spec, memory.num_blocks, memory.block_size, dtype, device, attention.cache_dtype
+            spec,
+            memory.num_blocks,
+            memory.block_size,
+            dtype,
+            device,
+            attention.cache_dtype,
+            make_states(spec, max_num_rows + 1, dtype, device),
         )
         peers = None if team is None else team.group
         decoder = Decoder(spec, loaded.modules, kernels, memory.max_model_len, peers)
-        # A step that other stages compute holds its rows, though they may be removed meanwhile.
-        lines_a_row = 2 if plan.config.pipeline_parallel_size > 1 else 1
         rows = RowTable(
-            max_num_rows=lines_a_row * config.scheduler.max_num_seqs,
+            max_num_rows=max_num_rows,
             max_num_blocks=min(memory.num_blocks, -(-memory.max_model_len // memory.block_size)),
             vocab_size=spec.vocab_size,
             eos_token_ids=spec.eos_token_ids,
@@ -203,6 +212,7 @@ def _load_decoder(
 ) -> LoadedDecoder:
     """Read a decoder; with ``threads`` and ``memory`` as they were planned for it before."""
     assert isinstance(model.spec, DecoderSpec)
+    refuse_unkept(config, model.spec)
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
         raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
     if config.num_ranks == 1:
@@ -339,7 +349,7 @@ def _graphs(
         return DecodePrograms(
             decoder, cache, kernels, attention, rows, adapters=adapters, features=features
         )
-    most = config.scheduler.max_num_seqs
+    most = rows.spare_slot  # those before it
     return DecodeGraphs(decoder, cache, kernels, attention, rows, most, CudaCapture(), features)
 
 
@@ -420,6 +430,7 @@ def _info(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
         generation=config.generation,
         generates=spec.generates,
         window=_remembered(config, plan.whole),
+        is_recurrent=plan.whole.is_recurrent,
         pooling=PoolingInfo(
             kind=kind,
             size=spec.hidden_size,

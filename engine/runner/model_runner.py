@@ -211,7 +211,7 @@ class ModelRunner:
                 ready = self._load(later)
             sampled, told = self._run(rows, later, ready)
             passes.append(Outcome(rows, places, sampled, *told, self._downloads))
-        return OnTheWay(PassesOutcome(passes))
+        return OnTheWay(PassesOutcome(passes, keeps_states=self._info.is_recurrent))
 
     def _load(
         self,
@@ -323,7 +323,7 @@ class ModelRunner:
             if self._team is not None:
                 self._team.copy(copies)
             sources, targets = sent.copy_sources.long(), sent.copy_targets.long()
-            for layer in self._cache.layers:
+            for layer in self._cache.paged:
                 operations.copy_blocks(layer, sources, targets)
         inputs = build(batch, sent.rows, table, spec.block_size, operations)
         where = geometry(batch, sent.rows, inputs.seq_lens, table)
@@ -332,6 +332,7 @@ class ModelRunner:
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
+            rows=sent.rows,
         )
         if adapted is not None:
             of_tokens, of_wanted = step_adapters(self._adapters, adapted, batch, operations)

@@ -39,23 +39,41 @@ def later_passes(
 
 
 class PassesOutcome:
-    """The results of a step's passes, each on its way to the host; the first one first."""
+    """The results of a step's passes, each on its way to the host; the first one first.
 
-    def __init__(self, passes: Sequence[Outcome]) -> None:
+    Args:
+        passes: what came of each.
+        keeps_states: the model has a state of each row, which has made all passes.
+    """
+
+    def __init__(self, passes: Sequence[Outcome], *, keeps_states: bool = False) -> None:
         self._passes = passes
+        self._keeps_states = keeps_states
 
     def result(self) -> StepResult:
         """Wait for all of them, and tell their tokens row by row.
 
         A row that fails in a later pass has had that many passes: what it does in the next step
-        tells the failure.
+        tells the failure. A row whose state is past that pass fails now.
         """
         first, *later = [each.result() for each in self._passes]
         tokens = dict(zip(first.ids, first.token_ids, strict=True))
         failed = set(first.errors)
+        errors = dict(first.errors)
         for result in later:
             failed.update(result.errors)
+            if self._keeps_states:
+                errors |= result.errors
             for row_id, token_ids in zip(result.ids, result.token_ids, strict=True):
                 if row_id not in failed:
                     tokens[row_id] += token_ids
-        return msgspec.structs.replace(first, token_ids=tuple(tokens.values()))
+        if len(errors) == len(first.errors):
+            return msgspec.structs.replace(first, token_ids=tuple(tokens.values()))
+        told = {row_id: ids for row_id, ids in tokens.items() if row_id not in errors}
+        return msgspec.structs.replace(
+            first,
+            ids=tuple(told),
+            token_ids=tuple(told.values()),
+            logprobs=(None,) * len(told),  # rows with several passes are told without any
+            errors=errors,
+        )

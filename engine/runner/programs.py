@@ -193,6 +193,7 @@ class DecodePrograms:
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
+            rows=rows,
             adapters=adapters,
             wanted_adapters=adapters,
         )

@@ -29,7 +29,7 @@ from engine.scheduler.policy import make_policy
 from engine.scheduler.results import ResultTaker
 from engine.scheduler.sequence import Sequence, leader_of, sequence_of
 from engine.scheduler.state import SchedulerState
-from engine.scheduler.step import Planned, replay
+from engine.scheduler.step import Planned, from_the_start, replay
 from engine.speculation.speculator import Speculator
 from engine.types import EngineOutput, EngineStats, Request, StepPlan, StepResult
 
@@ -52,6 +52,8 @@ class Scheduler:
         max_model_len: longest context, in tokens of prompt and output.
         window: positions that a token sees, itself included, in a model all of whose layers have a
             window: what no later token sees is given back; None: all.
+        recurrent: the model keeps a state of each sequence, which begins at its first token: no
+            sequence takes over blocks that another has computed.
         eos_token_ids: tokens that end a sequence unless it asks to ignore them.
         speculator: guesses tokens ahead; None: nobody does.
     """
@@ -63,6 +65,7 @@ class Scheduler:
         *,
         max_model_len: int,
         window: int | None = None,
+        recurrent: bool = False,
         eos_token_ids: Iterable[int] = (),
         speculator: Speculator | None = None,
     ) -> None:
@@ -70,6 +73,8 @@ class Scheduler:
         self._max_len = min(max_model_len, pool.num_blocks * pool.block_size)
         self._eos = frozenset(eos_token_ids)
         self._num_added = 0
+        self._recurrent = recurrent
+        self._step_tokens = config.step_tokens
         self._state = SchedulerState(pool, make_policy(config.policy), speculator, window)
         self._planner = Planner(config, self._state, speculator)
         self._results = ResultTaker(self._state, speculator)
@@ -130,7 +135,8 @@ class Scheduler:
         adapter = request.adapter.id if request.adapter else ""
         chain = self._pool.chain(request.cache_salt, adapter)
         seq = sequence_of(request, self._num_added, chain, self._max_len, self._eos, grammar)
-        seq.leader = leader_of(seq, live)
+        if not self._recurrent:
+            seq.leader = leader_of(seq, live)
         self._num_added += 1
         self._state.enqueue(seq)
 
@@ -208,15 +214,18 @@ class Scheduler:
         """What has happened since the last output, without a step."""
         return self._results.tell(0)
 
-    def replay(self, plan: StepPlan, rows: Iterable[ScheduledRow]) -> StepPlan:
-        """The part of ``plan`` that computes ``rows``, for a runner that knows none of them.
+    def replay(self, plan: StepPlan, rows: Iterable[ScheduledRow]) -> list[StepPlan]:
+        """The part of ``plan`` that computes ``rows``, for a runner that knows none of them: the
+        last of the plans that are returned. Those before it bring it about that it can be run; they
+        tell nothing that is not known.
 
         For use between ``fail()`` and ``update(plan, ...)``, after the plan itself could not be
         run: each row is removed and added again, with its whole block table. Rows of sequences that
         have ended or were preempted since are not in it. See the runner's row contract.
         """
         seqs = {seq.id: seq for seq in self._planned[0].seqs}
-        return replay(plan, seqs, rows)
+        last = replay(plan, seqs, rows)
+        return from_the_start(last, seqs, self._step_tokens) if self._recurrent else [last]
 
     def stats(self) -> EngineStats:
         """A snapshot of the queues, the blocks and the counters, in O(1)."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from msgspec import structs
+
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockTable
 from engine.plan_rows import PlanRows, ScheduledRow
@@ -153,3 +155,31 @@ def replay(plan: StepPlan, seqs: Mapping[str, Sequence], rows: Iterable[Schedule
         added=tuple(added),
         removed=tuple(removed),
     )
+
+
+def from_the_start(
+    plan: StepPlan, seqs: Mapping[str, Sequence], step_tokens: int
+) -> list[StepPlan]:
+    """What must be run so that ``plan`` can be, for a runner that keeps a state of each sequence:
+    its rows' tokens from the first one on, row by row; and the plan itself, behind these.
+
+    Args:
+        plan: made by ``replay``.
+        seqs: of its rows, by id.
+        step_tokens: the most that a step computes.
+    """
+    leads: list[StepPlan] = []
+    rows, added = PlanRows(), {row.request.id: row for row in plan.added}
+    for row in plan.rows:
+        blocks = row.new_block_ids
+        for begin in range(0, row.start, step_tokens):
+            tokens = tuple(seqs[row.id].token_ids[begin : min(row.start, begin + step_tokens)])
+            part = ScheduledRow(row.id, begin, tokens, blocks, samples=False)
+            newcomers = (added.pop(row.id),) if row.id in added else ()
+            removed = () if begin else (row.id,)
+            leads.append(StepPlan(rows=PlanRows.of([part]), added=newcomers, removed=removed))
+            blocks = ()
+        rows.append(structs.replace(row, new_block_ids=blocks))
+    known = {row.id for row in plan.rows if row.start}
+    removed = tuple(request_id for request_id in plan.removed if request_id not in known)
+    return [*leads, StepPlan(rows=rows, added=tuple(added.values()), removed=removed)]

@@ -111,7 +111,7 @@ class DraftModel:
         if isinstance(self._programs, DecodePrograms) and features is None and not rejects:
             self._chains = GuessChains(self._programs, self._uploads)
         self._places: dict[str, Place] = {}
-        self._blocks = ReadBlocks(cache.layers[0].keys.shape[0], attention_spec.block_size)
+        self._blocks = ReadBlocks(cache.paged[0].keys.shape[0], attention_spec.block_size)
 
     def tensors(self) -> list[torch.Tensor]:
         """What it has of its own in each block, and what a head reads of the model there; each
@@ -238,7 +238,7 @@ class DraftModel:
             blocks.copy(plan.copies)
             pairs = to_device(torch.tensor(plan.copies), self._spec.device).view(-1, 2)
             sources, targets = pairs.T.contiguous().unbind()
-            for layer in self._cache.layers:
+            for layer in self._cache.paged:
                 self._kernels.operations.copy_blocks(layer, sources, targets)
             if self._features is not None:
                 self._features.copy(plan.copies)

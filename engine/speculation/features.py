@@ -21,8 +21,8 @@ from engine.kv_cache.storage import zeros
 from engine.models.block import StepState, Taps
 from engine.models.decoder import Decoder
 from engine.models.draft_head.network import DraftHead
+from engine.models.recurrent import LayerMemory
 from engine.types import BlockCopy
-from kernels.attention import LayerCache
 from kernels.sending import to_device
 
 
@@ -54,7 +54,7 @@ class Features:
         model: Decoder,
         input_ids: torch.Tensor,
         state: StepState,
-        caches: Sequence[LayerCache],
+        caches: Sequence[LayerMemory],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A forward pass of the model: its result for all tokens, and what is to be kept of each,
         [num_tokens, hidden_size] and [num_tokens, the head's hidden_size]."""

@@ -125,6 +125,11 @@ def plan_draft(
     own = model.spec
     if not isinstance(own, DecoderSpec) or not own.generates:
         raise ModelLoadError(f"the draft model {model.directory} does not generate text")
+    if own.is_recurrent:
+        raise ModelLoadError(
+            f"the draft model {model.directory} is a {own.architecture} model: these keep a state "
+            "of each sequence, from which refused drafts cannot be taken back"
+        )
     _check_vocabulary(config, Path(model.directory), own, spec)
     files = find_weights(config, model, attention.dtype, attention.device, config.seed + 1)
     own_attention = draft_attention(own, attention)

@@ -53,6 +53,7 @@ def make_info(
     window: int | None = None,
     max_idle_blocks: int | None = None,
     num_host_blocks: int = 0,
+    num_states: int = 0,
 ) -> EngineInfo:
     return EngineInfo(
         model="fake",
@@ -74,10 +75,12 @@ def make_info(
             max_model_len=max_model_len,
             max_idle_blocks=max_idle_blocks,
             num_host_blocks=num_host_blocks,
+            num_states=num_states,
         ),
         fingerprint="fake",
         load_s=0.0,
         window=window,
+        is_recurrent=num_states > 0,
         pooling=PoolingInfo(kind="mean", size=2, num_labels=1),
     )
 
@@ -266,11 +269,17 @@ class FakeRunner:
             for position in range(planned.start, planned.start + len(planned.token_ids)):
                 block = row.table[position // self._size]
                 assert 0 <= block < self._info.memory.num_blocks, "no such block"
-                assert holders[block] == 1, "a shared block is written"
                 slot = self._slot(row, position)
+                assert holders[block] == 1 or self.is_again(row, position), (
+                    "a shared block is written"
+                )
                 assert slot not in written, "two tokens in one slot"
                 written.add(slot)
                 self.slots[slot] = row.digest(position)
+
+    def is_again(self, row: _Row, position: int) -> bool:
+        """Whether a shared slot may be written, as with what it holds by one who begins anew."""
+        return False
 
     def _first_seen(self, position: int) -> int:
         window = self._info.window

@@ -96,7 +96,10 @@ def test_parts_of_eight_bits_join_too(kind):
 
 def test_a_layer_of_unlike_parts_is_layers_side_by_side():
     method = WeightMethod(
-        DenseMethod(), WidenedPackedForm(torch.float32), StackedForm(torch.float32, lambda: None)
+        DenseMethod(),
+        WidenedPackedForm(torch.float32),
+        StackedForm(torch.float32, lambda: None),
+        DenseMethod(),
     )
     parts = PackedParts((_weight(4, 32, 32)[0], torch.randn(3, 32), _weight(5, 32, 8)[0]))
     bias, x = torch.randn(12), torch.randn(6, 32)

@@ -107,6 +107,7 @@ def calibrate(config: EngineConfig, seconds: float, on_progress: LoadProgress) -
         cost=cost,
         scheduler=config.scheduler,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_states=memory.num_states,
     )
     return Calibration(replica, errors, info.dtype, config.num_threads)
 

@@ -22,6 +22,7 @@ from tools.plan.simulate import Replica
 from tools.plan.traffic import Arrival, at_rate, draw, rate_of, read_trace
 
 if TYPE_CHECKING:
+    from engine.models.spec import DecoderSpec
     from tools.plan.calibrate import Calibration
 
 _DESCRIPTION = """\
@@ -48,6 +49,7 @@ _AT_LEAST = {
 _SHARES = ("efficiency", "range_ratio")
 _GIB = 2**30
 _USABLE = 0.9  # of a device's memory, as --gpu-memory-utilization has it
+_STATE_SHARE = 0.5  # of what the weights leave, for states of sequences, as an engine has it
 _GPU_BLOCK = 64
 _MAX_BLOCKS = 2**22  # more than any traffic holds; the books of more take memory here
 _ITEMSIZE = 2  # bytes of a weight, and of a number in the KV cache
@@ -219,6 +221,8 @@ def _by_ceilings(options: argparse.Namespace) -> Replica:
     parameters = num_parameters(spec)
     kv_bytes = spec.kv_bytes_per_token(_ITEMSIZE)
     room = options.memory_gib * _GIB * _USABLE - parameters * _ITEMSIZE
+    num_states, state_bytes = _states(spec, options, room)
+    room -= num_states * state_bytes
     num_blocks = min(int(room // (kv_bytes * _GPU_BLOCK)), _MAX_BLOCKS)
     if num_blocks < 1:
         needs = parameters * _ITEMSIZE / _GIB
@@ -229,17 +233,28 @@ def _by_ceilings(options: argparse.Namespace) -> Replica:
         num_blocks=num_blocks,
         block_size=_GPU_BLOCK,
         max_model_len=min(spec.default_context, num_blocks * _GPU_BLOCK),
+        num_states=num_states,
         cost=Roofline(
             weights_bytes=parameters * _ITEMSIZE,
             kv_bytes_per_token=kv_bytes,
             num_parameters=parameters,
             bytes_per_s=options.bandwidth_gb_s * 1e9,
             flops_per_s=options.tflops * 1e12,
-            attention_flops=4.0 * spec.query_size * spec.num_layers,
+            attention_flops=4.0 * spec.query_size * spec.num_paged_layers,
+            state_bytes=state_bytes,
             efficiency=options.efficiency,
             overhead_s=options.overhead_ms / 1e3,
         ),
     )
+
+
+def _states(spec: DecoderSpec, options: argparse.Namespace, room: float) -> tuple[int, int]:
+    """How many sequences have room for a state, and what it takes; none where a model has none."""
+    each = spec.state_bytes(_ITEMSIZE)
+    if not each:
+        return 0, 0
+    most = options.max_num_seqs or SchedulerConfig().max_num_seqs
+    return max(1, min(most, int(room * _STATE_SHARE) // each)), each
 
 
 def _scheduler(options: argparse.Namespace, given: SchedulerConfig) -> SchedulerConfig:

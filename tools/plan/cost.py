@@ -82,6 +82,7 @@ class Roofline(msgspec.Struct, frozen=True, tag="roofline"):
     bytes_per_s: float
     flops_per_s: float
     attention_flops: float = 0.0  # of a pair of tokens, over all layers
+    state_bytes: float = 0.0  # of a sequence, read and written for each of its tokens
     efficiency: float = 0.6
     overhead_s: float = 0.0005  # of a step
 
@@ -90,6 +91,7 @@ class Roofline(msgspec.Struct, frozen=True, tag="roofline"):
         tokens = shape.num_decodes + shape.num_prompt_tokens
         pairs = shape.decode_context + shape.prompt_pairs
         read = self.weights_bytes * shape.num_passes + self.kv_bytes_per_token * pairs_read(shape)
+        read += 2 * self.state_bytes * (shape.num_decodes + shape.num_prompts)
         flops = 2.0 * self.num_parameters * tokens + self.attention_flops * pairs
         slowest_s = max(read / self.bytes_per_s, flops / self.flops_per_s)
         return self.overhead_s + slowest_s / self.efficiency

@@ -44,6 +44,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     scheduler: SchedulerConfig = SchedulerConfig()
     enable_prefix_caching: bool = True
+    num_states: int = 0  # sequences that may run at once, where layers keep a state of each
 
 
 class Outcome(NamedTuple):
@@ -204,9 +205,11 @@ def _engine(replica: Replica, clock: Clock) -> EngineCore:
             num_blocks=replica.num_blocks,
             block_size=replica.block_size,
             max_model_len=replica.max_model_len,
+            num_states=replica.num_states,
         ),
         fingerprint="simulated",
         load_s=0.0,
+        is_recurrent=replica.num_states > 0,
     )
     return EngineCore(config, CostRunner(info, replica.cost, clock), clock=clock)
 

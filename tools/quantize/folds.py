@@ -61,7 +61,7 @@ def folds_of(
     beside = tuple(name for name in (f"{i}.router", f"{i}.shared.gate") if name in wanted)
     attention = [by_label["qkv"]] if "qkv" in by_label else []
     complete = len(first) == _num_first(spec, i)
-    if spec.has_input_norms:
+    if spec.has_input_norms(spec.layers[i]):
         if spec.shared_norm:
             if attention and complete:
                 yield Fold(f"{i}.attention_norm", None, (*attention, *first), beside)

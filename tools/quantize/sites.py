@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.models.linear import Linear
-from engine.models.modules import ExpertWeights, Layer, MlpWeights
+from engine.models.modules import AttentionWeights, ExpertWeights, Layer, MlpWeights
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter
 
@@ -61,9 +61,10 @@ def with_linears(layer: Layer, wrap: Wrap) -> Layer:
         )
         shared = None if mlp.shared is None else _wrapped_mlp(mlp.shared, "shared.", wrap)
         wrapped = replace(mlp, experts=experts, shared=shared)
-    return replace(
-        layer, qkv=wrap("qkv", layer.qkv), output=wrap("output", layer.output), mlp=wrapped
-    )
+    mixer = layer.mixer
+    assert isinstance(mixer, AttentionWeights), "a layer that keeps a state is not rounded here"
+    mixer = replace(mixer, qkv=wrap("qkv", mixer.qkv), output=wrap("output", mixer.output))
+    return replace(layer, mixer=mixer, mlp=wrapped)
 
 
 def _wrapped_mlp(mlp: MlpWeights, prefix: str, wrap: Wrap) -> MlpWeights:

@@ -40,7 +40,7 @@ class Source:
     """An unquantised checkpoint of a decoder.
 
     Raises:
-        QuantizeError: it is quantised already, or an encoder.
+        QuantizeError: it is quantised already, an encoder, or a model with recurrent layers.
         ModelLoadError: it is missing, damaged or not supported.
     """
 
@@ -56,6 +56,11 @@ class Source:
         if not isinstance(model.spec, DecoderSpec):
             raise QuantizeError(f"{path}: {model.spec.architecture} is an encoder; decoders only")
         self.spec = model.spec
+        if self.spec.is_recurrent:
+            raise QuantizeError(
+                f"{path}: {self.spec.architecture} models keep a state in some layers, which are "
+                "not rounded here; quire serve --quantization rounds them as they load"
+            )
         self.headers = read_headers(directory)
         tables = tables_of(self.spec)
         self.wanted: dict[str, Parameter] = tables.parameters

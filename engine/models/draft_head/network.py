@@ -23,8 +23,8 @@ from engine.models.ends import Rotations, finish_logits
 from engine.models.linear import Head, Linear
 from engine.models.modules import Layer
 from engine.models.norms import NormWeights, RmsNorm, Unnormed
+from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
-from kernels.attention import LayerCache
 from kernels.operations import Kernels
 
 
@@ -90,7 +90,7 @@ class DraftHead:
         self,
         input_ids: torch.Tensor,
         state: StepState,
-        caches: Sequence[LayerCache],
+        caches: Sequence[LayerMemory],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the layer, and store its keys and values.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from engine.models.encoder.spec import EncoderSpec
-from engine.models.names import Rule
+from engine.models.rules import Rule
 from engine.models.weights import Parameter, Target
 
 _NORM = (("weight", ""), ("bias", ".bias"))

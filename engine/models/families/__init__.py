@@ -7,6 +7,7 @@ error: a key that is ignored today is a wrong answer tomorrow.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from engine.errors import ModelLoadError
@@ -23,6 +24,7 @@ from engine.models.families import (
     gpt_oss,
     granite,
     hunyuan,
+    hybrid,
     llama,
     llama4,
     moe,
@@ -30,6 +32,7 @@ from engine.models.families import (
     olmo,
     ungated,
 )
+from engine.models.families.multimodal import MROPE
 from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
 
@@ -137,6 +140,10 @@ FAMILIES: dict[str, Family] = {
     "internlm3": Family(llama.internlm3, "InternLM3", "biases in some", names_code=True),
     "iquestcoder": Family(llama.iquestcoder, "IQuest-Coder V1", "", names_code=True),
     "jais2": Family(ungated.jais2, "Jais 2", "layer norms, biases, squared ReLU, no gate"),
+    "lfm2": Family(hybrid.lfm2, "LFM2 350M to 2.6B", "gated short convolutions, QK norms"),
+    "lfm2_moe": Family(
+        hybrid.lfm2_moe, "LFM2-8B-A1B, 24B-A2B", "the same; experts by corrected sigmoids"
+    ),
     "llama": Family(llama.llama, "Llama 2 and 3.x, SmolLM 1 and 2, Yi, many more", ""),
     "llama4": Family(
         multimodal.llama_4, "Llama 4 Scout and Maverick", "as `llama4_text`; images are not taken"
@@ -170,6 +177,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": Family(olmo.olmo2, "OLMo 2", "norms behind attention and MLP, wide QK norms"),
     "olmo3": Family(olmo.olmo3, "OLMo 3", "the same; windows with a rope of their own"),
+    "olmo_hybrid": Family(
+        hybrid.olmo_hybrid,
+        "OLMo Hybrid 7B",
+        "gated delta rules in three layers of four, norms behind attention alone",
+    ),
     "olmoe": Family(olmo.olmoe, "OLMoE", "wide QK norms, experts"),
     "phi3": Family(
         llama.phi3,
@@ -184,7 +196,29 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2_vl": Family(multimodal.qwen_vl, "Qwen2-VL", "as `qwen2`; images are not taken"),
     "qwen3": Family(llama.qwen3, "Qwen3, dense", "QK norms"),
+    "qwen3_5": Family(
+        multimodal.qwen3_5, "Qwen3.5, dense", "as `qwen3_5_text`; images are not taken"
+    ),
+    "qwen3_5_moe": Family(
+        multimodal.qwen3_5_moe,
+        "Qwen3.5 35B-A3B and larger",
+        "as `qwen3_5_moe_text`; images are not taken",
+    ),
+    "qwen3_5_moe_text": Family(
+        partial(hybrid.qwen3_5_moe, rope_besides=MROPE),
+        "Qwen3.5 with experts, its text model alone",
+        "as `qwen3_5_text`; experts and a gated shared one",
+    ),
+    "qwen3_5_text": Family(
+        partial(hybrid.qwen3_5, rope_besides=MROPE),
+        "Qwen3.5, its text model alone",
+        "gated delta rules in three layers of four, gated attention, QK norms, rope on a part of "
+        "the head",
+    ),
     "qwen3_moe": Family(moe.qwen3_moe, "Qwen3-30B-A3B, Qwen3-235B-A22B", "QK norms, experts"),
+    "qwen3_next": Family(
+        hybrid.qwen3_next, "Qwen3-Next", "as `qwen3_5_text`; experts and a gated shared one"
+    ),
     "qwen3_vl": Family(multimodal.qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; images are not taken"),
     "seed_oss": Family(llama.seed_oss, "Seed-OSS", "biases"),
     "smollm3": Family(llama.smollm3, "SmolLM3", "every fourth layer without rope"),

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families import gemma, llama, llama4
+from engine.models.families import gemma, hybrid, llama, llama4
 from engine.models.spec import DecoderSpec
 
 _VISION = ("vision_config", "image_token_id", "image_token_index")
 _GEMMA = ("mm_tokens_per_image", "boi_token_index", "eoi_token_index")
 _QWEN = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
 # Which frequencies turn by a token's row and column in an image: in text they all turn by the same.
-_MROPE = ("mrope_section", "mrope_interleaved")
+MROPE = ("mrope_section", "mrope_interleaved")
 _MISTRAL = (
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size"),
     "vision_feature_layer",
@@ -45,12 +45,22 @@ def mistral3(reader: ConfigReader) -> DecoderSpec:
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen2-VL and Qwen2.5-VL, whose text model's keys stand in the config itself in older
     exports."""
-    return _text_part(reader, lambda text: llama.qwen2(text, rope_besides=_MROPE), _QWEN)
+    return _text_part(reader, lambda text: llama.qwen2(text, rope_besides=MROPE), _QWEN)
 
 
 def qwen3_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen3-VL, dense."""
-    return _text_part(reader, lambda text: llama.qwen3(text, rope_besides=_MROPE), _QWEN)
+    return _text_part(reader, lambda text: llama.qwen3(text, rope_besides=MROPE), _QWEN)
+
+
+def qwen3_5(reader: ConfigReader) -> DecoderSpec:
+    """Qwen3.5, dense."""
+    return _text_part(reader, lambda text: hybrid.qwen3_5(text, rope_besides=MROPE), _QWEN)
+
+
+def qwen3_5_moe(reader: ConfigReader) -> DecoderSpec:
+    """Qwen3.5 with experts."""
+    return _text_part(reader, lambda text: hybrid.qwen3_5_moe(text, rope_besides=MROPE), _QWEN)
 
 
 def _text_part(

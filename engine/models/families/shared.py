@@ -84,8 +84,11 @@ def read_decoder(
         max_position_embeddings=trained,
         norm=norm or NormSpec(reader.number("rms_norm_eps", 1e-6)),
         layers=layers or (LayerSpec(),) * num_layers(reader),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", tied),
-        **{"activation": read_activation(reader, "hidden_act", gated=is_gated), **fields},
+        **{
+            "activation": read_activation(reader, "hidden_act", gated=is_gated),
+            "tie_word_embeddings": reader.flag("tie_word_embeddings", tied),
+            **fields,
+        },
         eos_token_ids=reader.token_ids("eos_token_id"),
         checkpoint_dtype=read_dtype(reader),
     )

@@ -15,6 +15,7 @@ from engine.scheduler import Scheduler
 from engine.types import EngineInfo, EngineOutput, Request, SamplingParams, StepPlan
 from tests.engine.fakes import FakeRunner, FaultyRunner, expected_output, make_config, make_info
 from tests.engine.scheduler.lives import BrokenContract, Life
+from tests.engine.stateful_fakes import StatefulFaulty
 
 MAX_LEN = 100
 Fault = Callable[[StepPlan], dict[str, Failure] | None]
@@ -152,7 +153,8 @@ class _FaultyLife(Life):
 
     def _make_runner(self, info: EngineInfo) -> FaultyRunner:
         self.chance = random.Random(self.num_blocks)
-        return FaultyRunner(info, self._fault, late=lambda: self.chance.random() < 0.5)
+        kind = StatefulFaulty if self.keeps_states else FaultyRunner
+        return kind(info, self._fault, late=lambda: self.chance.random() < 0.5)
 
     def _fault(self, plan: StepPlan) -> None:
         chance = 0.3 if len(plan.rows) > 1 else 0.0  # a single row that fails is to blame

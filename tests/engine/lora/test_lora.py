@@ -40,6 +40,7 @@ FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
 MORE_FAMILIES = [
     *("gpt2", "falcon_groups", "llama4", "qwen2_moe"),
     *("deepseek_v2_lite", "deepseek_v3", "deepseek_v3_halves"),
+    *("qwen3_next", "olmo_hybrid", "lfm2"),
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_oss", "falcon", "deepseek_v2")),
 ]
 _LATENT = ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
@@ -55,6 +56,9 @@ _OTHER_NAMES = {
     "deepseek_v2": _LATENT_RANKED,
     "deepseek_v3": _LATENT_RANKED,
     "deepseek_v3_halves": _LATENT,
+    "qwen3_next": [*ALL[:4], "in_proj_qkvz", "out_proj"],
+    "olmo_hybrid": [*ALL, "g_proj"],
+    "lfm2": [*ALL[:3], "in_proj", "out_proj", "w1", "w2", "w3"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
 }
 
@@ -159,7 +163,7 @@ def test_each_row_of_a_mixed_batch_equals_its_merged_model(served, schedule):
 @pytest.mark.parametrize("kind", MORE_FAMILIES)
 def test_layers_of_other_kinds_equal_their_merged_model(kind, tmp_path):
     """Latent attention, whose ``kv_b_proj`` is absorbed; fused and transposed projections; the
-    expert that all tokens see; interleaved rotary positions."""
+    expert that all tokens see; interleaved rotary positions; layers that keep a state."""
     two = {name: ADAPTERS[name] for name in ("all", "root")}
     base, adapters, prompts, texts = make_served(kind, tmp_path, two)
     order = [(name, i) for i in range(len(prompts)) for name in (None, *adapters)]

@@ -39,6 +39,20 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"moe_layer_start_index": 1, "moe_layer_end_index": 3, "moe_layer_interval": 1},
         **{"use_bias": False, "num_nextn_predict_layers": 1},
     },
+    "lfm2": {
+        **{"block_auto_adjust_ff_dim": True, "block_dim": 32, "block_ff_dim": 96},
+        **{"block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 8},
+        **{"block_norm_eps": 1e-5, "block_out_init_scale": 1.0, "block_use_swiglu": True},
+        **{"block_use_xavier_init": True, "conv_L_cache": 3, "conv_bias": False, "conv_dim": 32},
+        **{"conv_dim_out": 32, "conv_use_xavier_init": True, "full_attn_idxs": [2]},
+        **{"norm_eps": 1e-5, "num_heads": 4, "use_pos_enc": True, "auto_map": None},
+    },
+    "qwen3_5_text": {
+        **{"attn_output_gate": True, "full_attention_interval": 4, "mamba_ssm_dtype": "float32"},
+        **{"mlp_only_layers": [], "mtp_num_hidden_layers": 1, "partial_rotary_factor": 0.5},
+        **{"mtp_use_dedicated_embeddings": False, "linear_num_value_heads": 4, "auto_map": None},
+        **{"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    },
     "internlm3": {
         "bias": False,
         "qkv_bias": False,
@@ -50,6 +64,21 @@ EXPORTED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", EXPORTED)
 def test_the_exporters_keys_are_understood(kind):
     assert read_spec({"model_type": kind, **_SIZES, **EXPORTED[kind]}).num_layers == 4
+
+
+def test_lfm2_has_attention_where_it_says_and_an_mlp_of_the_adjusted_width():
+    spec = read_spec({"model_type": "lfm2", **_SIZES, **EXPORTED["lfm2"]})
+    assert [layer.recurrent for layer in spec.layers] == [True, True, False, True]
+    assert spec.intermediate_size == 64  # two thirds of 96, a multiple of 8
+    assert spec.tie_word_embeddings
+
+
+def test_qwen3_5_attends_in_every_fourth_layer_and_turns_a_part_of_the_head():
+    spec = read_spec({"model_type": "qwen3_5_text", **_SIZES, **EXPORTED["qwen3_5_text"]})
+    assert [layer.recurrent for layer in spec.layers] == [True, True, True, False]
+    assert spec.rope.num_dims == 4
+    assert spec.kv_bytes_per_token(2) == 2 * 1 * 2 * 8 * 2  # of the one layer that attends
+    assert spec.state_bytes(2) == 3 * (3 * 64 * 2 + 4 * 8 * 8 * 4)
 
 
 def test_rope_on_a_part_of_the_head_by_its_width():
@@ -66,6 +95,11 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("ernie4_5_moe", {"use_bias": True}, "'use_bias' is true"),
         ("ernie4_5_moe", {"moe_k": 9}, "'moe_k' exceeds the 8 experts"),
         ("internlm3", {"qkv_bias": True}, "'qkv_bias' differs"),
+        ("lfm2", {"full_attn_idxs": []}, "'layer_types' has no attention"),
+        ("lfm2", {"conv_L_cache": 1}, "'conv_L_cache' must be at least 2"),
+        ("qwen3_5_text", {"layer_types": ["mamba"] * 4}, "'layer_types' has 'mamba'"),
+        ("qwen3_5_text", {"linear_num_key_heads": 3}, "'linear_num_key_heads' must divide the 4"),
+        ("qwen3_5_text", {"attn_output_gate": False}, "'attn_output_gate' is False"),
     ],
 )
 def test_what_is_not_served_is_named(kind, changes, named):

@@ -24,6 +24,7 @@ from kernels.cpu import linear
 from kernels.cpu.experts import PanelExperts
 from tests import tiny_models
 from tests.engine.handmade import Hand, load, request
+from tests.tiny_hybrids import HYBRIDS
 
 NUM_TOKENS = 50
 CHUNKS = (13, 1, 20, 16)  # blocks are of 4: chunks begin and end within them
@@ -70,7 +71,9 @@ def paged_logits(directory, tokens=None, chunks=CHUNKS, **changes) -> torch.Tens
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
 def test_logits_equal_hugging_face(checkpoints, kind):
     directory, expected = checkpoints(kind)
-    torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
+    # Hugging Face sums the delta rule in chunks, whose own error is as large as all others'.
+    atol = 2e-4 if kind in HYBRIDS else 1e-4
+    torch.testing.assert_close(paged_logits(directory), expected, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize(

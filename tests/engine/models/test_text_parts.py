@@ -22,6 +22,7 @@ _QWEN_VISION = {
     **{"depth": 1, "num_heads": 2, "hidden_size": 16, "intermediate_size": 32},
     "out_hidden_size": 48,
 }
+_QWEN3_5_VISION = {**_QWEN_VISION, "num_position_embeddings": 16}
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 # model_type -> (Hugging Face class, the text model's kind, changes to it, part for images)
 PUBLISHED = {
@@ -39,6 +40,8 @@ PUBLISHED = {
         {"rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2]}},
         {**_QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
     ),
+    "qwen3_5": ("Qwen3_5", "qwen3_5_text", {}, _QWEN3_5_VISION),
+    "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", {}, _QWEN3_5_VISION),
 }
 
 

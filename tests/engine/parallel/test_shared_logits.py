@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.types import SamplingParams
-from tests import tiny_models
+from tests import tiny_kinds, tiny_models
 from tests.engine.handmade import Hand, load, request
 
 NUM_TOKENS = 50
@@ -57,7 +57,7 @@ def logits_of(runner) -> torch.Tensor:
     "kind",
     [
         pytest.param(kind, marks=pytest.mark.slow if kind in LIKE_OTHERS else ())
-        for kind in tiny_models.KINDS
+        for kind in tiny_kinds.KINDS
     ],
 )
 def test_two_ranks_say_what_hugging_face_says(tmp_path, kind):

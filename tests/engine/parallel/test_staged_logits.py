@@ -7,7 +7,7 @@ import torch
 
 from engine.errors import ModelLoadError
 from engine.types import SamplingParams
-from tests import gguf_files, tiny_models
+from tests import gguf_files, tiny_kinds, tiny_models
 from tests.engine.handmade import Hand, load, request
 from tests.engine.parallel.test_shared_logits import (
     CHANGES,
@@ -39,7 +39,7 @@ def staged_logits(directory, stages, size=1, **changes) -> torch.Tensor:
     "kind",
     [
         pytest.param(kind, marks=pytest.mark.slow if kind in LIKE_OTHERS else ())
-        for kind in tiny_models.KINDS
+        for kind in tiny_kinds.KINDS
     ],
 )
 def test_three_stages_say_what_hugging_face_says(tmp_path, kind):

@@ -26,6 +26,7 @@ FAMILIES = [
     *("deepseek_v2", "deepseek_v3", "llama4", "falcon_groups"),
     *("glm4", "glm4_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "exaone4", "olmo3"),
     *("ministral3", "nemotron", "starcoder2", "hunyuan_dense"),
+    *("qwen3_next", "olmo_hybrid", "lfm2"),
 ]
 
 
@@ -93,7 +94,8 @@ def test_greedy_text_equals_hugging_face_under_any_schedule(checkpoint, name, ov
     assert stats.blocks.held == 0
     if name != "preempted" or runner.info.window is None:  # else blocks may come back in time
         assert (stats.num_preemptions > 0) == (name == "preempted")
-    if cache.get("enable_prefix_caching", True) and name != "preempted":
+    caches = cache.get("enable_prefix_caching", True) and not runner.info.is_recurrent
+    if caches and name != "preempted":
         assert stats.prefix_cache_hits > 0
 
 

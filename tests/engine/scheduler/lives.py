@@ -38,6 +38,7 @@ from tests.engine.fakes import (
     make_info,
 )
 from tests.engine.scheduler.whims import Guesses, Lazy, Pace, PromptPace, Whim
+from tests.engine.stateful_fakes import StatefulLazy
 
 MAX_STEPS = 3000
 
@@ -75,10 +76,17 @@ class Life:
         self.is_pipelined = self.num_stages > 1 and self.config.scheduler.overlap is not False
         self.limit = min(self.max_len, num_blocks * size)
         self.window = random.Random(seed).randint(1, 24) if seed % 5 >= 3 else None
+        self.keeps_states = seed % 3 == 1 and random.Random(f"states {seed}").random() < 0.4
         max_idle = random.Random(seed).choice((None, None, 0, 3))
         self.num_host_blocks = random.Random(f"host {seed}").choice((0, 0, 1, 3, 10, 200))
         if not self.config.cache.enable_prefix_caching:
             self.num_host_blocks = 0
+        num_states = 0
+        if self.keeps_states:  # such models do without the rest
+            self.num_stages, self.window, self.num_host_blocks = 1, None, 0
+            self.is_pipelined = False
+            self.config = _replace(self.config, pipeline_parallel_size=1)
+            num_states = self.config.scheduler.max_num_seqs
         info = make_info(
             num_blocks,
             size,
@@ -86,6 +94,7 @@ class Life:
             window=self.window,
             max_idle_blocks=max_idle,
             num_host_blocks=self.num_host_blocks,
+            num_states=num_states,
         )
         self.runner = self._make_runner(info)
         self.now_s = 0.0  # a second a step
@@ -144,7 +153,7 @@ class Life:
         return Speculator(config, Guesses(self) if self.rng.random() < 0.7 else None)
 
     def _make_runner(self, info: EngineInfo) -> FakeRunner:
-        return Lazy(info, self.rng)
+        return (StatefulLazy if self.keeps_states else Lazy)(info, self.rng)
 
     def _arrive(self) -> None:
         rng = self.rng
@@ -295,7 +304,7 @@ class Life:
         assert not plan.is_empty
         # A row that is run again may compute what was copied for it the first time.
         num_again = sum(row.request.id in plan.removed for row in plan.added)
-        extra = num_again * (self.pool.block_size - 1)
+        extra = num_again * (self.max_len if self.keeps_states else self.pool.block_size - 1)
         assert plan.num_tokens <= config.max_num_batched_tokens + extra
         assert scheduler.num_running <= config.max_num_seqs
         newcomers = [row for row in plan.added if row.request.id not in plan.removed]
@@ -343,7 +352,8 @@ class Life:
 
     def _check_prompts(self, plan: StepPlan) -> None:
         """Who decodes does not wait for more tokens of prompts than it may."""
-        if self.max_prompt_tokens is None:
+        is_again = plan is not self.scheduler._planned[-1].plan  # but parts of it
+        if self.max_prompt_tokens is None or is_again:
             return
         lengths = {row.id: len(row.token_ids) - row.num_drafts for row in plan.rows}
         newcomers = {row.request.id for row in plan.added}

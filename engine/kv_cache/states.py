@@ -1,0 +1,47 @@
+"""The states of sequences in layers that have one in place of keys and values.
+
+A state is as large for a short text as for a long one. Each layer's lie line by line: a line for
+each slot of the runner's ``RowTable``, which a step reads and overwrites in place.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.errors import ModelLoadError
+from engine.kv_cache.storage import zeros
+from engine.models.recurrent import LayerState
+from engine.models.spec import DecoderSpec
+
+
+def make_states(
+    spec: DecoderSpec, num_lines: int, dtype: torch.dtype, device: torch.device
+) -> tuple[LayerState, ...]:
+    """Those of all layers that keep one, all zero; ``dtype`` is the model's.
+
+    On a CPU the memory of a line is taken when it is first written.
+
+    Raises:
+        ModelLoadError: the device does not have so much.
+    """
+    recurrence = spec.recurrence
+    if recurrence is None:
+        return ()
+    inputs = (num_lines, recurrence.width - 1, recurrence.channels)
+    sums = recurrence.sums_shape
+    try:
+        return tuple(
+            LayerState(
+                zeros(inputs, dtype, device),
+                None if sums is None else zeros((num_lines, *sums), torch.float32, device),
+            )
+            for layer in spec.layers
+            if layer.recurrent
+        )
+    except (RuntimeError, MemoryError) as error:
+        size = num_lines * spec.state_bytes(dtype.itemsize)
+        reason = str(error).splitlines()[0]
+        raise ModelLoadError(
+            f"the states of {num_lines} sequences, {size / 2**20:,.0f} MiB, do not fit {device}: "
+            f"{reason}"
+        ) from None

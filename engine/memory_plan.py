@@ -1,0 +1,53 @@
+"""Where an engine's memory goes, as planned at its start."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the memory goes, in bytes, as planned at start."""
+
+    weights_bytes: int
+    kv_cache_bytes: int
+    free_bytes: int  # of the device's, after both
+    bytes_per_token: int  # KV of all layers, with the scales of codes, and a draft model's
+    num_blocks: int
+    block_size: int
+    max_model_len: int  # longest context served
+    max_idle_blocks: int | None = None  # see BlockPool
+    num_host_blocks: int = 0  # that the host's memory has room for
+    host_bytes: int = 0  # what these take there
+    cache_dtype: str = ""  # of keys and values; "" where there is no cache
+    num_states: int = 0  # sequences that may run at once, where layers keep a state of each
+    state_bytes: int = 0  # what these take
+
+    def describe(self) -> str:
+        """The plan in one line, for people."""
+        mib = 2**20
+        if not self.kv_cache_bytes:
+            return (
+                f"memory: weights {self.weights_bytes / mib:.0f} MiB, no KV cache, free "
+                f"{self.free_bytes / mib:.0f} MiB, longest input {self.max_model_len:,} tokens"
+            )
+        return (
+            f"memory: weights {self.weights_bytes / mib:.0f} MiB, "
+            f"KV cache {self.kv_cache_bytes / mib:.0f} MiB = "
+            f"{self.num_blocks:,} blocks of {self.block_size} tokens "
+            f"({self.bytes_per_token:,} bytes a token in {self.cache_dtype}), "
+            f"{self._describe_host()}{self._describe_states()}"
+            f"free {self.free_bytes / mib:.0f} MiB, longest context {self.max_model_len:,} tokens"
+        )
+
+    def _describe_states(self) -> str:
+        if not self.num_states:
+            return ""
+        return f"states of {self.num_states:,} sequences {self.state_bytes / 2**20:,.0f} MiB, "
+
+    def _describe_host(self) -> str:
+        if not self.num_host_blocks:
+            return ""
+        return (
+            f"{self.num_host_blocks:,} more blocks in {self.host_bytes / 2**20:.0f} MiB of the "
+            "host's memory, "
+        )

@@ -1,0 +1,113 @@
+"""A layer's attention at work, through the paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.models.latent import LatentAttention
+from engine.models.modules import AttentionWeights
+from engine.models.norms import NormWeights, SharedRmsNorm, bind_norm
+from engine.models.peers import Peers
+from engine.models.recurrent import LayerMemory
+from engine.models.spec import DecoderSpec, TemperatureSpec
+from engine.models.step_state import StepState
+from kernels.attention import LayerCache
+from kernels.operations import Kernels
+
+
+class Attention:
+    """Stores keys and values, and attends; see ``engine.models.block.Mixer``.
+
+    Args:
+        spec: of the model, or of this rank's share of it.
+        weights: its parameters.
+        kernels: what computes attention and all that is no matrix product.
+        index: which layer it is.
+        peers: the ranks that have the other shares; None: there are none.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: AttentionWeights,
+        kernels: Kernels,
+        index: int,
+        peers: Peers | None = None,
+    ) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._qkv_name = f"{index}.qkv.weight"
+        self.output, self.output_name = weights.output, f"{index}.output.weight"
+        tuned = spec.temperature
+        self._is_tempered = tuned is not None and (weights.rope is None or tuned.with_rope)
+        self._attention, self._operations = kernels
+        self._num_heads = spec.num_heads + 2 * spec.num_kv_heads
+
+        def wide_norm(norm: NormWeights | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
+            if norm is None:
+                return None
+            if peers is None:
+                return bind_norm(spec.norm, norm, kernels.operations)
+            return SharedRmsNorm(norm.weight, spec.norm.eps, peers)
+
+        self._query_norm = wide_norm(weights.wide_query_norm)
+        self._key_norm = wide_norm(weights.wide_key_norm)
+        self._latent = None
+        if weights.latent is not None and spec.latent is not None:
+            self._latent = LatentAttention(
+                spec, spec.latent, weights.latent, weights.attention, kernels, index
+            )
+
+    def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
+        """See ``Mixer``."""
+        assert isinstance(cache, LayerCache)
+        spec, weights = self._spec, self._weights
+        fused = weights.qkv(read)
+        if state.adapters is not None:
+            fused = state.adapters.add(fused, read, self._qkv_name)
+        if self._latent is not None:
+            assert weights.rope is not None
+            return self._latent(fused, state, state.rotations[weights.rope], cache)
+        gate: torch.Tensor | None = None
+        if spec.gate_size:
+            gate, fused = _without_gate(fused, spec.gate_size)
+        if self._query_norm is not None:
+            fused = self._norm_wide(fused)
+        query = self._operations.norm_rope_store(
+            fused.view(-1, self._num_heads, spec.head_dim),
+            weights.qk_norm,
+            spec.norm.eps,
+            None if weights.rope is None else state.rotations[weights.rope],
+            cache,
+            state.slot_mapping,
+        )
+        if weights.query_scale is not None:
+            query *= weights.query_scale
+        if self._is_tempered:
+            assert spec.temperature is not None
+            query *= _temperatures(state.positions, spec.temperature)
+        attended = self._attention.forward(state.attention, weights.attention, query, cache)
+        attended = attended.view(-1, spec.query_size)
+        return attended if gate is None else self._operations.apply_gate(attended, gate, True)
+
+    def _norm_wide(self, fused: torch.Tensor) -> torch.Tensor:
+        assert self._query_norm is not None
+        assert self._key_norm is not None
+        sizes = (self._spec.query_size, self._spec.kv_size, self._spec.kv_size)
+        query, key, value = fused.split(sizes, dim=-1)
+        query, key = self._query_norm(query.contiguous()), self._key_norm(key.contiguous())
+        return torch.cat((query, key, value), dim=-1)
+
+
+def _without_gate(fused: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gates of a fused projection, whose rows lie apart, and a copy of what is behind them."""
+    gate, rest = fused[:, :size], fused[:, size:]
+    return gate, rest.new_empty(rest.shape).copy_(rest)
+
+
+def _temperatures(positions: torch.Tensor, spec: TemperatureSpec) -> torch.Tensor:
+    """What queries are multiplied by: [n] int64 -> [n, 1, 1] float32."""
+    periods = ((positions + spec.first) // spec.every).float()
+    return (1.0 + spec.scale * torch.log1p(periods)).view(-1, 1, 1)

@@ -1,0 +1,73 @@
+"""What stands in place of attention in some layers, apart from its weights. Standard library only.
+
+Each keeps a state for a sequence, of a fixed size however long the text: the last inputs of a short
+convolution, and sums over all tokens where there are any (``engine/models/recurrent.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GatedDeltaSpec:
+    """The gated delta rule behind a short convolution (Yang et al. 2024).
+
+    A key head serves ``num_value_heads / num_key_heads`` value heads.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int  # of a head
+    value_dim: int  # of a head
+    width: int  # of the convolution: a token and those before it that it sees
+    norm_eps: float  # of the norm behind it
+    allows_negative: bool = False  # eigenvalues of what a token does to the state
+    apart: bool = False  # the checkpoint has queries, keys, values and gates each by themselves
+
+    @property
+    def mixed_sizes(self) -> tuple[int, int, int]:
+        """Widths of all queries, keys and values."""
+        keys = self.num_key_heads * self.key_dim
+        return keys, keys, self.value_size
+
+    @property
+    def value_size(self) -> int:
+        """Width of all value heads together."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """That the convolution goes over."""
+        return sum(self.mixed_sizes)
+
+    @property
+    def sums_shape(self) -> tuple[int, ...] | None:
+        """Of a sequence's sums over all its tokens, in float32."""
+        return self.num_value_heads, self.key_dim, self.value_dim
+
+
+@dataclass(frozen=True)
+class ShortConvSpec:
+    """A gated convolution over the last few tokens, for each channel by itself (LFM2)."""
+
+    channels: int
+    width: int  # a token and those before it that it sees
+    bias: bool = False  # of the convolution and of both projections
+
+    @property
+    def sums_shape(self) -> tuple[int, ...] | None:
+        """There are none."""
+        return None
+
+
+RecurrenceSpec = GatedDeltaSpec | ShortConvSpec
+
+_SUM_BYTES = 4
+
+
+def layer_state_bytes(spec: RecurrenceSpec, itemsize: int) -> int:
+    """What a sequence's state takes in one layer; ``itemsize`` is of the model's dtype."""
+    inputs = (spec.width - 1) * spec.channels * itemsize
+    return inputs + (0 if spec.sums_shape is None else math.prod(spec.sums_shape) * _SUM_BYTES)

@@ -1,0 +1,180 @@
+"""Layers that keep a state for each sequence in place of keys and values.
+
+    x ─► projection ─┬─► short convolution ─► gated delta rule ─► norm ─┬─► output
+                     └──────────────────── gate ────────────────────────┘
+
+is Qwen3-Next's (gated delta networks, Yang et al. 2024); LFM2's is a convolution between two gates
+alone. The state lies on the device, a line for each slot of the runner's ``RowTable``, and a step
+reads and overwrites it in place (``kernels/recurrent.py``): nobody can take a token back from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from engine.models.linear import Linear, LinearMethod
+from engine.models.loader import stored
+from engine.models.recurrence import GatedDeltaSpec, RecurrenceSpec, ShortConvSpec
+from engine.models.spec import DecoderSpec
+from engine.models.step_state import StepState
+from kernels.attention import LayerCache
+from kernels.inputs import StepRows
+from kernels.operations import Operations
+from kernels.recurrent import GatedDeltaShape
+
+
+class LayerState(NamedTuple):
+    """What one layer keeps, line by line."""
+
+    inputs: torch.Tensor  # [lines, width - 1, channels], of the convolution, the oldest first
+    sums: torch.Tensor | None  # [lines, *RecurrenceSpec.sums_shape] float32
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Those that there are; each begins with the lines."""
+        return (self.inputs,) if self.sums is None else (self.inputs, self.sums)
+
+
+LayerMemory = LayerCache | LayerState  # what a layer keeps between steps
+
+
+class GatedDeltaWeights(NamedTuple):
+    """What is loaded of a layer with the gated delta rule."""
+
+    input: Linear  # to queries, keys, values and the gates of what comes out
+    gates: Linear  # to a beta and an alpha for each value head
+    conv: torch.Tensor  # [width, channels]
+    log_a: torch.Tensor  # [value heads] float32
+    dt_bias: torch.Tensor  # [value heads] float32
+    norm: torch.Tensor  # [value_dim]
+    output: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        return _num_bytes(self)
+
+
+class ShortConvWeights(NamedTuple):
+    """What is loaded of a layer with a gated convolution."""
+
+    input: Linear  # to the gates before and behind it, and what it goes over
+    conv: torch.Tensor  # [width, channels]
+    bias: torch.Tensor | None  # [channels]
+    output: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        return _num_bytes(self)
+
+
+RecurrentWeights = GatedDeltaWeights | ShortConvWeights
+
+
+def make_recurrent(
+    spec: RecurrenceSpec, weights: Mapping[str, torch.Tensor], method: LinearMethod, i: int
+) -> RecurrentWeights:
+    """That of layer ``i``, from parameters that may be changed and kept."""
+    prefix = f"{i}.recurrent."
+
+    def linear(name: str) -> Linear:
+        weight, bias = f"{prefix}{name}.weight", f"{prefix}{name}.bias"
+        return method.make(stored(weights, weight), weights.get(bias))
+
+    conv = weights[f"{prefix}conv.weight"].t().contiguous()
+    if isinstance(spec, ShortConvSpec):
+        bias = weights.get(f"{prefix}conv.bias")
+        return ShortConvWeights(linear("input"), conv, bias, linear("output"))
+    return GatedDeltaWeights(
+        input=linear("input"),
+        # As a router's are its weights few, and how long is remembered hangs on them.
+        gates=method.make_plain(weights[f"{prefix}gates.weight"]),
+        conv=conv,
+        log_a=weights[f"{prefix}log_a"],
+        dt_bias=weights[f"{prefix}dt_bias"],
+        norm=weights[f"{prefix}norm"],
+        output=linear("output"),
+    )
+
+
+class GatedDelta:
+    """The gated delta rule at work; see ``engine.models.block.Mixer``."""
+
+    def __init__(
+        self, spec: GatedDeltaSpec, weights: GatedDeltaWeights, operations: Operations, index: int
+    ) -> None:
+        self._weights = weights
+        self._channels, self._eps = spec.channels, spec.norm_eps
+        self._shape = GatedDeltaShape(
+            spec.num_key_heads,
+            spec.num_value_heads,
+            spec.key_dim,
+            spec.value_dim,
+            spec.allows_negative,
+        )
+        self._operations = operations
+        self._input_name = f"{index}.recurrent.input.weight"
+        self.output, self.output_name = weights.output, f"{index}.recurrent.output.weight"
+
+    def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
+        """See ``Mixer``."""
+        rows, inputs, sums = _kept(state, cache)
+        assert sums is not None
+        weights, do = self._weights, self._operations
+        fused = weights.input(read)
+        if state.adapters is not None:
+            fused = state.adapters.add(fused, read, self._input_name)
+        mixed, gate = fused[:, : self._channels], fused[:, self._channels :]
+        mixed = do.short_conv(mixed, weights.conv, None, inputs, rows, True)
+        gates = weights.gates(read)
+        y = do.gated_delta(mixed, gates, weights.log_a, weights.dt_bias, sums, rows, self._shape)
+        return do.gated_rms_norm(y, gate, weights.norm, self._eps, False)
+
+
+class ShortConv:
+    """A gated convolution at work; see ``engine.models.block.Mixer``."""
+
+    def __init__(self, weights: ShortConvWeights, operations: Operations, index: int) -> None:
+        self._weights = weights
+        self._gated_conv = operations.gated_conv
+        self._input_name = f"{index}.recurrent.input.weight"
+        self.output, self.output_name = weights.output, f"{index}.recurrent.output.weight"
+
+    def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
+        """See ``Mixer``."""
+        rows, inputs, _ = _kept(state, cache)
+        weights = self._weights
+        fused = weights.input(read)
+        if state.adapters is not None:
+            fused = state.adapters.add(fused, read, self._input_name)
+        return self._gated_conv(fused, weights.conv, weights.bias, inputs, rows)
+
+
+def bind_recurrent(
+    spec: DecoderSpec, weights: RecurrentWeights, operations: Operations, index: int
+) -> GatedDelta | ShortConv:
+    """Layer ``index`` of the model at work."""
+    if isinstance(weights, ShortConvWeights):
+        return ShortConv(weights, operations, index)
+    assert isinstance(spec.recurrence, GatedDeltaSpec)
+    return GatedDelta(spec.recurrence, weights, operations, index)
+
+
+def _kept(
+    state: StepState, cache: LayerMemory
+) -> tuple[StepRows, torch.Tensor, torch.Tensor | None]:
+    """The step's rows, and what lies there of a layer."""
+    assert isinstance(cache, LayerState)
+    assert state.rows is not None
+    return state.rows, cache.inputs, cache.sums
+
+
+def _num_bytes(weights: RecurrentWeights) -> int:
+    return sum(
+        part.nbytes if isinstance(part, torch.Tensor) else part.num_bytes
+        for part in weights
+        if part is not None
+    )

@@ -1,0 +1,28 @@
+"""What the layers of one step share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.models.adapters import Adapters
+from kernels.inputs import StepRows
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of a step's positions
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """What the layers of one step share."""
+
+    attention: Any  # the backend's plan
+    slot_mapping: torch.Tensor  # [num_tokens] int64: where each token's keys and values go
+    positions: torch.Tensor  # [num_tokens] int64
+    rotations: tuple[Rotation, ...]  # of the positions, one for each of the model's ropes
+    adapters: Adapters | None = None  # of the tokens; None: no row has any
+    wanted_adapters: Adapters | None = None  # of the tokens whose result is read
+    # [num_tokens, hidden_size], what a head that drafts reads beside the tokens
+    read_states: torch.Tensor | None = None
+    rows: StepRows | None = None  # whose tokens are which, for layers that keep a state

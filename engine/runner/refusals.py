@@ -1,0 +1,44 @@
+"""What models that keep a state of each sequence do not do, refused before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.models.spec import DecoderSpec
+
+
+def refuse_unkept(config: EngineConfig, spec: DecoderSpec) -> None:
+    """Check that the model can be served as ``config`` asks, as far as its states are concerned.
+
+    Raises:
+        ModelLoadError: it cannot; one line that names the setting and the model.
+    """
+    if not spec.is_recurrent:
+        return
+    for setting, problem in _problems(config):
+        raise ModelLoadError(
+            f"{setting}: {spec.architecture} models keep a state of each sequence, {problem}"
+        )
+
+
+def _problems(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    speculation = config.speculation
+    if speculation is not None:
+        yield (
+            f"speculation {speculation.method!r}",
+            "from which refused drafts cannot be taken back",
+        )
+    if config.tensor_parallel_size > 1:
+        yield (
+            f"tensor_parallel_size {config.tensor_parallel_size}",
+            "which is not shared out to ranks",
+        )
+    if config.pipeline_parallel_size > 1:
+        yield (
+            f"pipeline_parallel_size {config.pipeline_parallel_size}",
+            "which stages of a pipeline do not have",
+        )
+    if config.cache.offload_bytes:
+        yield "kv_offload_bytes", "without which blocks in the host's memory are of no use"

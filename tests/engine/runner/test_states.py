@@ -1,0 +1,208 @@
+"""Models that keep a state of each sequence: the text is Hugging Face's whatever happens to it."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import pytest
+import torch
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
+from engine.core import EngineCore
+from engine.errors import ModelLoadError
+from engine.kv_cache import storage
+from engine.models.checkpoint import read_config
+from engine.runner import load_runner
+from engine.types import Request, SamplingParams
+from tests import tiny_models
+from tests.engine.handmade import Hand, load, request
+
+MIB = 2**20
+KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe")
+PROMPT = tuple(range(20, 57))
+NUM_OUTPUT = 14
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request, tmp_path_factory):
+    """(directory, the greedy continuation of the prompt by Hugging Face's generate)."""
+    twin = tiny_models.build(request.param)
+    directory = tmp_path_factory.mktemp(request.param)
+    twin.save_pretrained(directory)
+    return directory, tiny_models.greedy_tokens(twin, PROMPT, NUM_OUTPUT)
+
+
+def make(directory, **changes) -> EngineCore:
+    config = EngineConfig(
+        model=str(directory),
+        num_threads=1,
+        **{
+            "dtype": "float32",
+            "cache": CacheConfig(block_size=4, num_blocks=64),
+            "scheduler": SchedulerConfig(max_num_seqs=4),
+            **changes,
+        },
+    )
+    return EngineCore(config, load_runner(config))
+
+
+def texts(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
+    for each in requests:
+        core.add(each)
+    found: dict[str, list[int]] = {}
+    while core.has_work:
+        output = core.step()
+        assert not output.errors
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            found.setdefault(row_id, []).extend(tokens)
+    assert core.check() == []
+    return found
+
+
+def test_choices_of_one_prompt_have_states_of_their_own(model):
+    directory, expected = model
+    sampled = SamplingParams(temperature=1.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
+
+    def choice(index: int, fork_of: str | None = None) -> Request:
+        sampling = msgspec.structs.replace(sampled, seed=index)
+        return Request(id=f"{index}", prompt_token_ids=PROMPT, sampling=sampling, fork_of=fork_of)
+
+    alone = {f"{index}": texts(make(directory), choice(index))[f"{index}"] for index in range(3)}
+    greedy = Request(id="greedy", prompt_token_ids=PROMPT, sampling=GREEDY, fork_of="0")
+    together = texts(make(directory), choice(0), choice(1, "0"), choice(2, "0"), greedy)
+    assert together == {**alone, "greedy": expected}
+
+
+def test_a_text_goes_on_after_its_engine_has_died(model):
+    directory, expected = model
+    resumed = Request(
+        id="a", prompt_token_ids=PROMPT, sampling=GREEDY, resumed_token_ids=tuple(expected[:5])
+    )
+    assert texts(make(directory), resumed)["a"] == expected[5:]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_fails_is_run_again_from_the_first_token(model, monkeypatch, caplog, overlap):
+    """Behind the layers, whose states it has changed by then; for steps of prompts and of tokens,
+    with more tokens before them than a step may have."""
+    caplog.set_level(logging.CRITICAL)
+    directory, expected = model
+    scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, overlap=overlap)
+    core = make(directory, scheduler=scheduler, enforce_eager=True)
+    decoder, calls = core._runner._model, iter(range(10_000))
+    forward = decoder.forward
+
+    def failing(*arguments):
+        hidden = forward(*arguments)
+        if next(calls) in (1, 6, 15):
+            raise RuntimeError("a passing fault")
+        return hidden
+
+    monkeypatch.setattr(decoder, "forward", failing)
+    other = Request(id="b", prompt_token_ids=PROMPT[3:], sampling=GREEDY)
+    alone = texts(make(directory), other)["b"]
+    assert texts(core, request("a", PROMPT, GREEDY), other) == {"a": expected, "b": alone}
+    assert next(calls) > 20
+
+
+def test_a_row_begins_with_no_state_whatever_lies_there(model):
+    directory, expected = model
+    runner = load(directory)
+    for layer in runner._cache.layers:
+        for tensor in layer.tensors() if not hasattr(layer, "keys") else ():
+            tensor.fill_(float("nan"))
+    hand = Hand(runner)
+    hand.add(request("a", PROMPT))
+    assert hand.decode("a", NUM_OUTPUT) == expected
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_it_sleeps_and_wakes(model, level):
+    directory, expected = model
+    core = make(directory)
+    assert texts(core, request("a", PROMPT, GREEDY))["a"] == expected
+    core.sleep(level)
+    core.wake()
+    assert texts(core, request("b", PROMPT, GREEDY))["b"] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"), [({"dtype": "bfloat16"}, 0.1), ({"quantization": "int8"}, 0.15)]
+)
+def test_rounded_weights_are_near(model, changes, most):
+    directory, _ = model
+    twin = load(directory)
+    logits = [_logits(runner) for runner in (twin, load(directory, **changes))]
+    assert (logits[1] - logits[0]).norm() / logits[0].norm() < most
+
+
+def _logits(runner) -> torch.Tensor:
+    """Of the prompt's tokens."""
+    decoder, hidden = runner._model, []
+    forward = decoder.forward
+    decoder.forward = lambda *arguments: hidden.append(forward(*arguments)) or hidden[-1]
+    hand = Hand(runner)
+    hand.add(request("a", PROMPT, SamplingParams(prompt_logprobs=0)))
+    hand.step({"a": len(PROMPT)})
+    with torch.inference_mode():
+        return decoder.logits(torch.cat(hidden))
+
+
+def test_random_weights_serve(model):
+    directory, _ = model
+    core = make(directory, load_format="dummy")
+    assert len(texts(core, request("a", PROMPT, GREEDY))["a"]) == NUM_OUTPUT
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"speculation": SpeculationConfig(method="ngram")}, "speculation 'ngram'"),
+        ({"speculation": SpeculationConfig(method="mtp")}, "speculation 'mtp'"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size 2"),
+        ({"cache": CacheConfig(offload_bytes=MIB)}, "kv_offload_bytes"),
+    ],
+)
+def test_what_a_state_does_not_bear_is_refused(tmp_path, changes, named):
+    directory = tiny_models.save("lfm2", tmp_path)
+    with pytest.raises(ModelLoadError, match=f"{named}: lfm2 models keep a state"):
+        make(directory, **changes)
+
+
+def test_no_model_with_states_drafts(tmp_path):
+    directory = tiny_models.save("lfm2", tmp_path / "draft")
+    speculation = SpeculationConfig(method="draft", draft_model=str(directory))
+    with pytest.raises(ModelLoadError, match="is a lfm2 model: these keep a state"):
+        make(tiny_models.save("llama", tmp_path / "model"), speculation=speculation)
+
+
+def _plan(spec, free_bytes: int, monkeypatch, **changes):
+    monkeypatch.setattr(storage, "available_bytes", lambda _device: free_bytes)
+    return storage.plan_memory(
+        spec,
+        CacheConfig(**changes),
+        SchedulerConfig(max_num_seqs=8),
+        block_size=16,
+        max_model_len=None,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        weights_bytes=MIB,
+    )
+
+
+def test_as_many_sequences_run_as_there_is_room_for_states(tmp_path, monkeypatch):
+    spec = read_config(str(tiny_models.save("qwen3_5_text", tmp_path))).spec
+    each = spec.state_bytes(4)
+    assert each == 2 * 4 * (3 * (2 * 2 * 8 + 4 * 12) + 4 * 8 * 12)
+    roomy = _plan(spec, 1024 * MIB, monkeypatch)
+    assert roomy.num_states == 8
+    assert "states of 8 sequences" in roomy.describe()
+    # Only layers that attend have blocks.
+    assert roomy.bytes_per_token == 2 * 1 * 2 * 16 * 4
+    tight = _plan(spec, 20 * each, monkeypatch)
+    assert tight.num_states == 4  # a quarter of what is free, and a line that pads
+    with pytest.raises(ModelLoadError, match="no memory for states"):
+        _plan(spec, 7 * each, monkeypatch)

@@ -1,0 +1,54 @@
+"""Fake runners of models that keep a state of each sequence: no row may go on from another's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.plan_rows import ScheduledRow
+from engine.types import StepPlan, StepResult
+from tests.engine.fakes import FakeRunner, FaultyRunner, _Row
+from tests.engine.scheduler.whims import Lazy
+
+State = tuple[str, int]  # a digest of all tokens that went into it, and their salt
+
+
+class _Stateful(FakeRunner):
+    """A row's state stands for its tokens so far. One that begins at its first token begins with
+    none, and one that does not, with that of the tokens before."""
+
+    def _keep(self) -> dict[str, State]:
+        if not hasattr(self, "states"):
+            self.states: dict[str, State] = {}
+        return self.states
+
+    def is_again(self, row: _Row, position: int) -> bool:
+        return self.slots.get(self._slot(row, position)) == row.digest(position)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        for request_id in plan.removed:
+            self._keep().pop(request_id, None)
+        return super()._run(plan)
+
+    def _write(self, plan: StepPlan) -> None:
+        states = self._keep()
+        for planned in plan.rows:
+            row = self.rows[planned.id]
+            if planned.start:
+                before = row.digest(planned.start - 1)
+                assert states.get(planned.id) == before, f"{planned.id} has another's state"
+            states[planned.id] = row.digest(planned.start + len(planned.token_ids) - 1)
+        super()._write(plan)
+
+    def _go_on(self, planned: ScheduledRow, newest: Sequence[int]) -> list[int]:
+        chosen = super()._go_on(planned, list(newest))
+        row = self.rows[planned.id]
+        self._keep()[planned.id] = row.digest(planned.start + len(chosen))
+        return chosen
+
+
+class StatefulLazy(_Stateful, Lazy):
+    """Does not always make all passes."""
+
+
+class StatefulFaulty(_Stateful, FaultyRunner):
+    """Fails as told."""

@@ -1,0 +1,73 @@
+"""A server on a model that keeps states, of random weights: its answers are Hugging Face's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from engine.paths import default_model_dir
+from tests import tiny_models
+from tests.server.test_lifecycle import engine_pid
+from tests.servers import running_server
+
+PROMPT = "The capital of France is the city in which most of its people live: "
+NUM_OUTPUT = 200
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """(server, its model's directory, the prompt's tokens and how Hugging Face goes on)."""
+    directory, demo = tmp_path_factory.mktemp("hybrid"), default_model_dir()
+    size = json.loads((demo / "config.json").read_text())["vocab_size"]
+    twin = tiny_models.build("qwen3_5_text", vocab_size=size, max_position_embeddings=512)
+    twin.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(demo / name, directory)
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    options = ("--dtype", "float32", "--served-model-name", "tiny")
+    with running_server(log, str(directory), *options) as server:
+        ids = server.post("/tokenize", {"model": "tiny", "prompt": PROMPT}).json()["tokens"]
+        yield server, directory, ids, tiny_models.greedy_tokens(twin, ids, NUM_OUTPUT)
+
+
+def asked(ids: list[int], **fields: object) -> dict[str, object]:
+    return {
+        **{"prompt": ids, "max_tokens": NUM_OUTPUT, "temperature": 0.0, "ignore_eos": True},
+        **{"model": "tiny", "return_token_ids": True, **fields},
+    }
+
+
+def test_texts_are_hugging_faces_alone_and_together(served):
+    server, _, ids, expected = served
+    for count in (1, 3):
+        answer = server.post("/v1/completions", asked(ids, n=count)).json()
+        assert [choice["token_ids"] for choice in answer["choices"]] == [expected] * count
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+    assert "states of 256 sequences" in server.log.read_text()
+
+
+def test_a_stream_goes_on_when_the_engine_dies(served):
+    server, _, ids, expected = served
+    body, found = {**asked(ids), "stream": True}, []
+    with server._client.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            if not found:
+                os.kill(engine_pid(server.process.pid), signal.SIGKILL)
+            found += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]
+    assert found == expected
+
+
+def test_what_a_state_does_not_bear_is_refused_in_a_line(served):
+    _, directory, _, _ = served
+    command = [sys.executable, "-m", "server", "serve", str(directory), "--speculation", "ngram"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0
+    assert "speculation 'ngram': qwen3_5_text models keep a state of each seq" in refused.stderr
