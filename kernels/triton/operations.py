@@ -2,25 +2,20 @@
 
 from kernels.reference.layers import rope_tables
 from kernels.reference.moe import route
-from kernels.reference.recurrent import (
-    apply_gate,
-    gated_conv,
-    gated_delta,
-    gated_rms_norm,
-    selective_scan,
-    short_conv,
-)
 from kernels.reference.sampling_step import candidates
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, draw, judge_drafts
 from kernels.triton.feedback import feed_back
+from kernels.triton.gates import apply_gate, gated_rms_norm
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.latent import latent_rope_store
 from kernels.triton.layers import add_rms_norm, clamped_swiglu, gelu_mul, rms_norm, silu_mul
 from kernels.triton.lora import add_adapters
 from kernels.triton.moe import expert_sizes, fused_moe
+from kernels.triton.recurrent import gated_delta, selective_scan
 from kernels.triton.sampling import sample
+from kernels.triton.short_conv import gated_conv, short_conv
 
 __all__ = [
     "accept_drafts",

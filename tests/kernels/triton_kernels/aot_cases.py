@@ -9,12 +9,14 @@ import torch
 
 from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
 from kernels.moe import ExpertMatrices, ExpertTensors
+from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.tiled import TiledWeight
 from kernels.triton.decode import decode_attention
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, draw, judge_drafts
 from kernels.triton.feedback import feed_back
+from kernels.triton.gates import apply_gate, gated_rms_norm
 from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.latent import latent_decode, latent_prefill, latent_rope_store
@@ -24,7 +26,9 @@ from kernels.triton.moe import fused_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
+from kernels.triton.recurrent import gated_delta, selective_scan
 from kernels.triton.sampling import sample
+from kernels.triton.short_conv import gated_conv, short_conv
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -155,6 +159,26 @@ def inputs() -> None:
     feed_back(newest, ints(64), empty(64, dtype=torch.int64), ints(256), counts)
 
 
+def recurrent(delta: GatedDeltaShape, scan: ScanShape) -> None:
+    """As Qwen3-Next and Granite 4 have them, in decode steps and with a prompt."""
+    rows = StepRows(ints(64), ints(65), ints(64), ints(64))
+    for tokens in (64, 512):
+        floats = [empty(128, dtype=torch.float32) for _ in range(3)]
+        state = empty(65, delta.value_heads, delta.key_dim, delta.value_dim, dtype=torch.float32)
+        mixed, gates = empty(tokens, delta.channels), empty(tokens, 2 * delta.value_heads)
+        y = gated_delta(mixed, gates, *floats[:2], state, rows, delta)
+        gated_rms_norm(y, empty(tokens, y[0].numel()), empty(delta.value_dim), 1e-6, False)
+        apply_gate(y.flatten(1), empty(tokens, 1), True)
+        lines = empty(65, 3, delta.channels)
+        short_conv(mixed, empty(4, delta.channels), None, lines, rows, True)
+        gated_conv(empty(tokens, 3 * 2048), empty(3, 2048), None, empty(65, 2, 2048), rows)
+        state = empty(65, scan.heads, scan.state_size, scan.head_dim, dtype=torch.float32)
+        mixed, steps = empty(tokens, scan.channels), empty(tokens, scan.heads)
+        y = selective_scan(mixed, steps, *floats, state, rows, scan)
+        inner = scan.heads * scan.head_dim
+        gated_rms_norm(y.view(tokens, 1, inner), empty(tokens, inner), empty(inner), 1e-5, True)
+
+
 def latents(heads: int, rank: int, rope_dim: int) -> None:
     """As DeepSeek has them."""
     shape = (20000, 1, 64, rank + rope_dim)
@@ -262,6 +286,9 @@ CASES: dict[str, Callable[[], object]] = {
     "latents-deepseek-v3": partial(latents, 128, 512, 64),
     "latents-deepseek-v2-lite": partial(latents, 16, 512, 64),
     "inputs": inputs,
+    "recurrent-qwen3-next-granite-4": partial(
+        recurrent, GatedDeltaShape(16, 32, 128, 128), ScanShape(128, 1, 64, 128)
+    ),
     "matmul-decode-llama-8b": partial(matmul, 8, 4096, 28672),
     "matmul-prefill-llama-8b": partial(matmul, 8192, 4096, 28672),
     **{

@@ -104,6 +104,14 @@ def test_codes_of_a_cache_are_rounded_as_the_references(tmp_path: Path) -> None:
     assert "fma.rn" not in ptx
 
 
+def test_layers_with_a_state_compile_for_hopper(tmp_path: Path) -> None:
+    reports = compile_cases(tmp_path, "recurrent-qwen3-next-granite-4")
+    assert {"_gated_delta_kernel", "_selective_scan_kernel", "_conv_kernel", "_keep_kernel"} <= {
+        report["kernel"] for report in reports
+    }
+    check(reports)
+
+
 @pytest.mark.slow
 def test_codes_are_copied_ahead_and_widened_in_registers(tmp_path: Path) -> None:
     """Sixteen bytes a thread of codes and of activations alike; experts in MXFP4."""

@@ -1,0 +1,225 @@
+"""Layers that carry a state from token to token; the contract is ``kernels.reference.recurrent``'s.
+
+A program walks along one row's tokens with a strip of a head's state in registers: decoding reads
+and writes each state once. A form that takes a chunk of a prompt's tokens at a time, on matrix
+units, is not built: a long prompt goes token by token here, too.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.inputs import StepRows
+from kernels.recurrent import GatedDeltaShape, ScanShape
+from kernels.triton.launch import launch, power_of_2
+from kernels.triton.tiles import sigmoid
+
+# A state's columns of one program, in the registers of one warp: its sums need no other.
+_STRIP = 16
+
+
+def gated_delta(
+    mixed: torch.Tensor,
+    gates: torch.Tensor,
+    log_a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    rows: StepRows,
+    shape: GatedDeltaShape,
+) -> torch.Tensor:
+    """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous."""
+    heads, value_dim = shape.value_heads, shape.value_dim
+    y = torch.empty((mixed.shape[0], heads, value_dim), dtype=mixed.dtype, device=mixed.device)
+    launch(
+        _gated_delta_kernel,
+        (rows.slots.shape[0], heads, -(-value_dim // _STRIP)),
+        y,
+        mixed,
+        gates,
+        log_a,
+        dt_bias,
+        state,
+        rows.slots,
+        rows.query_start,
+        rows.starts,
+        gates.stride(0),
+        KEY_HEADS=shape.key_heads,
+        HEADS=heads,
+        KEY_DIM=shape.key_dim,
+        VALUE_DIM=value_dim,
+        MOST_BETA=2.0 if shape.allows_negative else 1.0,
+        WIDE=power_of_2(shape.key_dim),
+        STRIP=_STRIP,
+        num_warps=1,
+    )
+    return y
+
+
+def selective_scan(
+    mixed: torch.Tensor,
+    time_steps: torch.Tensor,
+    log_a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    skip: torch.Tensor,
+    state: torch.Tensor,
+    rows: StepRows,
+    shape: ScanShape,
+) -> torch.Tensor:
+    """See ``kernels.reference.recurrent.selective_scan``; mixed is contiguous."""
+    heads, head_dim = shape.heads, shape.head_dim
+    y = torch.empty((mixed.shape[0], heads, head_dim), dtype=mixed.dtype, device=mixed.device)
+    launch(
+        _selective_scan_kernel,
+        (rows.slots.shape[0], heads, -(-head_dim // _STRIP)),
+        y,
+        mixed,
+        time_steps,
+        log_a,
+        dt_bias,
+        skip,
+        state,
+        rows.slots,
+        rows.query_start,
+        rows.starts,
+        time_steps.stride(0),
+        *(float(limit) for limit in shape.time_step_limit),
+        HEADS=heads,
+        GROUPS=shape.groups,
+        HEAD_DIM=head_dim,
+        SIZE=shape.state_size,
+        WIDE=power_of_2(shape.state_size),
+        STRIP=_STRIP,
+        num_warps=1,
+    )
+    return y
+
+
+@triton.jit
+def _softplus(x):
+    """``log(1 + e^x)``, by its series where e^x is small: a sum with 1 would round it away."""
+    u = tl.exp(tl.minimum(x, 20.0))
+    series = u * (1.0 - u * (0.5 - u * (1.0 / 3.0 - u * 0.25)))
+    small = tl.where(u < 0.03, series, tl.log(1.0 + u))
+    return tl.where(x > 20.0, x, small)
+
+
+@triton.jit(
+    do_not_specialize=["gates_stride"],
+    do_not_specialize_on_alignment=["slots", "query_start", "starts", "gates"],
+)
+def _gated_delta_kernel(
+    y,
+    mixed,
+    gates,
+    log_a,
+    dt_bias,
+    state,
+    slots,
+    query_start,
+    starts,
+    gates_stride,
+    KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    MOST_BETA: tl.constexpr,
+    WIDE: tl.constexpr,
+    STRIP: tl.constexpr,
+):
+    """A strip of columns of one head's state, through one row's tokens."""
+    CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    columns = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
+    keys = tl.arange(0, WIDE)
+    is_key, is_column = keys < KEY_DIM, columns < VALUE_DIM
+    is_used = is_key[:, None] & is_column[None, :]
+    start = tl.load(starts + row)
+    line = tl.load(slots + row).to(tl.int64) * HEADS + head
+    places = state + line * KEY_DIM * VALUE_DIM + keys[:, None] * VALUE_DIM + columns[None, :]
+    s = tl.load(places, mask=is_used & (start > 0), other=0.0)
+    rate = -tl.exp(tl.load(log_a + head))
+    bias = tl.load(dt_bias + head)
+    key_head = head // (HEADS // KEY_HEADS)
+    begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
+    token = begin.to(tl.int64)
+    for _ in range(begin, end):
+        query_place = mixed + token * CHANNELS + key_head * KEY_DIM + keys
+        query = tl.load(query_place, mask=is_key, other=0.0).to(tl.float32)
+        key = tl.load(query_place + KEY_HEADS * KEY_DIM, mask=is_key, other=0.0).to(tl.float32)
+        query *= tl.rsqrt(tl.sum(query * query, axis=0) + 1e-6) * (1.0 / KEY_DIM**0.5)
+        key *= tl.rsqrt(tl.sum(key * key, axis=0) + 1e-6)
+        at = head * VALUE_DIM + columns
+        value_place = mixed + token * CHANNELS + 2 * KEY_HEADS * KEY_DIM + at
+        value = tl.load(value_place, mask=is_column, other=0.0).to(tl.float32)
+        gate = gates + token * gates_stride + head
+        beta = MOST_BETA * sigmoid(tl.load(gate).to(tl.float32))
+        alpha = tl.load(gate + HEADS).to(tl.float32)
+        s *= tl.exp(rate * _softplus(alpha + bias))
+        correction = beta * (value - tl.sum(s * key[:, None], axis=0))
+        s += key[:, None] * correction[None, :]
+        result = tl.sum(s * query[:, None], axis=0).to(y.dtype.element_ty)
+        tl.store(y + token * HEADS * VALUE_DIM + at, result, mask=is_column)
+        token += 1
+    tl.store(places, s, mask=is_used & (start >= 0))
+
+
+@triton.jit(
+    do_not_specialize=["steps_stride", "least", "most"],
+    do_not_specialize_on_alignment=["slots", "query_start", "starts", "time_steps"],
+)
+def _selective_scan_kernel(
+    y,
+    mixed,
+    time_steps,
+    log_a,
+    dt_bias,
+    skip,
+    state,
+    slots,
+    query_start,
+    starts,
+    steps_stride,
+    least,
+    most,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+    STRIP: tl.constexpr,
+):
+    """A strip of columns of one head's state, through one row's tokens."""
+    CHANNELS: tl.constexpr = HEADS * HEAD_DIM + 2 * GROUPS * SIZE
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    columns = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
+    lines = tl.arange(0, WIDE)
+    is_line, is_column = lines < SIZE, columns < HEAD_DIM
+    is_used = is_line[:, None] & is_column[None, :]
+    start = tl.load(starts + row)
+    first = (tl.load(slots + row).to(tl.int64) * HEADS + head) * SIZE * HEAD_DIM
+    places = state + first + lines[:, None] * HEAD_DIM + columns[None, :]
+    s = tl.load(places, mask=is_used & (start > 0), other=0.0)
+    rate = -tl.exp(tl.load(log_a + head))
+    bias, through = tl.load(dt_bias + head), tl.load(skip + head)
+    group = head // (HEADS // GROUPS)
+    at = head * HEAD_DIM + columns
+    begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
+    token = begin.to(tl.int64)
+    for _ in range(begin, end):
+        here = mixed + token * CHANNELS
+        x = tl.load(here + at, mask=is_column, other=0.0).to(tl.float32)
+        shared = here + HEADS * HEAD_DIM + group * SIZE + lines
+        write = tl.load(shared, mask=is_line, other=0.0).to(tl.float32)
+        read = tl.load(shared + GROUPS * SIZE, mask=is_line, other=0.0).to(tl.float32)
+        raw = tl.load(time_steps + token * steps_stride + head).to(tl.float32)
+        dt = tl.minimum(tl.maximum(_softplus(raw + bias), least), most)
+        s = s * tl.exp(rate * dt) + write[:, None] * (dt * x)[None, :]
+        result = tl.sum(s * read[:, None], axis=0) + through * x
+        place = y + token * HEADS * HEAD_DIM + at
+        tl.store(place, result.to(y.dtype.element_ty), mask=is_column)
+        token += 1
+    tl.store(places, s, mask=is_used & (start >= 0))
