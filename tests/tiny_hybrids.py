@@ -23,6 +23,16 @@ _OLMO = {
 }
 _CONV = {"layer_types": _CONVS, "pad_token_id": 0, "norm_eps": 1e-4, "rms_norm_eps": ABSENT}
 
+_MAMBA = {
+    **{"mamba_n_heads": 6, "mamba_d_head": 24, "mamba_d_state": 12, "mamba_chunk_size": 8},
+    **{"mamba_expand": 3, "pad_token_id": 0},
+}
+_GRANITE = {
+    **_MAMBA,
+    **{"layer_types": _LINEAR, "shared_intermediate_size": 40, "embedding_multiplier": 3.0},
+    **{"residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+}
+
 # name -> (Hugging Face config class, what differs from the shape of the others)
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": (
@@ -55,5 +65,38 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
             **{"num_dense_layers": 1, "routed_scaling_factor": 1.5},
         },
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **_GRANITE,
+            **{"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24},
+            **{"mamba_n_groups": 2, "mamba_proj_bias": True},
+        },
+    ),
+    "granitemoehybrid_dense": (
+        "GraniteMoeHybridConfig",
+        {
+            **_GRANITE,
+            **{"num_local_experts": 0, "position_embedding_type": "rope"},
+            **{"mamba_conv_bias": False, "mamba_d_conv": 3},
+        },
+    ),
+    "granitemoehybrid_attention": (
+        "GraniteMoeHybridConfig",
+        {
+            **_GRANITE,
+            **{"num_local_experts": 0, "position_embedding_type": "rope"},
+            "layer_types": ["full_attention"] * 3,
+        },
+    ),
+    "bamba": (
+        "BambaConfig",
+        {**_MAMBA, "attn_layer_indices": [1], "mamba_n_groups": 3, "mlp_bias": True},
+    ),
+    # Hugging Face keeps the limits in a prompt, and not where it decodes: logits alone.
+    "bamba_limited": (
+        "BambaConfig",
+        {**_MAMBA, "attn_layer_indices": [1], "time_step_limit": [0.3, 1.5]},
     ),
 }

@@ -36,12 +36,14 @@ which the error names.
 
 Of models that read images the text model is served, and what is for images passed over.
 
-Layers with the gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid) or a short convolution (LFM2)
-keep a state of each sequence in place of keys and values, as large for a long text as for a short
-one ([kv-cache.md](kv-cache.md#states)). With such models `--speculation`, `--tensor-parallel-size`,
+Layers with the gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid), a selective state space
+(Mamba-2: Granite 4.0 H, Bamba) or a short convolution (LFM2) keep a state of each sequence in place
+of keys and values, as large for a long text as for a short one
+([kv-cache.md](kv-cache.md#states)). With such models `--speculation`, `--tensor-parallel-size`,
 `--pipeline-parallel-size` and `--kv-offload-bytes` are refused at start, and so is
-`quire quantize`; `--quantization` rounds them as they load, but for the small projections that the
-decay comes from. State-space layers (Mamba, Jamba, Granite 4 H) are refused by name.
+`quire quantize`; `--quantization` rounds them as they load, but for the small projections that a
+delta rule's decay comes from. On a GPU these layers' kernels have not been run yet, and go through
+a prompt token by token. Models of state spaces alone, and Jamba, Falcon-H1 and Nemotron-H, are refused by name.
 
 Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
 

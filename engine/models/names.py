@@ -6,8 +6,10 @@ import re
 
 from engine.models.hybrid_names import LFM2, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from engine.models.layouts import HeadByHead, OneRow, StackedExperts, Transposed
+from engine.models.mamba_names import BAMBA, GRANITE_HYBRID
 from engine.models.rules import (
     ATTENTION,
+    GRANITE_MOE,
     LAYER,
     LLAMA,
     MLP,
@@ -186,21 +188,6 @@ _HUNYUAN = (
     Rule(LAYER + "mlp.shared_mlp.up_proj.weight", "{i}.shared.gate_up.weight", 1),
     Rule(LAYER + "mlp.shared_mlp.down_proj.weight", "{i}.shared.down.weight"),
 )
-_GRANITE_MOE_LAYER = LAYER + "block_sparse_moe."
-_GRANITE_MOE = (
-    *(*MODEL, *ATTENTION, *PRE_NORMS),
-    Rule(_GRANITE_MOE_LAYER + "router.layer.weight", "{i}.router"),
-    Rule(
-        *(_GRANITE_MOE_LAYER + "input_linear.weight", "{i}.experts.gate_up", None),
-        StackedExperts(outputs_first=True),
-    ),
-    Rule(
-        *(_GRANITE_MOE_LAYER + "output_linear.weight", "{i}.experts.down", None),
-        StackedExperts(outputs_first=True),
-    ),
-    Rule(LAYER + "shared_mlp.input_linear.weight", "{i}.shared.gate_up.weight", None),
-    Rule(LAYER + "shared_mlp.output_linear.weight", "{i}.shared.down.weight"),
-)
 _DEEPSEEK = (
     *(*MODEL, *MLP, *PRE_NORMS, *_CORRECTED),
     Rule(LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
@@ -257,6 +244,7 @@ def _beside_images(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 _TABLES = {
     "arcee": _UNGATED,
+    "bamba": BAMBA,
     "deepseek": _DEEPSEEK_PLAIN,
     "deepseek_ranked": _DEEPSEEK_RANKED,
     "dots1": _GLM4_MOE,
@@ -273,8 +261,9 @@ _TABLES = {
     "gpt2": _GPT2,
     "gpt_neox": _GPT_NEOX,
     "gpt_oss": _GPT_OSS,
-    "granitemoe": _GRANITE_MOE,
-    "granitemoeshared": _GRANITE_MOE,
+    "granitemoe": GRANITE_MOE,
+    "granitemoehybrid": GRANITE_HYBRID,
+    "granitemoeshared": GRANITE_MOE,
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": _HUNYUAN,
     "hyperclovax": _HYPERCLOVAX,

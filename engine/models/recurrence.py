@@ -62,7 +62,45 @@ class ShortConvSpec:
         return None
 
 
-RecurrenceSpec = GatedDeltaSpec | ShortConvSpec
+@dataclass(frozen=True)
+class MambaSpec:
+    """The selective state space of Mamba-2 behind a short convolution (Dao & Gu 2024).
+
+    Heads of a group, neighbours, share what writes to and reads from their states.
+    """
+
+    num_heads: int
+    num_groups: int
+    head_dim: int
+    state_size: int  # of each of a head's channels
+    width: int  # of the convolution: a token and those before it that it sees
+    norm_eps: float  # of the norm behind it, over a group's heads together
+    conv_bias: bool = True
+    bias: bool = False  # of both projections
+    time_step_limit: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def inner_size(self) -> int:
+        """Width of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """That the convolution goes over."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def projected_size(self) -> int:
+        """Width of what a token is projected to: gates, channels, and a time step for each head."""
+        return self.inner_size + self.channels + self.num_heads
+
+    @property
+    def sums_shape(self) -> tuple[int, ...] | None:
+        """Of a sequence's sums over all its tokens, in float32."""
+        return self.num_heads, self.state_size, self.head_dim
+
+
+RecurrenceSpec = GatedDeltaSpec | ShortConvSpec | MambaSpec
 
 _SUM_BYTES = 4
 

@@ -3,9 +3,10 @@
     x ─► projection ─┬─► short convolution ─► gated delta rule ─► norm ─┬─► output
                      └──────────────────── gate ────────────────────────┘
 
-is Qwen3-Next's (gated delta networks, Yang et al. 2024); LFM2's is a convolution between two gates
-alone. The state lies on the device, a line for each slot of the runner's ``RowTable``, and a step
-reads and overwrites it in place (``kernels/recurrent.py``): nobody can take a token back from it.
+is Qwen3-Next's (gated delta networks, Yang et al. 2024). Granite 4 has a selective state space in
+place of the rule (Mamba-2, Dao & Gu 2024); LFM2 has a convolution between two gates alone. The
+state lies on the device, a line for each slot of the runner's ``RowTable``, and a step reads and
+overwrites it in place (``kernels/recurrent.py``): nobody can take a token back from it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import torch
 
 from engine.models.linear import Linear, LinearMethod
 from engine.models.loader import stored
-from engine.models.recurrence import GatedDeltaSpec, RecurrenceSpec, ShortConvSpec
+from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec, ShortConvSpec
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from kernels.attention import LayerCache
 from kernels.inputs import StepRows
 from kernels.operations import Operations
-from kernels.recurrent import GatedDeltaShape
+from kernels.recurrent import GatedDeltaShape, ScanShape
 
 
 class LayerState(NamedTuple):
@@ -71,7 +72,25 @@ class ShortConvWeights(NamedTuple):
         return _num_bytes(self)
 
 
-RecurrentWeights = GatedDeltaWeights | ShortConvWeights
+class MambaWeights(NamedTuple):
+    """What is loaded of a layer with a selective state space."""
+
+    input: Linear  # to gates, what the convolution goes over, and time steps
+    conv: torch.Tensor  # [width, channels]
+    conv_bias: torch.Tensor | None  # [channels]
+    log_a: torch.Tensor  # [heads] float32
+    dt_bias: torch.Tensor  # [heads] float32
+    skip: torch.Tensor  # [heads] float32
+    norm: torch.Tensor  # [groups, inner size / groups]
+    output: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        return _num_bytes(self)
+
+
+RecurrentWeights = GatedDeltaWeights | ShortConvWeights | MambaWeights
 
 
 def make_recurrent(
@@ -88,6 +107,17 @@ def make_recurrent(
     if isinstance(spec, ShortConvSpec):
         bias = weights.get(f"{prefix}conv.bias")
         return ShortConvWeights(linear("input"), conv, bias, linear("output"))
+    if isinstance(spec, MambaSpec):
+        return MambaWeights(
+            input=linear("input"),
+            conv=conv,
+            conv_bias=weights.get(f"{prefix}conv.bias"),
+            log_a=weights[f"{prefix}log_a"],
+            dt_bias=weights[f"{prefix}dt_bias"],
+            skip=weights[f"{prefix}skip"],
+            norm=weights[f"{prefix}norm"].unflatten(0, (spec.num_groups, -1)),
+            output=linear("output"),
+        )
     return GatedDeltaWeights(
         input=linear("input"),
         # As a router's are its weights few, and how long is remembered hangs on them.
@@ -134,6 +164,41 @@ class GatedDelta:
         return do.gated_rms_norm(y, gate, weights.norm, self._eps, False)
 
 
+class Mamba:
+    """A selective state space at work; see ``engine.models.block.Mixer``."""
+
+    def __init__(
+        self, spec: MambaSpec, weights: MambaWeights, operations: Operations, index: int
+    ) -> None:
+        self._weights = weights
+        self._sizes = spec.inner_size, spec.channels, spec.num_heads
+        self._groups, self._eps = spec.num_groups, spec.norm_eps
+        self._shape = ScanShape(
+            spec.num_heads,
+            spec.num_groups,
+            spec.head_dim,
+            spec.state_size,
+            spec.time_step_limit,
+        )
+        self._operations = operations
+        self._input_name = f"{index}.recurrent.input.weight"
+        self.output, self.output_name = weights.output, f"{index}.recurrent.output.weight"
+
+    def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
+        """See ``Mixer``."""
+        rows, inputs, sums = _kept(state, cache)
+        assert sums is not None
+        w, do = self._weights, self._operations
+        fused = w.input(read)
+        if state.adapters is not None:
+            fused = state.adapters.add(fused, read, self._input_name)
+        gate, mixed, steps = fused.split(self._sizes, dim=1)
+        mixed = do.short_conv(mixed, w.conv, w.conv_bias, inputs, rows, True)
+        factors = w.log_a, w.dt_bias, w.skip
+        y = do.selective_scan(mixed, steps, *factors, sums, rows, self._shape)
+        return do.gated_rms_norm(y.view(len(read), self._groups, -1), gate, w.norm, self._eps, True)
+
+
 class ShortConv:
     """A gated convolution at work; see ``engine.models.block.Mixer``."""
 
@@ -155,8 +220,11 @@ class ShortConv:
 
 def bind_recurrent(
     spec: DecoderSpec, weights: RecurrentWeights, operations: Operations, index: int
-) -> GatedDelta | ShortConv:
+) -> GatedDelta | Mamba | ShortConv:
     """Layer ``index`` of the model at work."""
+    if isinstance(weights, MambaWeights):
+        assert isinstance(spec.recurrence, MambaSpec)
+        return Mamba(spec.recurrence, weights, operations, index)
     if isinstance(weights, ShortConvWeights):
         return ShortConv(weights, operations, index)
     assert isinstance(spec.recurrence, GatedDeltaSpec)

@@ -92,3 +92,18 @@ QWEN_MOE = (
     Rule(LAYER + "mlp.shared_expert.down_proj.weight", "{i}.shared.down.weight"),
     Rule(LAYER + "mlp.shared_expert_gate.weight", "{i}.shared.gate"),
 )
+_GRANITE_EXPERTS = LAYER + "block_sparse_moe."
+GRANITE_MOE = (
+    *(*MODEL, *ATTENTION, *PRE_NORMS),
+    Rule(_GRANITE_EXPERTS + "router.layer.weight", "{i}.router"),
+    Rule(
+        *(_GRANITE_EXPERTS + "input_linear.weight", "{i}.experts.gate_up", None),
+        StackedExperts(outputs_first=True),
+    ),
+    Rule(
+        *(_GRANITE_EXPERTS + "output_linear.weight", "{i}.experts.down", None),
+        StackedExperts(outputs_first=True),
+    ),
+    Rule(LAYER + "shared_mlp.input_linear.weight", "{i}.shared.gate_up.weight", None),
+    Rule(LAYER + "shared_mlp.output_linear.weight", "{i}.shared.down.weight"),
+)

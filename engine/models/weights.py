@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from engine.models.layouts import Layout
 from engine.models.names import rules_of
-from engine.models.recurrence import GatedDeltaSpec, RecurrenceSpec, ShortConvSpec
+from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec, ShortConvSpec
 from engine.models.rules import Rule
 from engine.models.spec import DecoderSpec, LatentSpec, LayerSpec, MoeSpec
 
@@ -231,6 +231,8 @@ def _recurrent(spec: RecurrenceSpec, hidden: int) -> dict[str, Parameter]:
     """What a layer has in place of attention; see ``engine/models/recurrent.py``."""
     if isinstance(spec, ShortConvSpec):
         own = _short_conv(spec, hidden)
+    elif isinstance(spec, MambaSpec):
+        own = _mamba(spec, hidden)
     else:
         own = _gated_delta(spec, hidden)
     return {f"recurrent.{name}": parameter for name, parameter in own.items()}
@@ -262,6 +264,24 @@ def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
         "norm": Parameter((spec.value_dim,), is_norm=True),
         "output.weight": Parameter((hidden,), (values,)),
     }
+
+
+def _mamba(spec: MambaSpec, hidden: int) -> dict[str, Parameter]:
+    heads, inner, projected = spec.num_heads, spec.inner_size, spec.projected_size
+    found = {
+        "input.weight": Parameter((projected,), (hidden,)),
+        "conv.weight": Parameter((spec.channels,), (spec.width,)),
+        "log_a": Parameter((heads,), is_exact=True),
+        "dt_bias": Parameter((heads,), is_exact=True),
+        "skip": Parameter((heads,), is_exact=True),
+        "norm": Parameter((inner,), is_norm=True),
+        "output.weight": Parameter((hidden,), (inner,)),
+    }
+    if spec.conv_bias:
+        found["conv.bias"] = Parameter((spec.channels,))
+    if spec.bias:
+        found |= {"input.bias": Parameter((projected,)), "output.bias": Parameter((hidden,))}
+    return found
 
 
 def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:

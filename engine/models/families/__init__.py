@@ -27,6 +27,7 @@ from engine.models.families import (
     hybrid,
     llama,
     llama4,
+    mamba,
     moe,
     multimodal,
     olmo,
@@ -48,6 +49,11 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     "arcee": Family(ungated.arcee, "AFM-4.5B", "squared ReLU, no gate"),
+    "bamba": Family(
+        mamba.bamba,
+        "Bamba 9B",
+        "selective state spaces (Mamba-2) in most layers, rope on a part of the head",
+    ),
     "cohere": Family(
         llama.cohere, "Command R", "layer norms, attention and MLP side by side, interleaved rope"
     ),
@@ -117,6 +123,12 @@ FAMILIES: dict[str, Family] = {
     "granite": Family(granite.granite, "Granite 3 and 4, dense", "four multipliers"),
     "granitemoe": Family(
         granite.granitemoe, "Granite 3 1B-A400M and 3B-A800M", "the same; experts"
+    ),
+    "granitemoehybrid": Family(
+        mamba.granitemoehybrid,
+        "Granite 4.0 H, with experts and dense",
+        "four multipliers; selective state spaces (Mamba-2) in nine layers of ten, no rope, "
+        "experts and a shared one in some",
     ),
     "granitemoeshared": Family(
         granite.granitemoe, "Granite with a shared expert", "the same; one that all tokens go to"

@@ -39,6 +39,15 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"moe_layer_start_index": 1, "moe_layer_end_index": 3, "moe_layer_interval": 1},
         **{"use_bias": False, "num_nextn_predict_layers": 1},
     },
+    "granitemoehybrid": {
+        **{"layer_types": ["mamba", "mamba", "attention", "mamba"], "init_method": "mup"},
+        **{"mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 16},
+        **{"mamba_d_state": 8, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 4},
+        **{"mamba_proj_bias": False, "normalization_function": "rmsnorm", "rope_scaling": None},
+        **{"num_experts_per_tok": 0, "num_local_experts": 0, "output_router_logits": False},
+        **{"position_embedding_type": "nope", "router_aux_loss_coef": 0.01, "auto_map": None},
+        **{"shared_intermediate_size": 64, "attention_multiplier": 0.1, "logits_scaling": 8},
+    },
     "lfm2": {
         **{"block_auto_adjust_ff_dim": True, "block_dim": 32, "block_ff_dim": 96},
         **{"block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 8},
@@ -73,6 +82,13 @@ def test_lfm2_has_attention_where_it_says_and_an_mlp_of_the_adjusted_width():
     assert spec.tie_word_embeddings
 
 
+def test_granite_4_has_states_of_heads_where_it_says():
+    spec = read_spec({"model_type": "granitemoehybrid", **_SIZES, **EXPORTED["granitemoehybrid"]})
+    assert [layer.recurrent for layer in spec.layers] == [True, True, False, True]
+    assert not any(layer.rope for layer in spec.layers)
+    assert spec.state_bytes(2) == 3 * (3 * 80 * 2 + 4 * 8 * 16 * 4)
+
+
 def test_qwen3_5_attends_in_every_fourth_layer_and_turns_a_part_of_the_head():
     spec = read_spec({"model_type": "qwen3_5_text", **_SIZES, **EXPORTED["qwen3_5_text"]})
     assert [layer.recurrent for layer in spec.layers] == [True, True, True, False]
@@ -95,6 +111,11 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("ernie4_5_moe", {"use_bias": True}, "'use_bias' is true"),
         ("ernie4_5_moe", {"moe_k": 9}, "'moe_k' exceeds the 8 experts"),
         ("internlm3", {"qkv_bias": True}, "'qkv_bias' differs"),
+        ("granitemoehybrid", {"layer_types": ["mamba"] * 4}, "names a model without attention"),
+        ("granitemoehybrid", {"mamba_d_head": 8}, "'mamba_n_heads' of 8 make no width of 64"),
+        ("granitemoehybrid", {"mamba_n_groups": 3}, "'mamba_n_groups' must divide the 4 heads"),
+        ("granitemoehybrid", {"time_step_limit": [1, 0.5]}, "'time_step_limit' must be two"),
+        ("granitemoehybrid", {"position_embedding_type": "alibi"}, "is 'alibi'; known: nope, rope"),
         ("lfm2", {"full_attn_idxs": []}, "'layer_types' has no attention"),
         ("lfm2", {"conv_L_cache": 1}, "'conv_L_cache' must be at least 2"),
         ("qwen3_5_text", {"layer_types": ["mamba"] * 4}, "'layer_types' has 'mamba'"),

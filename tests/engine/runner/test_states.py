@@ -19,7 +19,7 @@ from tests import tiny_models
 from tests.engine.handmade import Hand, load, request
 
 MIB = 2**20
-KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe")
+KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid")
 PROMPT = tuple(range(20, 57))
 NUM_OUTPUT = 14
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)

@@ -1,0 +1,153 @@
+"""Models some of whose layers are selective state spaces (Mamba-2): Granite 4, Bamba."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.shared import (
+    ignore_router_training,
+    num_layers,
+    read_decoder,
+    with_checked_experts,
+)
+from engine.models.recurrence import MambaSpec
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
+
+_RECURRENT = ("linear_attention", "mamba")  # as Hugging Face calls them now, and called them before
+_INFINITE = {"__float__": "Infinity"}  # in a JSON file, which has no such number
+_ATTENDING = ("full_attention", "attention")
+
+
+def granitemoehybrid(reader: ConfigReader) -> DecoderSpec:
+    """Granite 4 with state spaces, with experts or without, and without position embedding as
+    published."""
+    for key in ("init_method", "initializer_range"):
+        reader.ignore(key)
+    reader.require("normalization_function", "rmsnorm")
+    reader.require("mlp_bias", False)
+    ignore_router_training(reader)
+    num_experts = reader.whole("num_local_experts", 8)
+    inner, shared = (
+        reader.count("intermediate_size"),
+        reader.count("shared_intermediate_size", 1024),
+    )
+    moe = None
+    if num_experts:
+        moe = MoeSpec(
+            num_experts=num_experts,
+            top_k=reader.count("num_experts_per_tok", 2),
+            intermediate_size=inner,
+            normalised=True,  # a softmax over the chosen ones alone, which is the same
+            shared_intermediate_size=shared,
+        )
+    else:
+        reader.ignore("num_experts_per_tok")
+    position = reader.text("position_embedding_type", "nope")
+    if position not in ("rope", "nope"):
+        raise reader.error("position_embedding_type", f"is {position[:80]!r}; known: nope, rope")
+    layers = tuple(
+        LayerSpec(recurrent=is_recurrent, rope=position == "rope", experts=moe is not None)
+        for is_recurrent in _recurrent_layers(reader)
+    )
+    bias = reader.flag("attention_bias")
+    spec = read_decoder(
+        reader,
+        qkv_bias=bias,
+        output_bias=bias,
+        embedding_scale=reader.number("embedding_multiplier", 1.0),
+        residual_scale=reader.number("residual_multiplier", 1.0),
+        attention_scale=reader.number("attention_multiplier", 1.0),
+        logit_scale=1.0 / reader.number("logits_scaling", 1.0),
+        layers=layers,
+        moe=moe,
+        recurrence=_mamba(reader, reader.number("rms_norm_eps", 1e-6), layers),
+    )
+    if moe is None:
+        return dataclasses.replace(spec, intermediate_size=shared)
+    return with_checked_experts(reader, spec)
+
+
+def bamba(reader: ConfigReader) -> DecoderSpec:
+    """Bamba: attention in a few layers, with rotary positions on half of a head."""
+    for key in ("num_logits_to_keep", "z_loss_coefficient", "layers_block_type", "layer_types"):
+        reader.ignore(key)
+    count, attending = num_layers(reader), reader.indices("attn_layer_indices")
+    eps, bias = reader.number("rms_norm_eps", 1e-5), reader.flag("attention_bias")
+    kinds = _checked(reader, [i not in attending for i in range(count)])
+    layers = tuple(LayerSpec(recurrent=kind) for kind in kinds)
+    return read_decoder(
+        reader,
+        norm=NormSpec(eps),
+        partial=0.5,
+        max_positions=262_144,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=reader.flag("mlp_bias"),
+        layers=layers,
+        recurrence=_mamba(reader, eps, layers),
+    )
+
+
+def _mamba(reader: ConfigReader, eps: float, layers: tuple[LayerSpec, ...]) -> MambaSpec | None:
+    """What the layers that are no attention have in common; None where there are none, as in
+    Granite 4.0 Micro."""
+    if not any(layer.recurrent for layer in layers):
+        for key in reader.names:
+            if key.startswith("mamba_") or key == "time_step_limit":
+                reader.ignore(key)
+        return None
+    reader.ignore("mamba_chunk_size")  # how sums are cut, which changes none
+    heads, groups = reader.count("mamba_n_heads", 128), reader.count("mamba_n_groups", 1)
+    inner = reader.count("mamba_expand", 2) * reader.count("hidden_size")
+    usual = max(inner // heads, 1)
+    if reader.is_value("mamba_d_head", "auto"):
+        head_dim = usual
+    else:
+        head_dim = reader.count("mamba_d_head", usual)
+    if heads * head_dim != inner:
+        raise reader.error("mamba_n_heads", f"of {head_dim} make no width of {inner}")
+    if heads % groups:
+        raise reader.error("mamba_n_groups", f"must divide the {heads} heads")
+    width = reader.count("mamba_d_conv", 4)
+    if width < 2:
+        raise reader.error("mamba_d_conv", "must be at least 2")
+    return MambaSpec(
+        num_heads=heads,
+        num_groups=groups,
+        head_dim=head_dim,
+        state_size=reader.count("mamba_d_state", 256),
+        width=width,
+        norm_eps=eps,
+        conv_bias=reader.flag("mamba_conv_bias", True),
+        bias=reader.flag("mamba_proj_bias"),
+        time_step_limit=_time_step_limit(reader),
+    )
+
+
+def _time_step_limit(reader: ConfigReader) -> tuple[float, float]:
+    """``time_step_limit``: the least and the most; Hugging Face writes that there is none."""
+    least, most = reader.listed("time_step_limit", 2) or (0.0, _INFINITE)
+    most = math.inf if most == _INFINITE else most
+    is_known = all(type(limit) in (int, float) for limit in (least, most))
+    if not is_known or not 0 <= least <= most:
+        raise reader.error("time_step_limit", "must be two numbers, the smaller first")
+    return float(least), float(most)
+
+
+def _recurrent_layers(reader: ConfigReader) -> list[bool]:
+    """By ``layer_types`` which are state spaces; older exports call it ``layers_block_type``."""
+    count = num_layers(reader)
+    older = reader.listed("layers_block_type", count)
+    kinds = reader.listed("layer_types", count) or older or [_RECURRENT[0]] * count
+    for kind in kinds:
+        if kind not in _RECURRENT + _ATTENDING:
+            raise reader.error("layer_types", f"has {kind!r:.80}, which is not supported")
+    return _checked(reader, [kind in _RECURRENT for kind in kinds])
+
+
+def _checked(reader: ConfigReader, recurrent: list[bool]) -> list[bool]:
+    if all(recurrent):
+        raise reader.error("model_type", "names a model without attention, which is not supported")
+    return recurrent
