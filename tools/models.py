@@ -43,7 +43,8 @@ of keys and values, as large for a long text as for a short one
 `--pipeline-parallel-size` and `--kv-offload-bytes` are refused at start, and so is
 `quire quantize`; `--quantization` rounds them as they load, but for the small projections that a
 delta rule's decay comes from. On a GPU these layers' kernels have not been run yet, and go through
-a prompt token by token. Models of state spaces alone, and Jamba, Falcon-H1 and Nemotron-H, are refused by name.
+a prompt token by token. Models of state spaces alone, and Jamba, Falcon-H1 and Nemotron-H, are
+refused by name.
 
 Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
 
