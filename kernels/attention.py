@@ -57,6 +57,9 @@ class LayerAttention:
 class LayerCache(NamedTuple):
     """One layer's keys and values, each [num_blocks, num_kv_heads, block_size, head_dim].
 
+    Each is contiguous, or lies side by side with those of other layers, for kernels that take it
+    so: a block of each, then the next block of each.
+
     In latent attention the values are a view of the keys: the first ``value_dim`` of each one's
     numbers (``engine/models/latent.py``). Elsewhere both may be codes of
     ``kernels/reference/cache_codes.py``, with a scale for each token and KV head.
@@ -72,6 +75,13 @@ class LayerCache(NamedTuple):
         if self.shares_values:
             return (self.keys,)
         return tuple(tensor for tensor in self if tensor is not None)
+
+    @property
+    def heads_apart(self) -> int:
+        """From a block to the next, in the KV heads of a block: as many as there are, or, where
+        layers lie side by side, those of all of them."""
+        size, dim = self.keys.shape[2:]
+        return self.keys.stride(0) // (size * dim)
 
     @property
     def shares_values(self) -> bool:

@@ -302,3 +302,8 @@ class Kernels(NamedTuple):
     def name(self) -> str:
         """``reference``, ``triton`` or ``cpu``."""
         return self.attention.name
+
+    @property
+    def takes_side_by_side(self) -> bool:
+        """Whether the layers' blocks may lie side by side; see ``LayerCache``."""
+        return self.name == "cpu"

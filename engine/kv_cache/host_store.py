@@ -31,7 +31,8 @@ class HostStore:
     """Slots for whole blocks. Which of them holds what is the ``HostTier``'s business.
 
     Args:
-        tensors: where blocks lie, each [num_blocks, ...], contiguous, all on one device.
+        tensors: where blocks lie, each [num_blocks, ...], all on one device; a block of
+            each is contiguous.
         num_slots: there are.
 
     Raises:

@@ -23,6 +23,7 @@ from engine.models.recurrent import LayerState
 from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache
+from kernels.cpu.memory import own_pages
 
 SCALE_DTYPE = torch.float32
 
@@ -58,20 +59,23 @@ class KVCache:
         device: torch.device,
         codes: torch.dtype | None = None,
         states: Sequence[LayerState] = (),
+        *,
+        side_by_side: bool = False,
     ) -> None:
         """Allocate the blocks, all zero; ``codes``: they hold such with scales, in place of
         ``dtype``. ``states`` are those of the layers that have no blocks.
+
+        ``side_by_side``: what a block has in all layers lies in one run of memory, in huge pages
+        where the system grants them; for kernels that take it so. Where each layer's blocks lie by
+        themselves, a huge page for each would take more than small caches hold.
 
         Raises:
             ModelLoadError: the device does not have so much.
         """
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
-            self.paged = tuple(
-                _layer(shape, spec.value_dim, dtype, device, codes)
-                for _ in range(spec.num_paged_layers)
-            )
-        except (RuntimeError, MemoryError) as error:
+            self.paged = tuple(_paged(spec, shape, dtype, device, codes, side_by_side))
+        except (RuntimeError, MemoryError, OSError) as error:
             size = num_blocks * block_size * bytes_per_token(spec, dtype, codes)
             reason = str(error).splitlines()[0]
             raise ModelLoadError(
@@ -220,20 +224,38 @@ def available_bytes(device: torch.device) -> int:
     return free_host_bytes()
 
 
-def _layer(
+def _paged(
+    spec: DecoderSpec,
     shape: tuple[int, ...],
-    value_dim: int | None,
     dtype: torch.dtype,
     device: torch.device,
     codes: torch.dtype | None,
-) -> LayerCache:
-    keys = zeros(shape, codes or dtype, device)
-    if value_dim is not None:
-        return LayerCache(keys, keys[..., :value_dim])
-    values = zeros(shape, codes or dtype, device)
-    if codes is None:
-        return LayerCache(keys, values)
-    return LayerCache(keys, values, *(zeros(shape[:-1], SCALE_DTYPE, device) for _ in "kv"))
+    side_by_side: bool,
+) -> Iterator[LayerCache]:
+    count = spec.num_paged_layers
+    if spec.value_dim is not None:
+        for keys in _apart(count, shape, codes or dtype, device):
+            yield LayerCache(keys, keys[..., : spec.value_dim])
+        return
+    make = _side_by_side if side_by_side else _apart
+    stored = make(2 * count, shape, codes or dtype, device)
+    scales = [] if codes is None else make(2 * count, shape[:-1], SCALE_DTYPE, device)
+    for i in range(0, 2 * count, 2):
+        yield LayerCache(*stored[i : i + 2], *scales[i : i + 2])
+
+
+def _apart(
+    count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    return [zeros(shape, dtype, device) for _ in range(count)]
+
+
+def _side_by_side(
+    count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """The same on a CPU, with block i of each behind block i of the one before it."""
+    assert device.type == "cpu"
+    return list(own_pages((shape[0], count, *shape[1:]), dtype).unbind(1))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -156,6 +156,7 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
         attention.dtype,
         attention.device,
         attention.cache_dtype,
+        side_by_side=plan.kernels.takes_side_by_side,
     )
     slots = serve.num_host_blocks
     host = HostStore(cache.tensors(), slots) if slots else None

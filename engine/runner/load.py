@@ -161,6 +161,7 @@ class LoadedDecoder:
             device,
             attention.cache_dtype,
             make_states(spec, max_num_rows + 1, dtype, device),
+            side_by_side=kernels.takes_side_by_side,
         )
         peers = None if team is None else team.group
         decoder = Decoder(spec, loaded.modules, kernels, memory.max_model_len, peers)

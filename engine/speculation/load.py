@@ -77,7 +77,8 @@ class DraftPlan:
         attention = self.attention
         size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
         decoder = Decoder(self.spec, modules, self.kernels, memory.max_model_len)
-        cache = KVCache(self.spec, *size, attention.cache_dtype)
+        side_by_side = self.kernels.takes_side_by_side
+        cache = KVCache(self.spec, *size, attention.cache_dtype, side_by_side=side_by_side)
         programs: DecodePrograms | DecodeGraphs | None = None
         parts = decoder, cache, self.kernels, attention, rows
         if enforce_eager or not self.kernels.attention.is_capturable:

@@ -97,7 +97,12 @@ class LoadedHead:
         size = (memory.num_blocks, memory.block_size, attention.dtype, attention.device)
         return DraftModel(
             features.head,
-            KVCache(plan.spec.layer, *size, attention.cache_dtype),
+            KVCache(
+                plan.spec.layer,
+                *size,
+                attention.cache_dtype,
+                side_by_side=plan.kernels.takes_side_by_side,
+            ),
             plan.kernels,
             attention,
             rows,

@@ -100,6 +100,7 @@ class CpuAttention:
             layer.softcap or 0.0,
             layer.window or 0,
             pointer(layer.sinks),
+            cache.heads_apart,
             query.data_ptr(),
             cache.keys.data_ptr(),
             cache.values.data_ptr(),

@@ -32,13 +32,15 @@ _LIKELIEST = (POINTER, COUNT, FLAG, POINTER, POINTER)  # bias, outputs, AMX, tok
 _NORM_ROPE_STORE = (
     *(CODE, POINTER, POINTER, REAL),
     *[POINTER] * 3,
-    *[COUNT] * 5,
+    *[COUNT] * 6,
     *[POINTER] * 3,
 )
+# A batch, scale, cap, window, sinks, how blocks lie, queries, keys, values, results.
+_ATTENTION = (POINTER, REAL, REAL, COUNT, POINTER, COUNT, *[POINTER] * 4)
 
 SIGNATURES: dict[str, tuple[type, ...]] = {
-    "quire_attention": (POINTER, REAL, REAL, COUNT, *[POINTER] * 5),
-    "quire_attention_codes": (POINTER, REAL, REAL, COUNT, *[POINTER] * 5, CODE, POINTER, POINTER),
+    "quire_attention": _ATTENTION,
+    "quire_attention_codes": (*_ATTENTION, CODE, POINTER, POINTER),
     "quire_rms_norm": (CODE, POINTER, COUNT, POINTER, COUNT, COUNT, COUNT, REAL, POINTER),
     "quire_add_rms_norm": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, REAL, POINTER),
     "quire_gate_mul": (CODE, CODE, REAL, REAL, POINTER, COUNT, COUNT, POINTER),
@@ -79,7 +81,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
         *(*[COUNT] * 4, REAL, FLAG, POINTER),
     ),
     "quire_apply_gate": (CODE, POINTER, POINTER, COUNT, FLAG, COUNT, COUNT, COUNT, POINTER),
-    "quire_copy_blocks": (POINTER, POINTER, POINTER, COUNT, COUNT),
+    "quire_copy_blocks": (POINTER, POINTER, POINTER, COUNT, COUNT, COUNT),
     "quire_copy_rows": (POINTER, COUNT, COUNT, COUNT, POINTER, COUNT),
     "quire_rows": (POINTER, POINTER, COUNT, COUNT, POINTER),
     "quire_build_inputs": (COUNT, *[POINTER] * 6, COUNT, COUNT, *[POINTER] * 4),

@@ -34,6 +34,7 @@ def norm_rope_store(
         num_tokens,
         num_heads,
         num_kv_heads,
+        cache.heads_apart,
         head_dim,
         block_size,
         query.data_ptr(),
@@ -58,4 +59,5 @@ def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor)
             targets.data_ptr(),
             sources.numel(),
             stored[0].nbytes,
+            stored.stride(0) * stored.itemsize,
         )

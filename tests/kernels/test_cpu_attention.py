@@ -14,6 +14,7 @@ from kernels.attention import BatchGeometry
 from kernels.cpu.backend import CpuAttention
 from kernels.cpu.native import build
 from kernels.select import select_kernels
+from tests.kernels.neighbours import side_by_side
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 CPU = torch.device("cpu")
@@ -49,6 +50,7 @@ def check(problem: Problem) -> None:
     has_sinks=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     cache_dtype=st.sampled_from([None, torch.int8, torch.float8_e4m3fn]),
+    has_neighbours=st.booleans(),
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=100, deadline=None)
@@ -63,26 +65,27 @@ def test_mixed_batches_equal_the_definition(
     has_sinks: bool,
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None,
+    has_neighbours: bool,
     seed: int,
 ) -> None:
-    """Decode rows, chunks with and without a past, and odd lengths, in one batch."""
+    """Decode rows, chunks with and without a past, and odd lengths, in one batch; a layer's blocks
+    together, or those of others between them."""
     sinks = torch.linspace(-2, 6, kv_heads * group) if has_sinks else None
-    check(
-        make_problem(
-            [queries for queries, _ in rows],
-            [past for _, past in rows],
-            num_kv_heads=kv_heads,
-            group=group,
-            head_dim=head_dim,
-            block_size=block_size,
-            window=window,
-            softcap=softcap,
-            dtype=dtype,
-            sinks=sinks,
-            cache_dtype=cache_dtype,
-            seed=seed,
-        )
+    problem = make_problem(
+        [queries for queries, _ in rows],
+        [past for _, past in rows],
+        num_kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        softcap=softcap,
+        dtype=dtype,
+        sinks=sinks,
+        cache_dtype=cache_dtype,
+        seed=seed,
     )
+    check(replace(problem, cache=side_by_side(problem.cache)) if has_neighbours else problem)
 
 
 @pytest.mark.parametrize(
@@ -90,24 +93,29 @@ def test_mixed_batches_equal_the_definition(
 )
 @pytest.mark.parametrize(("block_size", "head_dim"), [(16, 64), (8, 40)])
 @pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("has_neighbours", [False, True])
 def test_single_queries_of_all_head_counts(
-    kv_heads: int, group: int, block_size: int, head_dim: int, window: int | None
+    kv_heads: int,
+    group: int,
+    block_size: int,
+    head_dim: int,
+    window: int | None,
+    has_neighbours: bool,
 ) -> None:
     """Heads that fill half of a tile, a tile, or many; blocks that are tiles, and others."""
-    check(
-        make_problem(
-            [1] * 6,
-            [0, 15, 16, 150, 333, 520],
-            num_kv_heads=kv_heads,
-            group=group,
-            head_dim=head_dim,
-            block_size=block_size,
-            window=window,
-            softcap=30.0 if group % 2 else None,
-            dtype=torch.bfloat16,
-            sinks=torch.linspace(-2, 6, kv_heads * group),
-        )
+    problem = make_problem(
+        [1] * 6,
+        [0, 15, 16, 150, 333, 520],
+        num_kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        block_size=block_size,
+        window=window,
+        softcap=30.0 if group % 2 else None,
+        dtype=torch.bfloat16,
+        sinks=torch.linspace(-2, 6, kv_heads * group),
     )
+    check(replace(problem, cache=side_by_side(problem.cache)) if has_neighbours else problem)
 
 
 @pytest.mark.parametrize("factor", [0.0, 1e-3, 60.0])

@@ -13,6 +13,7 @@ from kernels.cpu.native import build
 from kernels.inputs import StepRows
 from kernels.reference import operations as reference
 from kernels.sampling import TokenCounts
+from tests.kernels.neighbours import others_are_untouched, side_by_side
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
 dtypes = st.sampled_from([torch.float32, torch.bfloat16])
@@ -83,7 +84,7 @@ def test_norm_rope_store(
     slots = torch.randperm(blocks * block_size)[:num_tokens]
     slots[num_tokens // 2] = -1  # padding
     before = LayerCache(*torch.randn(2, blocks, kv_heads, block_size, head_dim).to(dtype))
-    cache = LayerCache(*(stored.clone() for stored in before.tensors()))
+    cache = side_by_side(before)
     query = operations.norm_rope_store(fused, weight, 1e-6, rotation, cache, slots)
     wide = LayerCache(*(stored.double() for stored in before.tensors()))
     expected = reference.norm_rope_store(
@@ -97,6 +98,7 @@ def test_norm_rope_store(
         assert error(stored, written) < TOLERANCE[dtype]
         is_kept = (written == kept.double()).all(dim=-1)
         assert torch.equal(stored[is_kept], kept[is_kept])
+    assert others_are_untouched(cache)
 
 
 def test_rounding_is_torchs() -> None:
@@ -174,10 +176,14 @@ def test_accept_drafts(groups: list[list[bool]]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_copy_blocks(dtype: torch.dtype) -> None:
-    ours = LayerCache(*torch.randn(2, 9, 2, 16, 80).to(dtype))
-    theirs = LayerCache(*(stored.clone() for stored in ours.tensors()))
+    before = LayerCache(*torch.randn(2, 9, 2, 16, 80).to(dtype))
+    ours, theirs = (LayerCache(*(stored.clone() for stored in before.tensors())) for _ in "ab")
     sources, targets = torch.tensor([0, 4, 4]), torch.tensor([8, 2, 3])
     operations.copy_blocks(ours, sources, targets)
     reference.copy_blocks(theirs, sources, targets)
     assert torch.equal(ours.keys, theirs.keys)
     assert torch.equal(ours.values, theirs.values)
+    among_others = side_by_side(before)
+    operations.copy_blocks(among_others, sources, targets)
+    assert torch.equal(among_others.keys, theirs.keys)
+    assert others_are_untouched(among_others)

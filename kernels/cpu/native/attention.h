@@ -1,5 +1,6 @@
 // Paged attention: what the two kernels share. Keys and values are read where they lie, in blocks
-// [kv_heads][block_size][head_dim], a tile of 64 tokens at a time.
+// [kv_heads][block_size][head_dim], a tile of 64 tokens at a time. Blocks of other layers may lie
+// between two of a layer's.
 #pragma once
 
 #include <algorithm>
@@ -36,6 +37,7 @@ struct Tensors {
   const T* query;  // [tokens][heads][head_dim]
   const T *keys, *values;  // of the cache; null where it holds codes
   T* output;               // [tokens][heads][value_dim]
+  int64_t heads_apart;     // from a block of the cache to the next, in KV heads of a block
   CodedCache codes = {};
 
   const void* stored_keys() const { return is_coded() ? codes.keys : keys; }
@@ -65,13 +67,13 @@ struct Span {
   // Calls body(first, count) for the runs in which they lie one after the other, in a cache seen as
   // rows.
   template <class Body>
-  void for_runs(const Batch& batch, Body body) const {
+  void for_runs(const Batch& batch, int64_t heads_apart, Body body) const {
     const int64_t size = batch.block_size;
     const int32_t* block = batch.tables + batch.slots[row] * batch.table_width + begin / size;
     // The first run may begin within its block.
     for (int64_t at = begin, offset = begin % size; at < end; ++block, offset = 0) {
       const int64_t count = std::min(size - offset, end - at);
-      body((*block * batch.kv_heads + kv_head) * size + offset, count);
+      body((*block * heads_apart + kv_head) * size + offset, count);
       at += count;
     }
   }
@@ -91,8 +93,8 @@ struct TilePlaces {
   int64_t count = 0;
   int64_t at[TILE];
 
-  TilePlaces(const Batch& batch, const Span& span) {
-    span.for_runs(batch, [this](int64_t first, int64_t run) {
+  TilePlaces(const Batch& batch, int64_t heads_apart, const Span& span) {
+    span.for_runs(batch, heads_apart, [this](int64_t first, int64_t run) {
       for (int64_t i = 0; i < run; ++i) at[count + i] = first + i;
       count += run;
     });
@@ -199,8 +201,9 @@ inline void fetch(const void* first, int64_t bytes) {
 }
 
 // `stored`: rows of `bytes` each.
-inline void fetch(const Batch& batch, const Span& span, const void* stored, int64_t bytes) {
-  span.for_runs(batch, [=](int64_t first, int64_t count) {
+inline void fetch(const Batch& batch, int64_t heads_apart, const Span& span, const void* stored,
+                  int64_t bytes) {
+  span.for_runs(batch, heads_apart, [=](int64_t first, int64_t count) {
     fetch(static_cast<const char*>(stored) + first * bytes, count * bytes);
   });
 }
@@ -230,7 +233,7 @@ template <class T>
 class Ahead {
  public:
   Ahead(const Batch& batch, const Tensors<T>& tensors, const Span& tile)
-      : places_(batch, tile),
+      : places_(batch, tensors.heads_apart, tile),
         keys_(static_cast<const char*>(tensors.stored_keys())),
         values_(static_cast<const char*>(tensors.stored_values())),
         row_bytes_(tensors.row_bytes(batch.head_dim)) {}
@@ -268,7 +271,7 @@ void for_groups(const Batch& batch, const Span& span, Body body) {
 template <class T, class Body>
 void for_tiles(const Batch& batch, const Tensors<T>& tensors, const Span& span, const Span& next,
                Body body) {
-  TilePlaces places(batch, first_tile(span));
+  TilePlaces places(batch, tensors.heads_apart, first_tile(span));
   for (Span rest = span; rest.begin < rest.end;) {
     rest.begin = first_tile(rest).end;
     const Ahead<T> ahead(batch, tensors, first_tile(rest.begin < rest.end ? rest : next));

@@ -197,7 +197,8 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   const Operands<T> products;
   const int64_t last = position + count;  // one past the last query's position
   for (int64_t tile = first_seen(layer, position) / TILE * TILE; tile < last; tile += TILE) {
-    const TilePlaces places(batch, {row, kv_head, tile, std::min(last, tile + TILE)});
+    const TilePlaces places(batch, tensors.heads_apart,
+                            {row, kv_head, tile, std::min(last, tile + TILE)});
     const TileRows<T> tokens(batch, tensors, places, widened);
     products.unpack(tokens, dim, value_dim, keys, values);
     std::fill(scores, scores + all_rows * TILE, 0.0f);

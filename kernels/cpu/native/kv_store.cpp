@@ -13,7 +13,7 @@ constexpr int64_t GRAIN = 4096;  // values below which a second thread costs mor
 constexpr int64_t MAX_HEAD_DIM = 512;
 
 struct Projection {
-  int64_t tokens, heads, kv_heads, head_dim, block_size;
+  int64_t tokens, heads, kv_heads, heads_apart, head_dim, block_size;
   float eps;
   const float *cos, *sin;  // [tokens][head_dim / 2]; null: no rotation
   const int64_t* slots;    // [tokens]; -1: not stored
@@ -94,7 +94,7 @@ void norm_rope_store(const Projection& p, const T* fused, const T* weight, T* qu
       if (slot < 0) continue;
       for (int64_t head = 0; head < p.kv_heads; ++head) {
         const int64_t at = p.heads + head;
-        const int64_t to = (slot / p.block_size * p.kv_heads + head) * p.block_size;
+        const int64_t to = (slot / p.block_size * p.heads_apart + head) * p.block_size;
         const int64_t row = to + slot % p.block_size;
         cache.store_key(p, x + at * dim, weight ? weight + at * dim : nullptr, token, row);
         cache.store_value(p, x + (rotated + head) * dim, row);
@@ -111,11 +111,11 @@ extern "C" {
 // fused[tokens][heads + 2 kv_heads][head_dim] -> query[tokens][heads][head_dim] and the cache.
 void quire_norm_rope_store(int32_t dtype, const void* fused, const void* weight, float eps,
                            const float* cos, const float* sin, const int64_t* slots,
-                           int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                           int64_t block_size, void* query, void* keys, void* values) {
-  const quire::Projection projection{tokens,     heads, kv_heads, head_dim,
-                                     block_size, eps,   cos,      sin,
-                                     slots};
+                           int64_t tokens, int64_t heads, int64_t kv_heads, int64_t heads_apart,
+                           int64_t head_dim, int64_t block_size, void* query, void* keys,
+                           void* values) {
+  const quire::Projection projection{tokens, heads, kv_heads, heads_apart, head_dim, block_size,
+                                     eps,    cos,   sin,      slots};
   quire::with_type(dtype, [&]<class T>() {
     quire::norm_rope_store(
         projection, static_cast<const T*>(fused), static_cast<const T*>(weight),
@@ -128,12 +128,11 @@ void quire_norm_rope_store(int32_t dtype, const void* fused, const void* weight,
 void quire_norm_rope_store_codes(int32_t dtype, const void* fused, const void* weight, float eps,
                                  const float* cos, const float* sin, const int64_t* slots,
                                  int64_t tokens, int64_t heads, int64_t kv_heads,
-                                 int64_t head_dim, int64_t block_size, void* query, void* keys,
-                                 void* values, int32_t kind, float* key_scales,
-                                 float* value_scales) {
-  const quire::Projection projection{tokens,     heads, kv_heads, head_dim,
-                                     block_size, eps,   cos,      sin,
-                                     slots};
+                                 int64_t heads_apart, int64_t head_dim, int64_t block_size,
+                                 void* query, void* keys, void* values, int32_t kind,
+                                 float* key_scales, float* value_scales) {
+  const quire::Projection projection{tokens, heads, kv_heads, heads_apart, head_dim, block_size,
+                                     eps,    cos,   sin,      slots};
   quire::with_type(dtype, [&]<class T>() {
     quire::with_code(quire::CodeKind{kind}, [&]<class Code>() {
       quire::norm_rope_store(
@@ -145,11 +144,11 @@ void quire_norm_rope_store_codes(int32_t dtype, const void* fused, const void* w
   });
 }
 
-// Blocks of `bytes` each: stored[targets[i]] = stored[sources[i]].
+// Blocks of `bytes` each, `apart` from one to the next: stored[targets[i]] = stored[sources[i]].
 void quire_copy_blocks(char* stored, const int64_t* sources, const int64_t* targets, int64_t count,
-                       int64_t bytes) {
+                       int64_t bytes, int64_t apart) {
   for (int64_t i = 0; i < count; ++i)
-    std::memcpy(stored + targets[i] * bytes, stored + sources[i] * bytes, bytes);
+    std::memcpy(stored + targets[i] * apart, stored + sources[i] * apart, bytes);
 }
 
 }  // extern "C"

@@ -121,7 +121,7 @@ class TiledSplit {
   int64_t place_of(int64_t position) const {
     const int64_t size = batch_.block_size;
     const int32_t* table = batch_.tables + batch_.slots[row_] * batch_.table_width;
-    return table[position / size] * batch_.kv_heads * size + position % size;
+    return table[position / size] * tensors_.heads_apart * size + position % size;
   }
 
   // queries_[part][KV head][step][16 pairs][16 columns]
@@ -341,7 +341,7 @@ void attend_split_tiles(const Batch& batch, const Layer& layer, const Tensors<bf
                         const Split& split, const Split& next, float* results) {
   const auto& [row, heads, begin, end] = split;
   for (int64_t i = 0; i < next.heads.count; ++i)
-    fetch(batch, first_tile(next.of_head(next.heads.first + i)), tensors.keys,
+    fetch(batch, tensors.heads_apart, first_tile(next.of_head(next.heads.first + i)), tensors.keys,
           tensors.row_bytes(batch.head_dim));
   const int64_t group = batch.heads / batch.kv_heads, first = heads.first * group;
   const MatrixUnit unit;
