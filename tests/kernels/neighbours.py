@@ -12,14 +12,9 @@ _OTHER = 77  # what the neighbours' blocks hold
 def side_by_side(cache: LayerCache) -> LayerCache:
     """The same contents, with a block of another layer before and behind each block."""
 
-    def between(stored: torch.Tensor) -> torch.Tensor:
-        run = stored.new_empty((stored.shape[0], 3, *stored.shape[1:]))
-        run.view(torch.uint8).fill_(_OTHER)
-        run[:, 1] = stored
-        return run[:, 1]
-
     assert not cache.shares_values
-    return LayerCache(*(None if stored is None else between(stored) for stored in cache))
+    keys, values, *scales = map(_between, cache.tensors())
+    return LayerCache(keys, values, *scales)
 
 
 def others_are_untouched(cache: LayerCache) -> bool:
@@ -31,3 +26,10 @@ def others_are_untouched(cache: LayerCache) -> bool:
         if not bool((others == _OTHER).all()):
             return False
     return True
+
+
+def _between(stored: torch.Tensor) -> torch.Tensor:
+    run = stored.new_empty((stored.shape[0], 3, *stored.shape[1:]))
+    run.view(torch.uint8).fill_(_OTHER)
+    run[:, 1] = stored
+    return run[:, 1]
