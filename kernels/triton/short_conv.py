@@ -176,7 +176,8 @@ def _keep_kernel(
     end = tl.load(query_start + row + 1).to(tl.int64)
     count = end - tl.load(query_start + row)
     lines = state + tl.load(slots + row).to(tl.int64) * KEPT * CHANNELS + columns
-    for line in tl.static_range(KEPT):  # upwards: what is read lies above what is written
+    # Upwards: what is read lies above what is written.
+    for line in tl.static_range(KEPT):  # pyright: ignore[reportGeneralTypeIssues]
         before = KEPT - line
         is_old = is_used & (start > 0) & (count < before)
         value = tl.load(lines + (line + count) * CHANNELS, mask=is_old, other=0.0)

@@ -128,8 +128,8 @@ def _mamba(reader: ConfigReader, eps: float, layers: tuple[LayerSpec, ...]) -> M
 
 def _time_step_limit(reader: ConfigReader) -> tuple[float, float]:
     """``time_step_limit``: the least and the most; Hugging Face writes that there is none."""
-    least, most = reader.listed("time_step_limit", 2) or (0.0, _INFINITE)
-    most = math.inf if most == _INFINITE else most
+    limits = reader.listed("time_step_limit", 2) or [0.0, _INFINITE]
+    least, most = (math.inf if limit == _INFINITE else limit for limit in limits)
     is_known = all(type(limit) in (int, float) for limit in (least, most))
     if not is_known or not 0 <= least <= most:
         raise reader.error("time_step_limit", "must be two numbers, the smaller first")
