@@ -25,6 +25,12 @@ _GENERATION = """
     tf_legacy_loss top_k top_p typical_p
 """
 _HARMLESS = frozenset((_EXPORTED + _GENERATION).split())
+# What a decoder by itself does not have; a whole config, as one nested in another is, says so.
+_FOREIGN = """
+    add_cross_attention cross_attention_hidden_size is_encoder_decoder pruned_heads
+    tie_encoder_decoder
+"""
+_ABSENT = frozenset(_FOREIGN.split())
 
 _MAX_COUNT = 2**31
 _MAX_NUMBER = 1e12
@@ -187,7 +193,8 @@ class ConfigReader:
 
     def finish(self) -> None:
         """Raises ModelLoadError naming the keys that no reader has asked for."""
-        unknown = sorted(self._unread - _HARMLESS)
+        absent = {key for key in _ABSENT if not self._config.get(key)}
+        unknown = sorted(self._unread - _HARMLESS - absent)
         if unknown:
             names = ", ".join(f"'{key[:80]}'" for key in unknown[:8])
             raise ModelLoadError(f"{self._where}: not understood, so not served: {names}")

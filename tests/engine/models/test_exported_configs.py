@@ -126,3 +126,21 @@ def test_rope_on_a_part_of_the_head_by_its_width():
 def test_what_is_not_served_is_named(kind, changes, named):
     with pytest.raises(ModelLoadError, match=named):
         read_spec({"model_type": kind, **_SIZES, **EXPORTED[kind], **changes})
+
+
+WHOLE = {
+    **{"model_type": "qwen3", **_SIZES, "auto_map": None},
+    **{"is_encoder_decoder": False, "add_cross_attention": False, "pruned_heads": {}},
+}
+
+
+def test_a_whole_config_may_say_what_is_not_there():
+    assert read_spec(WHOLE).num_layers == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "there"), [("is_encoder_decoder", True), ("pruned_heads", {"0": [1]})]
+)
+def test_what_a_decoder_does_not_have_is_refused_where_it_is_there(key, there):
+    with pytest.raises(ModelLoadError, match=key):
+        read_spec({**WHOLE, key: there})
