@@ -43,6 +43,7 @@ from engine.grammar.load import load_backend
 from engine.isolation import run_isolated
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool
+from engine.kv_cache.snapshots import SnapshotPool
 from engine.limits import num_steps_ahead, step_limits
 from engine.passes import PassPace
 from engine.profiler import Profiler, Spans
@@ -104,14 +105,16 @@ class EngineCore:
         self._info = info = runner.info
         self._resting: Resting | None = None  # while the engine is asleep
         self._is_shared = config.num_ranks > 1
+        num_snapshots = info.memory.num_snapshots
         self._pool = BlockPool(
             info.memory.num_blocks,
             info.memory.block_size,
             enable_prefix_caching=config.cache.enable_prefix_caching
             and not info.whole_prompts
-            and not info.is_recurrent,
+            and bool(num_snapshots or not info.is_recurrent),
             max_idle=info.memory.max_idle_blocks,
             tier=HostTier(info.memory.num_host_blocks) if info.memory.num_host_blocks else None,
+            snapshots=SnapshotPool(num_snapshots) if num_snapshots else None,
         )
         limits = step_limits(config, info)
         if speculator is None and config.speculation is not None:

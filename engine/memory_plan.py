@@ -20,7 +20,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: int = 0  # what these take there
     cache_dtype: str = ""  # of keys and values; "" where there is no cache
     num_states: int = 0  # sequences that may run at once, where layers keep a state of each
-    state_bytes: int = 0  # what these take
+    num_snapshots: int = 0  # of states, for texts that begin as others did
+    state_bytes: int = 0  # what all of these take
 
     def describe(self) -> str:
         """The plan in one line, for people."""
@@ -42,7 +43,10 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     def _describe_states(self) -> str:
         if not self.num_states:
             return ""
-        return f"states of {self.num_states:,} sequences {self.state_bytes / 2**20:,.0f} MiB, "
+        return (
+            f"states of {self.num_states:,} sequences and {self.num_snapshots:,} snapshots "
+            f"{self.state_bytes / 2**20:,.0f} MiB, "
+        )
 
     def _describe_host(self) -> str:
         if not self.num_host_blocks:

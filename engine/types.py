@@ -206,6 +206,13 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class StateCopy(NamedTuple):
+    """A row's state that goes to a line of snapshots, or comes from there."""
+
+    row_id: str
+    line: int
+
+
 class StepPlan(msgspec.Struct, frozen=True):
     """What one step computes. The scheduler decides, the runner obeys."""
 
@@ -215,6 +222,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     copies: tuple[BlockCopy, ...] = ()
     offloads: tuple[BlockCopy, ...] = ()  # before anything that is written to blocks
     loads: tuple[BlockCopy, ...] = ()  # after the offloads, before the copies
+    restores: tuple[StateCopy, ...] = ()  # from snapshots, before the rows' tokens
+    saves: tuple[StateCopy, ...] = ()  # to snapshots, behind them
     num_preempted: int = 0
 
     @property
@@ -305,6 +314,7 @@ class BlockStats(msgspec.Struct, frozen=True):
     free: int = 0  # allocatable, cached ones included
     wasted_slots: int = 0  # token slots in held blocks that hold no token
     block_size: int = 0  # tokens a block
+    snapshots: int = 0  # of states, at the ends of blocks, that texts could begin with
 
     @property
     def utilisation(self) -> float:

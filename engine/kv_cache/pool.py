@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.prefix import PrefixChain
+from engine.kv_cache.snapshots import SnapshotPool
 from engine.types import BlockCopy, BlockStats
 
 
@@ -82,6 +83,8 @@ class BlockPool:
         max_idle: free blocks that keep their prefix while there are blocks never used before;
             None: all of them.
         tier: where blocks go that are evicted; None: nowhere.
+        snapshots: of states, without which blocks of the model that has them are not gone on from;
+            None: it has none.
     """
 
     def __init__(
@@ -93,12 +96,14 @@ class BlockPool:
         hash_key: bytes | None = None,
         max_idle: int | None = None,
         tier: HostTier | None = None,
+        snapshots: SnapshotPool | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens holds nothing")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.tier = tier
+        self.snapshots = snapshots
         self._caching = enable_prefix_caching
         self._hash_key = secrets.token_bytes(32) if hash_key is None else hash_key
         self._references = [0] * num_blocks
@@ -282,6 +287,8 @@ class BlockPool:
         self._block_of.clear()
         if self.tier is not None:
             self.tier.forget()
+        if self.snapshots is not None:
+            self.snapshots.forget()
 
     # ------------------------------------------------------------ what can be said of it
 
@@ -296,6 +303,7 @@ class BlockPool:
             free=free,
             wasted_slots=num_wasted_slots,
             block_size=self.block_size,
+            snapshots=0 if self.snapshots is None else self.snapshots.num_found,
         )
 
     def survey(self) -> tuple[list[int], list[int]]:
@@ -308,6 +316,7 @@ class BlockPool:
         Costs O(num_blocks): for tests, and for the engine when it has nothing else to do.
         """
         problems = [] if self.tier is None else self.tier.check()
+        problems += [] if self.snapshots is None else self.snapshots.check()
         holders: Counter[int] = Counter()
         for table in tables:
             holders.update(table.block_ids[table.num_passed :])

@@ -39,7 +39,9 @@ STAGE_BYTES = 32 * 2**20
 _NUM_STAGES = 3
 
 # Of the memory that is free beside the weights, for states of sequences; there are as many as fit.
-_STATE_SHARE = {"cuda": 0.5, "cpu": 0.25}
+STATE_SHARE = {"cuda": 0.5, "cpu": 0.25}
+SNAPSHOT_SHARE = 0.05
+MAX_SNAPSHOTS = 1024
 
 
 class KVCache:
@@ -126,7 +128,11 @@ def plan_memory(
         if share_bytes is not None:
             available = max(0, min(available, share_bytes // num_sharers - weights_bytes))
     num_states = _num_states(spec, scheduler, dtype, device, available)
-    state_bytes = (num_states + 1) * spec.state_bytes(dtype.itemsize)
+    num_snapshots = 0
+    if cache.enable_prefix_caching:
+        num_snapshots = _num_snapshots(spec, dtype, available)
+    num_lines = num_states + 1 + num_snapshots
+    state_bytes = num_lines * spec.state_bytes(dtype.itemsize)
     available -= state_bytes
     num_host_blocks = _host_blocks(cache, block_bytes, num_sharers)
     max_idle_blocks: int | None = None
@@ -175,6 +181,7 @@ def plan_memory(
         host_bytes=host_bytes,
         cache_dtype=str(codes or dtype).removeprefix("torch."),
         num_states=num_states,
+        num_snapshots=num_snapshots,
         state_bytes=state_bytes,
     )
 
@@ -208,13 +215,19 @@ def _num_states(
     each = spec.state_bytes(dtype.itemsize)
     if not each:
         return 0
-    fitting = int(available * _STATE_SHARE[device.type]) // each - 1
+    fitting = int(available * STATE_SHARE[device.type]) // each - 1
     if fitting < 1:
         raise ModelLoadError(
             f"no memory for states: a sequence's take {each / 2**20:,.1f} MiB, "
             f"{available / 2**20:,.0f} MiB are free"
         )
     return min(scheduler.max_num_seqs, fitting)
+
+
+def _num_snapshots(spec: DecoderSpec, dtype: torch.dtype, available: int) -> int:
+    """How many states are kept for texts that begin as others did; 0 where the model has none."""
+    each = spec.state_bytes(dtype.itemsize)
+    return min(MAX_SNAPSHOTS, int(available * SNAPSHOT_SHARE) // each) if each else 0
 
 
 def available_bytes(device: torch.device) -> int:

@@ -49,6 +49,7 @@ from engine.runner.refusals import refuse_unkept
 from engine.runner.rehearsals import Rehearsals
 from engine.runner.resting import Recipe, RestingModel, source_name
 from engine.runner.rows import RowTable
+from engine.runner.snapshots import Snapshots
 from engine.runner.weight_files import WeightFiles, find_weights
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
@@ -153,6 +154,9 @@ class LoadedDecoder:
         # A step that other stages compute holds its rows, though they may be removed meanwhile.
         lines_a_row = 2 if plan.config.pipeline_parallel_size > 1 else 1
         max_num_rows = lines_a_row * (memory.num_states or config.scheduler.max_num_seqs)
+        # Those of rows, of what pads them, and of snapshots.
+        num_lines = max_num_rows + 1 + memory.num_snapshots
+        states = make_states(spec, num_lines, dtype, device)
         cache = KVCache(
             spec,
             memory.num_blocks,
@@ -160,7 +164,7 @@ class LoadedDecoder:
             dtype,
             device,
             attention.cache_dtype,
-            make_states(spec, max_num_rows + 1, dtype, device),
+            states,
             side_by_side=kernels.takes_side_by_side,
         )
         peers = None if team is None else team.group
@@ -199,6 +203,7 @@ class LoadedDecoder:
             rehearsals=rehearsals,
             team=team,
             host=HostBlocks(cache, slots, draft, team) if slots else None,
+            snapshots=Snapshots(states, rows) if states else None,
             rest=partial(RestingModel, self),
         )
 

@@ -44,6 +44,7 @@ from engine.runner.protocol import Computed, Launched, Resting
 from engine.runner.rehearsals import Rehearsals
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
+from engine.runner.snapshots import Snapshots
 from engine.runner.transfer import Downloads, Uploads
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
@@ -99,6 +100,7 @@ class ModelRunner:
         rehearsals: what is run behind the first answers.
         team: the ranks that have the rest of the model; None: it is all here.
         host: blocks in the host's memory; None: none are there.
+        snapshots: of rows' states; None: the model keeps none.
         rest: what the runner leaves behind when it ends, by the level of rest.
     """
 
@@ -120,6 +122,7 @@ class ModelRunner:
         rehearsals: Rehearsals,
         team: Team | None = None,
         host: HostBlocks | None = None,
+        snapshots: Snapshots | None = None,
         rest: Callable[[int], Resting],
     ) -> None:
         self._info = info
@@ -137,6 +140,7 @@ class ModelRunner:
         self._team = team
         self._pipeline = None if team is None else team.pipeline
         self._host = host
+        self._snapshots = snapshots
         self._rest = rest
         uploads = Uploads(attention_spec.device)
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
@@ -193,6 +197,8 @@ class ModelRunner:
             if self._threads is not None:
                 self._threads.use(len(plan.rows))
             extend_tables(plan.rows, self._rows)
+            if self._snapshots is not None:
+                self._snapshots.restore(plan.restores)
             rows, guesses = self._guess(plan)
             drafts = step_drafts(rows, guesses)
             if drafts is not None:
@@ -202,6 +208,8 @@ class ModelRunner:
         if self._pipeline is not None:
             return self._begin(rows, batch, ready)
         sampled, told = self._run(rows, batch, ready)
+        if self._snapshots is not None:
+            self._snapshots.save(plan.saves)
         first = Outcome(rows, batch.sampling_rows, sampled, *told, self._downloads, drafts)
         if not rows.num_passes or not self._sampler.is_plain(batch):
             return OnTheWay(first)

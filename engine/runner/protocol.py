@@ -16,16 +16,21 @@ order, no limit. It neither reorders nor drops rows.
 4. ``offloads``: whole blocks, to slots of the host's memory, as they are before this step writes
    anything; ``loads``: from slots that earlier offloads have filled, to blocks, after that.
 5. ``copies``: whole blocks, sources unchanged by anything before; all before the step's writes.
-6. The rows' tokens, at positions ``[start, start + len(token_ids))``: their keys and values are
+6. ``restores``, where the model keeps a state of each row: rows that begin behind their first token
+   begin with the state that lies in a line of snapshots, which an earlier step has saved there. All
+   others go on from their own, or at position 0 from none.
+7. The rows' tokens, at positions ``[start, start + len(token_ids))``: their keys and values are
    written, and each attends to positions ``0 .. p`` of its own sequence. A token sampled by an
    earlier step comes back as (part of) a later row's ``token_ids``, or as ``PENDING_TOKEN``: the
    token that this row sampled last, which the scheduler has not seen yet. No two rows write one
-   slot, and no row writes a block that another sequence references.
-7. Rows with ``samples``: the next token, a function of the row's logits, its sampling parameters,
+   slot, and no row writes a block that another sequence references, unless with what it holds: a
+   row that is run again from its first token.
+8. Rows with ``samples``: the next token, a function of the row's logits, its sampling parameters,
    its output so far, and its seed and position alone; never of the batch around it.
-8. Rows with ``num_passes`` above 1: the token that was chosen is computed at the next position and
+9. Rows with ``num_passes`` above 1: the token that was chosen is computed at the next position and
    the next one chosen, until the row has computed ``num_passes`` tokens. Its blocks have room for
    them. A runner may do fewer, but the first; what it tells is as many tokens as it has done.
+10. ``saves``: what rows have come to goes to lines of snapshots.
 
 **Prompt log-probabilities.** A row over positions ``[s, e)`` of a request with
 ``prompt_logprobs`` yields those of the prompt tokens at positions ``s + 1 .. min(e, P - 1)``,
@@ -45,9 +50,11 @@ ends its sequence came later: it is computed like any other, and its token passe
 ``StepResult.errors`` and harms nobody else. When a step raises, at its launch or at its result,
 the caller cannot know how far it came; it runs parts of the same step again to find the rows to
 blame, and each such plan *reintroduces* its rows: they are in ``removed`` and in ``added``, with
-their whole block table. Before these comes a plan with the step's loads alone; what the step was
-to offload is never asked for. A runner therefore needs no undo: it must only accept such plans
-after it has raised, and give the result that the first run would have given.
+their whole block table. Where the model keeps states, plans before it compute each row's tokens
+from the first one on, the first of which reintroduces the row. Before all of these comes a plan
+with the step's loads alone; what the step was to offload or to save is never asked for. A runner
+therefore needs no undo: it must only accept such plans after it has raised, and give the result
+that the first run would have given.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from engine.config import SchedulerConfig
 from engine.kv_cache.pool import BlockTable, Prefix
 from engine.plan_rows import PlanRows, ScheduledRow
+from engine.scheduler import snapshots
 from engine.scheduler.drafts import plan_drafts
 from engine.scheduler.passes import plan_passes
 from engine.scheduler.policy import Shortage
@@ -155,7 +156,7 @@ class Planner:
             room = self._room(step, yields=yields) if is_prompt else step.budget
             if not room:
                 return
-            end = min(seq.num_tokens, seq.num_computed + room)
+            end = snapshots.cut(pool, seq, min(seq.num_tokens, seq.num_computed + room))
             if pool.blocks_for(end) - len(seq.table.block_ids) <= pool.num_free:
                 self._plan_row(step, seq, self._extend(seq, end), end, yields=yields)
                 return
@@ -169,6 +170,7 @@ class Planner:
 
     def _preempt(self, step: StepBuilder, victim: Sequence) -> None:
         step.num_preempted += 1
+        snapshots.withdraw(self._state.pool, step, victim)
         self._state.preempt(victim, step.withdraw(victim))
 
     # ------------------------------------------------------------ who joins
@@ -231,6 +233,7 @@ class Planner:
             prefix = Prefix(passed, leader.table.block_ids[passed:full])
         elif looks_up:
             prefix = pool.match(seq.chain, seq.token_ids, state.window)
+            prefix = snapshots.part_with_state(pool, seq, prefix)
         needed = pool.blocks_for(len(seq.token_ids)) - prefix.num_passed
         needed += pool.num_unheld(prefix.block_ids) - len(prefix.block_ids)
         # A spare block for each sequence that runs: else the newcomer, being the last, would be
@@ -244,6 +247,7 @@ class Planner:
         if leader is None:
             self._load(step, pool.adopt(seq.table, prefix))
             seq.num_computed = seq.num_landed = seq.table.capacity
+            snapshots.begin(pool, step, seq)
         else:  # the copy is yet to be made: nothing has landed
             seq.num_computed = seq.num_prompt - 1
             seq.table, copy = pool.fork(leader.table, seq.num_computed)
@@ -258,7 +262,7 @@ class Planner:
             if looks_up:
                 state.count_lookup(seq, prefix)
         step.added.append(added_row(seq))
-        end = min(len(seq.token_ids), seq.num_computed + room)
+        end = snapshots.cut(pool, seq, min(len(seq.token_ids), seq.num_computed + room))
         self._extend(seq, end)
         self._plan_row(step, seq, seq.table.block_ids, end, yields=yields)
         return None
@@ -282,6 +286,8 @@ class Planner:
         leader = seq.leader
         if leader is None or leader.status is not Status.RUNNING:
             return None
+        if self._state.pool.snapshots is not None:
+            return None  # its state is past the prompt: what it has left there is looked up
         if leader.num_landed < leader.num_prompt - 1:
             return None
         window, size = self._state.window, self._state.pool.block_size
@@ -339,6 +345,8 @@ class Planner:
             step.prompts -= end - start
             # A prompt that does not yield has the step to itself.
             step.spare = step.spare - (end - start) if yields else 0
+        if self._state.pool.snapshots is not None:
+            snapshots.plan_save(self._state.pool, step, seq, end)
         seq.num_computed = end
         seq.num_pending += samples
         self._state.num_wasted -= end - start

@@ -52,8 +52,8 @@ class Scheduler:
         max_model_len: longest context, in tokens of prompt and output.
         window: positions that a token sees, itself included, in a model all of whose layers have a
             window: what no later token sees is given back; None: all.
-        recurrent: the model keeps a state of each sequence, which begins at its first token: no
-            sequence takes over blocks that another has computed.
+        recurrent: the model keeps a state of each sequence, which begins at its first token or, if
+            the pool has snapshots, with one of them.
         eos_token_ids: tokens that end a sequence unless it asks to ignore them.
         speculator: guesses tokens ahead; None: nobody does.
     """
@@ -135,7 +135,8 @@ class Scheduler:
         adapter = request.adapter.id if request.adapter else ""
         chain = self._pool.chain(request.cache_salt, adapter)
         seq = sequence_of(request, self._num_added, chain, self._max_len, self._eos, grammar)
-        if not self._recurrent:
+        # With states a fork waits for what its leader leaves in the prefix cache, or for nothing.
+        if not self._recurrent or self._pool.snapshots is not None:
             seq.leader = leader_of(seq, live)
         self._num_added += 1
         self._state.enqueue(seq)
@@ -195,6 +196,8 @@ class Scheduler:
             tier.let_go(load.source for load in plan.loads)
             if not planned.has_failed:
                 tier.landed(plan.offloads)
+        if self._pool.snapshots is not None and not planned.has_failed:
+            self._pool.snapshots.land(save.line for save in plan.saves)
         return self._results.take(plan, planned, result, now_s)
 
     def fail(self) -> StepPlan:
@@ -207,6 +210,8 @@ class Scheduler:
         planned = self._planned[0]
         if self._pool.tier is not None:
             self._pool.tier.void(planned.plan.offloads)
+        if self._pool.snapshots is not None:
+            self._pool.snapshots.void(save.line for save in planned.plan.saves)
         self._planned[0] = planned._replace(has_failed=True)
         return StepPlan(loads=planned.plan.loads)
 

@@ -60,6 +60,7 @@ class Sequence:
     table: BlockTable = field(default_factory=BlockTable)  # a new one after each preemption
     known_to_runner: bool = False
 
+    branch: int = 0  # tokens that others begin with too, and of which there is no snapshot
     leader: Sequence | None = None  # shares its blocks with this one, if it can, at admission
     forks: list[Sequence] = field(default_factory=list)  # wait for this one's prompt
 

@@ -11,7 +11,7 @@ from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockTable
 from engine.plan_rows import PlanRows, ScheduledRow
 from engine.scheduler.sequence import Sequence, Status
-from engine.types import AddedRow, BlockCopy, StepPlan
+from engine.types import AddedRow, BlockCopy, StateCopy, StepPlan
 
 # The part of a step that is left to the prompts of who yields to others (``Policy.yields``): what
 # arrives meanwhile waits for the step's end. It costs throughput: where prompts are twice as long
@@ -56,7 +56,9 @@ class StepBuilder:
         "num_preempted",
         "places",
         "prompts",
+        "restores",
         "rows",
+        "saves",
         "seqs",
         "spare",
         "victims",
@@ -75,6 +77,9 @@ class StepBuilder:
         # into it before that.
         self.lenders: set[str] = set()
         self.loads: dict[int, int] = {}  # slots of the host, by the blocks that they go to
+        # States that go to snapshots or come from there, by the ids of their rows.
+        self.restores: dict[str, StateCopy] = {}
+        self.saves: dict[str, StateCopy] = {}
         self.fills: list[Fill] = []
         self.num_preempted = 0
         self.victims: list[Sequence] | None = None  # who runs, the next to be preempted last
@@ -106,6 +111,8 @@ class StepBuilder:
             copies=tuple(self.copies),
             offloads=() if tier is None else tier.take_offloads(),
             loads=tuple(BlockCopy(slot, block) for block, slot in self.loads.items()),
+            restores=tuple(self.restores.values()),
+            saves=tuple(self.saves.values()),
             num_preempted=self.num_preempted,
         )
 

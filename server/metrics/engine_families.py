@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from engine.types import BlockStats, EngineInfo, TierStats
+from engine.types import BlockStats, EngineInfo, EngineStats, TierStats
 from server.metrics.families import Families
 from server.metrics.numbers import EngineNumbers
 
@@ -59,6 +59,7 @@ class EngineFamilies:
         ):
             yield self._families.gauge(name, help, value)
         yield from self._tier_gauges(stats.tier)
+        yield from self._snapshot_gauges(stats)
         info = self._info
         if info is not None:
             memory = info.memory
@@ -103,6 +104,16 @@ class EngineFamilies:
             ),
         ):
             yield self._families.gauge(name, help, value)
+
+    def _snapshot_gauges(self, stats: EngineStats) -> Iterable[Metric]:
+        """Of snapshots of states, where the model has any."""
+        memory = None if self._info is None else self._info.memory
+        if memory is None or not memory.num_snapshots:
+            return
+        told = "Snapshots of states that there is room for."
+        yield self._families.gauge("state_snapshots_total", told, memory.num_snapshots)
+        told = "Snapshots of states, where prompts may begin."
+        yield self._families.gauge("state_snapshots_used", told, stats.blocks.snapshots)
 
     def _counters(self) -> Iterable[Metric]:
         numbers, stats = self._numbers, self._numbers.stats

@@ -54,6 +54,7 @@ def make_info(
     max_idle_blocks: int | None = None,
     num_host_blocks: int = 0,
     num_states: int = 0,
+    num_snapshots: int = 0,
 ) -> EngineInfo:
     return EngineInfo(
         model="fake",
@@ -76,6 +77,7 @@ def make_info(
             max_idle_blocks=max_idle_blocks,
             num_host_blocks=num_host_blocks,
             num_states=num_states,
+            num_snapshots=num_snapshots,
         ),
         fingerprint="fake",
         load_s=0.0,

@@ -14,11 +14,13 @@ State = tuple[str, int]  # a digest of all tokens that went into it, and their s
 
 class _Stateful(FakeRunner):
     """A row's state stands for its tokens so far. One that begins at its first token begins with
-    none, and one that does not, with that of the tokens before."""
+    none, and one that does not, with that of the tokens before, which lies there or in a line of
+    snapshots."""
 
     def _keep(self) -> dict[str, State]:
         if not hasattr(self, "states"):
             self.states: dict[str, State] = {}
+            self.snapshots: dict[int, State] = {}
         return self.states
 
     def is_again(self, row: _Row, position: int) -> bool:
@@ -27,10 +29,16 @@ class _Stateful(FakeRunner):
     def _run(self, plan: StepPlan) -> StepResult:
         for request_id in plan.removed:
             self._keep().pop(request_id, None)
-        return super()._run(plan)
+        result = super()._run(plan)
+        for row_id, line in plan.saves:
+            assert 0 <= line < self._info.memory.num_snapshots, "no such line"
+            self.snapshots[line] = self.states[row_id]
+        return result
 
     def _write(self, plan: StepPlan) -> None:
         states = self._keep()
+        for row_id, line in plan.restores:
+            states[row_id] = self.snapshots[line]
         for planned in plan.rows:
             row = self.rows[planned.id]
             if planned.start:
@@ -51,4 +59,9 @@ class StatefulLazy(_Stateful, Lazy):
 
 
 class StatefulFaulty(_Stateful, FaultyRunner):
-    """Fails as told."""
+    """Fails as told; no snapshot of a failed step is what it should be."""
+
+    def _damage(self, plan: StepPlan) -> None:
+        super()._damage(plan)
+        for _, line in plan.saves:
+            self.snapshots[line] = ("damaged", 0)

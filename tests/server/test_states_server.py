@@ -45,11 +45,15 @@ def asked(ids: list[int], **fields: object) -> dict[str, object]:
 
 def test_texts_are_hugging_faces_alone_and_together(served):
     server, _, ids, expected = served
+    assert server.post("/v1/completions", asked(ids)).status_code == 200  # leaves its prompt
     for count in (1, 3):
         answer = server.post("/v1/completions", asked(ids, n=count)).json()
         assert [choice["token_ids"] for choice in answer["choices"]] == [expected] * count
         assert answer["usage"]["prompt_tokens"] == len(ids)
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > len(ids) // 2
     assert "states of 256 sequences" in server.log.read_text()
+    metrics = server.metrics()
+    assert 0 < metrics["state_snapshots_used"] <= metrics["state_snapshots_total"]
 
 
 def test_a_stream_goes_on_when_the_engine_dies(served):

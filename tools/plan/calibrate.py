@@ -108,6 +108,7 @@ def calibrate(config: EngineConfig, seconds: float, on_progress: LoadProgress) -
         scheduler=config.scheduler,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         num_states=memory.num_states,
+        num_snapshots=memory.num_snapshots,
     )
     return Calibration(replica, errors, info.dtype, config.num_threads)
 

@@ -49,7 +49,6 @@ _AT_LEAST = {
 _SHARES = ("efficiency", "range_ratio")
 _GIB = 2**30
 _USABLE = 0.9  # of a device's memory, as --gpu-memory-utilization has it
-_STATE_SHARE = 0.5  # of what the weights leave, for states of sequences, as an engine has it
 _GPU_BLOCK = 64
 _MAX_BLOCKS = 2**22  # more than any traffic holds; the books of more take memory here
 _ITEMSIZE = 2  # bytes of a weight, and of a number in the KV cache
@@ -221,8 +220,8 @@ def _by_ceilings(options: argparse.Namespace) -> Replica:
     parameters = num_parameters(spec)
     kv_bytes = spec.kv_bytes_per_token(_ITEMSIZE)
     room = options.memory_gib * _GIB * _USABLE - parameters * _ITEMSIZE
-    num_states, state_bytes = _states(spec, options, room)
-    room -= num_states * state_bytes
+    num_states, num_snapshots, state_bytes = _states(spec, options, room)
+    room -= (num_states + num_snapshots) * state_bytes
     num_blocks = min(int(room // (kv_bytes * _GPU_BLOCK)), _MAX_BLOCKS)
     if num_blocks < 1:
         needs = parameters * _ITEMSIZE / _GIB
@@ -234,6 +233,7 @@ def _by_ceilings(options: argparse.Namespace) -> Replica:
         block_size=_GPU_BLOCK,
         max_model_len=min(spec.default_context, num_blocks * _GPU_BLOCK),
         num_states=num_states,
+        num_snapshots=num_snapshots,
         cost=Roofline(
             weights_bytes=parameters * _ITEMSIZE,
             kv_bytes_per_token=kv_bytes,
@@ -248,13 +248,17 @@ def _by_ceilings(options: argparse.Namespace) -> Replica:
     )
 
 
-def _states(spec: DecoderSpec, options: argparse.Namespace, room: float) -> tuple[int, int]:
-    """How many sequences have room for a state, and what it takes; none where a model has none."""
+def _states(spec: DecoderSpec, options: argparse.Namespace, room: float) -> tuple[int, int, int]:
+    """How many sequences and snapshots have room for a state, and what one takes; none where the
+    model has none. As an engine plans them (``engine/kv_cache/storage.py``)."""
+    from engine.kv_cache.storage import MAX_SNAPSHOTS, SNAPSHOT_SHARE, STATE_SHARE
+
     each = spec.state_bytes(_ITEMSIZE)
     if not each:
-        return 0, 0
+        return 0, 0, 0
     most = options.max_num_seqs or SchedulerConfig().max_num_seqs
-    return max(1, min(most, int(room * _STATE_SHARE) // each)), each
+    num_states = max(1, min(most, int(room * STATE_SHARE["cuda"]) // each))
+    return num_states, min(MAX_SNAPSHOTS, int(room * SNAPSHOT_SHARE) // each), each
 
 
 def _scheduler(options: argparse.Namespace, given: SchedulerConfig) -> SchedulerConfig:

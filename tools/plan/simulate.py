@@ -45,6 +45,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     enable_prefix_caching: bool = True
     num_states: int = 0  # sequences that may run at once, where layers keep a state of each
+    num_snapshots: int = 0  # of states, for prompts that begin as others did
 
 
 class Outcome(NamedTuple):
@@ -206,6 +207,7 @@ def _engine(replica: Replica, clock: Clock) -> EngineCore:
             block_size=replica.block_size,
             max_model_len=replica.max_model_len,
             num_states=replica.num_states,
+            num_snapshots=replica.num_snapshots,
         ),
         fingerprint="simulated",
         load_s=0.0,

@@ -192,7 +192,17 @@ def test_the_lives_notice_what_a_failed_step_has_not_copied(
     monkeypatch.setattr(Scheduler, "fail", wrong)
     lives = (_FaultyLife(seed) for seed in range(1000, 1080))
     with pytest.raises(BrokenContract, match="reads foreign KV"):
-        list(map(_FaultyLife.run, lives))
+        list(map(_FaultyLife.run, (life for life in lives if not life.keeps_states)))
+
+
+def test_the_lives_notice_a_snapshot_that_a_failed_step_has_not_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    monkeypatch.setattr(Scheduler, "fail", _believe_its_offloads)
+    lives = (_FaultyLife(seed) for seed in range(1000, 1080))
+    with pytest.raises(BrokenContract, match="has another's state"):
+        list(map(_FaultyLife.run, (life for life in lives if life.keeps_states)))
 
 
 def test_the_check_is_loud(caplog: pytest.LogCaptureFixture) -> None:

@@ -61,6 +61,69 @@ def texts(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
     return found
 
 
+def cached(core: EngineCore, *requests: Request) -> dict[str, int]:
+    """How much of each prompt was found."""
+    found: dict[str, int] = {}
+    for each in requests:
+        core.add(each)
+    while core.has_work:
+        found |= core.step().num_cached_tokens
+    return found
+
+
+def test_a_prompt_that_comes_again_begins_with_a_snapshot(model):
+    directory, expected = model
+    core = make(directory)
+    assert cached(core, request("first", PROMPT, GREEDY)) == {"first": 0}
+    assert cached(core, request("again", PROMPT, GREEDY)) == {"again": 36}
+    assert texts(core, request("once more", PROMPT, GREEDY))["once more"] == expected
+    # A conversation that goes on: what was answered is computed, what was asked is found.
+    longer = (*PROMPT, *expected, 9, 9, 9)
+    assert cached(core, request("longer", longer, GREEDY)) == {"longer": 36}
+    found = texts(core, request("longest", longer, GREEDY))["longest"]
+    assert found == texts(make(directory), request("fresh", longer, GREEDY))["fresh"]
+    stats = core.stats
+    assert stats.prefix_cache_hits == 36 * 3 + 52
+    core.sleep(1)
+    core.wake()
+    assert cached(core, request("after", PROMPT, GREEDY)) == {"after": 0}
+
+
+def test_what_prompts_begin_with_alike_is_found_by_the_third(model):
+    directory, _ = model
+    core = make(directory)
+    prompts = [(*PROMPT[:26], *range(100 + 9 * i, 109 + 9 * i)) for i in range(3)]
+    requests = [request(f"{i}", prompt, GREEDY) for i, prompt in enumerate(prompts)]
+    assert [cached(core, each)[each.id] for each in requests] == [0, 0, 24]
+    for i, prompt in enumerate(prompts):
+        again, fresh = (
+            texts(each, request("a", prompt, GREEDY)) for each in (core, make(directory))
+        )
+        assert again == fresh, i
+
+
+def test_choices_begin_with_the_state_of_their_prompt(model):
+    directory, expected = model
+    core = make(directory)
+    choices = [
+        Request(id=f"{i}", prompt_token_ids=PROMPT, sampling=GREEDY, fork_of="0" if i else None)
+        for i in range(3)
+    ]
+    assert cached(core, *choices) == {"0": 0, "1": 36, "2": 36}
+    found = texts(make(directory), *choices)
+    assert found == {"0": expected, "1": expected, "2": expected}
+
+
+def test_nothing_is_found_where_prefixes_are_not_kept(model):
+    directory, expected = model
+    cache = CacheConfig(block_size=4, num_blocks=64, enable_prefix_caching=False)
+    core = make(directory, cache=cache)
+    assert core.info.memory.num_snapshots == 0
+    for name in ("first", "again"):
+        assert texts(core, request(name, PROMPT, GREEDY))[name] == expected
+    assert core.stats.prefix_cache_hits == 0
+
+
 def test_choices_of_one_prompt_have_states_of_their_own(model):
     directory, expected = model
     sampled = SamplingParams(temperature=1.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
@@ -204,5 +267,8 @@ def test_as_many_sequences_run_as_there_is_room_for_states(tmp_path, monkeypatch
     assert roomy.bytes_per_token == 2 * 1 * 2 * 16 * 4
     tight = _plan(spec, 20 * each, monkeypatch)
     assert tight.num_states == 4  # a quarter of what is free, and a line that pads
+    assert (tight.num_snapshots, tight.state_bytes) == (1, 6 * each)
+    assert roomy.num_snapshots == 1024
+    assert _plan(spec, 1024 * MIB, monkeypatch, enable_prefix_caching=False).num_snapshots == 0
     with pytest.raises(ModelLoadError, match="no memory for states"):
         _plan(spec, 7 * each, monkeypatch)

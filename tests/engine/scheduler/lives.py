@@ -81,12 +81,14 @@ class Life:
         self.num_host_blocks = random.Random(f"host {seed}").choice((0, 0, 1, 3, 10, 200))
         if not self.config.cache.enable_prefix_caching:
             self.num_host_blocks = 0
-        num_states = 0
+        num_states = num_snapshots = 0
         if self.keeps_states:  # such models do without the rest
             self.num_stages, self.window, self.num_host_blocks = 1, None, 0
             self.is_pipelined = False
             self.config = _replace(self.config, pipeline_parallel_size=1)
             num_states = self.config.scheduler.max_num_seqs
+            if self.config.cache.enable_prefix_caching:
+                num_snapshots = random.Random(f"lines {seed}").choice((0, 1, 2, 5, 5, 50))
         info = make_info(
             num_blocks,
             size,
@@ -95,6 +97,7 @@ class Life:
             max_idle_blocks=max_idle,
             num_host_blocks=self.num_host_blocks,
             num_states=num_states,
+            num_snapshots=num_snapshots,
         )
         self.runner = self._make_runner(info)
         self.now_s = 0.0  # a second a step
@@ -133,6 +136,8 @@ class Life:
         assert self.pool.stats().held == 0, "blocks did not come back"
         if self.pool.tier is not None:
             self._check_tier(self.pool.tier)
+        if self.pool.snapshots is not None:
+            assert not self.pool.snapshots._coming, "snapshots that never came"
         self.core.step()
         self.core.step()
         assert not self.runner.rows, "the runner was not told to forget"
@@ -327,6 +332,8 @@ class Life:
         self.seen["copies"] += len(plan.copies)
         self.seen["offloads"] += len(plan.offloads)
         self.seen["loads"] += len(plan.loads)
+        self.seen["restores"] += len(plan.restores)
+        self.seen["saves"] += len(plan.saves)
         self.seen["displaced"] += bool(newcomers and plan.num_preempted)
         self.seen["chunks"] += sum(not row.samples for row in plan.rows)
         followers = [id_ for id_ in self.live if self.told[id_].request.sampling.follows_output]

@@ -56,6 +56,8 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
         "offloads",
         "loads",
         "shared out",
+        "restores",
+        "saves",
     )
     assert all(seen[event] >= 100 for event in (*events, "abort", "error", "stop", "length")), seen
     assert seen["displaced"] >= 50, seen

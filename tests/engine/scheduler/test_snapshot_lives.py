@@ -1,0 +1,180 @@
+"""Snapshots of states: their books in random use, and bugs that the lives must notice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from engine.kv_cache.pool import BlockPool
+from engine.kv_cache.snapshots import SnapshotPool
+from engine.scheduler import planner, snapshots
+from engine.scheduler.step import StepBuilder
+from tests.engine.scheduler.lives import BrokenContract, Life
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+PLANTS: list[Plant] = []
+
+
+def planted(plant: Plant) -> Plant:
+    PLANTS.append(plant)
+    return plant
+
+
+@planted
+def a_snapshot_is_found_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
+    take = SnapshotPool.take
+
+    def at_once(self: SnapshotPool, digest: bytes, *, in_passing: bool) -> int | None:
+        line = take(self, digest, in_passing=in_passing)
+        if line is not None:
+            self.land((line,))
+        return line
+
+    patch.setattr(SnapshotPool, "take", at_once)
+    patch.setattr(SnapshotPool, "void", lambda self, lines: None)
+    land = SnapshotPool.land
+    patch.setattr(
+        SnapshotPool, "land", lambda self, lines: land(self, set(lines) & set(self._coming))
+    )
+
+
+@planted
+def blocks_without_a_state_are_gone_on_from(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(snapshots, "part_with_state", lambda pool, seq, prefix: prefix)
+    patch.setattr(snapshots, "begin", lambda pool, step, seq: None)
+
+
+@planted
+def a_fork_takes_its_leaders_blocks(patch: pytest.MonkeyPatch) -> None:
+    usable = planner.Planner._usable_leader
+
+    def blind(self: planner.Planner, seq):
+        kept, self._state.pool.snapshots = self._state.pool.snapshots, None
+        try:
+            return usable(self, seq)
+        finally:
+            self._state.pool.snapshots = kept
+
+    patch.setattr(planner.Planner, "_usable_leader", blind)
+
+
+@planted
+def who_is_taken_out_of_a_step_still_copies(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(snapshots, "withdraw", lambda pool, step, seq: None)
+
+
+@planted
+def a_state_is_copied_a_block_early(patch: pytest.MonkeyPatch) -> None:
+    plan_save = snapshots.plan_save
+
+    def early(pool: BlockPool, step: StepBuilder, seq, end: int) -> None:
+        plan_save(pool, step, seq, end - pool.block_size)
+
+    patch.setattr(snapshots, "plan_save", early)
+
+
+@planted
+def what_makes_room_keeps_its_name(patch: pytest.MonkeyPatch) -> None:
+    def next_line(self: SnapshotPool, *, in_passing: bool) -> int | None:
+        if self._free:
+            return self._free.pop()
+        return next(iter(self._line_of.values()), None)
+
+    patch.setattr(SnapshotPool, "_next_line", next_line)
+
+
+@planted
+def a_line_is_lost_with_its_step(patch: pytest.MonkeyPatch) -> None:
+    def forget(self: SnapshotPool, lines) -> None:
+        for line in lines:
+            del self._coming[line]
+
+    patch.setattr(SnapshotPool, "void", forget)
+
+
+@planted
+def a_step_never_lands(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SnapshotPool, "land", lambda self, lines: None)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_noticed(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    lives = (Life(seed) for seed in range(3000))
+    for life in lives:
+        if life.keeps_states and life.pool.snapshots is not None:
+            try:
+                life.run()
+            except (BrokenContract, AssertionError, LookupError, ValueError):
+                return
+    pytest.fail("no life noticed the bug")
+
+
+def test_the_books_are_whole_and_names_lead_to_what_was_made() -> None:
+    """Against a plain account of what each line holds."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        pool = SnapshotPool(rng.randint(1, 6))
+        holds: dict[int, bytes] = {}
+        steps: list[dict[int, bytes]] = []
+        for _ in range(200):
+            digest = bytes([rng.randrange(12)])
+            what = rng.random()
+            if what < 0.5:
+                line = pool.take(digest, in_passing=rng.random() < 0.5)
+                if line is not None:
+                    assert all(line not in step for step in steps), "taken twice"
+                    holds.pop(line, None)
+                    steps.append({line: digest})
+            elif what < 0.75 and steps:
+                step = steps.pop(0)
+                pool.land(step)
+                holds |= step
+            elif what < 0.85 and steps:
+                pool.void(steps.pop(rng.randrange(len(steps))))
+            elif pool.longest([digest], 1):
+                assert holds[pool.use(digest)] == digest
+            assert pool.check() == []
+            assert pool.num_found == len(holds)
+            assert all(pool.longest([held], 1) for held in holds.values())
+
+
+def make(pool: SnapshotPool, digest: bytes, *, in_passing: bool = False) -> int | None:
+    line = pool.take(digest, in_passing=in_passing)
+    if line is not None:
+        pool.land((line,))
+    return line
+
+
+def test_the_oldest_makes_room_and_what_was_used_is_young() -> None:
+    pool = SnapshotPool(2)
+    first, second = make(pool, b"a"), make(pool, b"b")
+    assert pool.use(b"a") == first
+    assert make(pool, b"c") == second
+    assert [bool(pool.longest([name], 1)) for name in (b"a", b"b", b"c")] == [True, False, True]
+
+
+def test_snapshots_in_passing_displace_none_but_each_other() -> None:
+    pool = SnapshotPool(2)
+    make(pool, b"kept")
+    line = make(pool, b"1", in_passing=True)
+    assert make(pool, b"2", in_passing=True) == line
+    assert pool.longest([b"kept"], 1)
+    assert pool.use(b"2") == line  # somebody has gone on from it
+    assert make(pool, b"3", in_passing=True) is None
+    assert make(pool, b"new") is not None
+    assert not pool.longest([b"kept"], 1)
+
+
+def test_the_longest_prefix_with_a_snapshot_is_found() -> None:
+    pool = SnapshotPool(4)
+    text = [b"1", b"2", b"3", b"4"]
+    assert pool.longest(text, 4) == 0
+    make(pool, b"1")
+    make(pool, b"3")
+    assert [pool.longest(text, count) for count in (0, 1, 2, 3, 4)] == [0, 1, 1, 3, 3]
+    pool.forget()
+    assert pool.longest(text, 4) == 0
+    assert pool.check() == []
