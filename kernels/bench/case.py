@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -45,3 +46,13 @@ class Case:
             difference = float((actual - expected).norm() / expected.norm())
             worst = difference if difference != difference else max(worst, difference)
         return worst
+
+
+class TwinCase(NamedTuple):
+    """The same work by the CPU's kernels and by their twins."""
+
+    name: str
+    run: Callable[[], torch.Tensor]
+    twin: Callable[[], torch.Tensor]
+    bytes_moved: float  # fewest
+    flops: float = 0.0

@@ -2,10 +2,11 @@
 
     python -m kernels.bench.cpu [--threads 2] [--dtype bfloat16] [--only WORD]
 
-Shapes are those of a 0.5 b model. A case is checked against its twin before it is timed. Calls
-alternate, and the least time of either counts, as what disturbs only ever adds. GB/s count each
-byte that must move once, FLOP/s what attention must multiply; the rates of the memory and of
-torch's matrix product are measured in the same run. The last line printed is JSON.
+Shapes are those of a 0.5 b model, but for layers that keep a state (``states.py``). A case is
+checked against its twin before it is timed. Calls alternate, and the least time of either counts,
+as what disturbs only ever adds. GB/s count each byte that must move once, FLOP/s what must be
+multiplied; the rates of the memory and of torch's matrix product are measured in the same run. The
+last line printed is JSON.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+from kernels.bench.case import TwinCase
 from kernels.bench.linear import matmul_gflop_s, read_gb_s
+from kernels.bench.states import state_cases
 from kernels.cpu import operations as ours
 from kernels.cpu.backend import CpuAttention
 from kernels.cpu.native import build
@@ -36,16 +39,6 @@ _HIDDEN, _INNER = 896, 4864
 _CPU = torch.device("cpu")
 _SECONDS = 1.0  # of calls for each case, ours and theirs together
 _FEWEST_ROUNDS = 5
-
-
-class _Case(NamedTuple):
-    """The same work by both kinds of kernels."""
-
-    name: str
-    run: Callable[[], torch.Tensor]
-    twin: Callable[[], torch.Tensor]
-    bytes_moved: float
-    flops: float = 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(result["is_right"] for result in results) else 1
 
 
-def _measure(case: _Case, seconds: float) -> dict[str, Any]:
+def _measure(case: TwinCase, seconds: float) -> dict[str, Any]:
     ours_first, theirs_first = case.run().double(), case.twin().double()
     error = float((ours_first - theirs_first).norm() / theirs_first.norm())
     times: tuple[list[float], list[float]] = ([], [])
@@ -99,7 +92,7 @@ def _measure(case: _Case, seconds: float) -> dict[str, Any]:
     return result
 
 
-def _cases(dtype: torch.dtype) -> Iterator[_Case]:
+def _cases(dtype: torch.dtype) -> Iterator[TwinCase]:
     for rows, context in ((1, 320), (16, 320), (64, 1000), (1, 8192)):
         yield _attention(f"decode {rows} x {context}", dtype, rows, 1, context - 1)
     for name, codes in (("", None), (" int8", torch.int8), (" fp8", torch.float8_e4m3fn)):
@@ -111,6 +104,7 @@ def _cases(dtype: torch.dtype) -> Iterator[_Case]:
         yield _attention(name, dtype, rows, queries, past)
     for rows in (1, 16, 512):
         yield from _layer(dtype, rows)
+    yield from state_cases(dtype)
     for rows, vocab in ((16, 32_000), (16, 151_936)):
         yield _sampling(f"greedy {rows} x {vocab}", rows, vocab, 0.0)
         yield _sampling(f"top-p {rows} x {vocab}", rows, vocab, 0.8)
@@ -124,7 +118,7 @@ def _attention(
     past: int,
     codes: torch.dtype | None = None,
     layers: int = 1,
-) -> _Case:
+) -> TwinCase:
     """``rows`` sequences of ``past`` + ``queries`` tokens, their blocks scattered; in ``codes``.
 
     Each call is the next of several ``layers``, with a cache of its own.
@@ -144,7 +138,7 @@ def _attention(
     state, twin_state = cpu.plan(geometry, spec), reference.plan(geometry, spec)
     seen = queries * past + queries * (queries + 1) / 2
     cache_bytes = sum(stored.nbytes for stored in caches[0].tensors())
-    return _Case(
+    return TwinCase(
         name,
         lambda: cpu.forward(state, layer, query, next(turns[0])),
         lambda: reference.forward(twin_state, layer, query, next(turns[1])),
@@ -161,7 +155,7 @@ def _cache(shape: tuple[int, ...], dtype: torch.dtype, codes: torch.dtype | None
     return LayerCache(keys, values, key_scales, value_scales)
 
 
-def _layer(dtype: torch.dtype, rows: int) -> Iterator[_Case]:
+def _layer(dtype: torch.dtype, rows: int) -> Iterator[TwinCase]:
     """What a layer does besides attention and products."""
     x, weight = torch.randn(rows, _HIDDEN).to(dtype), torch.randn(_HIDDEN).to(dtype)
     residuals = [torch.zeros_like(x) for _ in range(2)]
@@ -169,14 +163,14 @@ def _layer(dtype: torch.dtype, rows: int) -> Iterator[_Case]:
     zeros = torch.zeros_like(x)
     for residual in residuals:
         residual += x
-    yield _Case(
+    yield TwinCase(
         f"add and norm {rows}",
         lambda: ours.add_rms_norm(zeros, residuals[0], weight, 1e-5),
         lambda: theirs.add_rms_norm(zeros, residuals[1], weight, 1e-5),
         4 * x.nbytes,
     )
     gate_up = torch.randn(rows, 2 * _INNER).to(dtype)
-    yield _Case(
+    yield TwinCase(
         f"silu and multiply {rows}",
         lambda: ours.silu_mul(gate_up),
         lambda: theirs.silu_mul(gate_up),
@@ -189,7 +183,7 @@ def _layer(dtype: torch.dtype, rows: int) -> Iterator[_Case]:
     blocks = -(-rows // _BLOCK_SIZE)
     cache = LayerCache(*torch.zeros(2, blocks, _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM, dtype=dtype))
     slots = torch.randperm(blocks * _BLOCK_SIZE)[:rows]
-    yield _Case(
+    yield TwinCase(
         f"norm, rope and store {rows}",
         lambda: ours.norm_rope_store(fused, norm, 1e-6, rotation, cache, slots),
         lambda: theirs.norm_rope_store(fused, norm, 1e-6, rotation, cache, slots),
@@ -197,7 +191,7 @@ def _layer(dtype: torch.dtype, rows: int) -> Iterator[_Case]:
     )
 
 
-def _sampling(name: str, rows: int, vocab: int, temperature: float) -> _Case:
+def _sampling(name: str, rows: int, vocab: int, temperature: float) -> TwinCase:
     logits = torch.randn(rows, vocab) * 3
     zeros, ints = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32)
     table = SamplingTable(
@@ -220,7 +214,7 @@ def _sampling(name: str, rows: int, vocab: int, temperature: float) -> _Case:
         # Sampling overwrites its logits: the copy is part of both times.
         return sample(logits.clone(), slots, positions, table).token_ids
 
-    return _Case(name, lambda: run(ours.sample), lambda: run(theirs.sample), 3.0 * logits.nbytes)
+    return TwinCase(name, lambda: run(ours.sample), lambda: run(theirs.sample), 3.0 * logits.nbytes)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,14 @@ def test_the_last_line_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [result["case"] for result in results] == [f"add and norm {n}" for n in (1, 16, 512)]
 
 
+def test_layers_with_a_state_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    status = cpu.main(["--threads", "1", "--seconds", "0", "--only", "decode 1"])
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert status == 0
+    cases = {result["case"] for result in results}
+    assert {"delta rule decode 1", "selective scan decode 16", "gated norm decode 1"} <= cases
+
+
 def test_a_wrong_kernel_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,110 @@
+"""Cases of layers that keep a state of each sequence, as large as Qwen3-Next's and Granite 4.0 H's.
+
+A decode step reads and writes each row's state once, and that is what its bytes are; states of so
+many layers take turns that none lies in a processor's cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kernels.bench.case import TwinCase
+from kernels.cpu import operations as ours
+from kernels.inputs import StepRows
+from kernels.operations import Operations
+from kernels.recurrent import GatedDeltaShape, ScanShape
+from kernels.reference import operations as theirs
+
+_DELTA = GatedDeltaShape(16, 32, 128, 128)
+_SCAN = ScanShape(128, 1, 64, 128)
+_WIDTH = 4
+_STATES_BYTES = 256 * 2**20
+
+# Of a kind of kernels, the tokens' inputs and a state.
+_Run = Callable[[Operations, torch.Tensor], torch.Tensor]
+
+
+def state_cases(dtype: torch.dtype) -> Iterator[TwinCase]:
+    """Of one decoding row and of many, and of a chunk of a prompt."""
+    for rows, queries in ((1, 1), (16, 1), (1, 256)):
+        step = _step(rows, queries)
+        name = f"decode {rows}" if queries == 1 else f"prefill {queries}"
+        yield _delta(f"delta rule {name}", dtype, step)
+        yield _scan(f"selective scan {name}", dtype, step)
+        yield _conv(f"short convolution {name}", dtype, step)
+        yield _norm(f"gated norm {name}", dtype, rows * queries)
+
+
+def _step(rows: int, queries: int) -> StepRows:
+    slots = torch.arange(rows, dtype=torch.int32)
+    ends = torch.arange(rows + 1, dtype=torch.int32) * queries
+    return StepRows(slots, ends, slots * 0 + 5, torch.zeros(rows * queries, dtype=torch.int32))
+
+
+def _delta(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
+    rows, tokens = step.slots.numel(), step.token_ids.numel()
+    heads, shape = _DELTA.value_heads, (_DELTA.key_dim, _DELTA.value_dim)
+    mixed, gates = (torch.randn(tokens, n).to(dtype) for n in (_DELTA.channels, 2 * heads))
+    log_a, dt_bias = torch.randn(2, heads)
+
+    def run(kind: Operations, state: torch.Tensor) -> torch.Tensor:
+        return kind.gated_delta(mixed, gates, log_a, dt_bias, state, step, _DELTA)
+
+    # S^T k, S^T q, the update's product and sum, and the decay.
+    flops = 8.0 * tokens * heads * shape[0] * shape[1]
+    return _in_turn(name, run, torch.randn(rows, heads, *shape), mixed.nbytes, flops)
+
+
+def _scan(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
+    rows, tokens = step.slots.numel(), step.token_ids.numel()
+    heads, shape = _SCAN.heads, (_SCAN.state_size, _SCAN.head_dim)
+    mixed, steps = (torch.randn(tokens, n).to(dtype) for n in (_SCAN.channels, heads))
+    log_a, dt_bias, skip = torch.randn(3, heads)
+
+    def run(kind: Operations, state: torch.Tensor) -> torch.Tensor:
+        return kind.selective_scan(mixed, steps, log_a, dt_bias, skip, state, step, _SCAN)
+
+    flops = 5.0 * tokens * heads * shape[0] * shape[1]
+    return _in_turn(name, run, torch.randn(rows, heads, *shape), mixed.nbytes, flops)
+
+
+def _conv(name: str, dtype: torch.dtype, step: StepRows) -> TwinCase:
+    rows, tokens, channels = step.slots.numel(), step.token_ids.numel(), _DELTA.channels
+    x, weight = torch.randn(tokens, channels).to(dtype), torch.randn(_WIDTH, channels).to(dtype)
+
+    def run(kind: Operations, state: torch.Tensor) -> torch.Tensor:
+        return kind.short_conv(x, weight, None, state, step, True)
+
+    state = torch.randn(rows, _WIDTH - 1, channels).to(dtype)
+    return _in_turn(name, run, state, 2.0 * x.nbytes)
+
+
+def _norm(name: str, dtype: torch.dtype, tokens: int) -> TwinCase:
+    heads, dim = _DELTA.value_heads, _DELTA.value_dim
+    x, gate = torch.randn(tokens, heads, dim).to(dtype), torch.randn(tokens, heads * dim).to(dtype)
+    weight = torch.randn(dim).to(dtype)
+    return TwinCase(
+        name,
+        lambda: ours.gated_rms_norm(x, gate, weight, 1e-6, False),
+        lambda: theirs.gated_rms_norm(x, gate, weight, 1e-6, False),
+        3.0 * x.nbytes,
+    )
+
+
+def _in_turn(
+    name: str, run: _Run, state: torch.Tensor, other_bytes: float, flops: float = 0.0
+) -> TwinCase:
+    """Each call is the next of several layers, with a state of its own."""
+    layers = max(1, _STATES_BYTES // (2 * state.nbytes)) if state.nbytes > 2**20 else 1
+    own, twins = ([state.clone() for _ in range(layers)] for _ in range(2))
+    turns = itertools.cycle(own), itertools.cycle(twins)
+    return TwinCase(
+        name,
+        lambda: run(ours, next(turns[0])),
+        lambda: run(theirs, next(turns[1])),
+        2.0 * state.nbytes + other_bytes,
+        flops,
+    )
