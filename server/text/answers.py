@@ -30,6 +30,8 @@ ToolCallParser = Literal[
     "qwen3_xml",
     "hermes",
     "granite",
+    "lfm2",
+    "olmo3",
     "pythonic",
     "llama3",
 ]

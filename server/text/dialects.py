@@ -15,6 +15,8 @@ qwen3_xml     <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</funct
 seed_oss      the same, between <seed:tool_call> and </seed:tool_call>
 minimax_m2    <minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke>...
 hunyuan_a13b  <tool_calls>[{"name": "f", "arguments": {...}}]</tool_calls>
+lfm2          <|tool_call_start|>[f(a=1), g()]<|tool_call_end|>
+olmo3         <function_calls>\nf(a=1)\ng()\n</function_calls>
 cohere        <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]...
 """
 
@@ -52,6 +54,8 @@ class Dialect:
 
     name: str
     shown_by: tuple[str, ...]  # what a chat template of this family holds, all of it
+    also_shown_by: str = ""  # what stands for all of that in some; "" where nothing does
+    hidden_by: str = ""  # what none of this family holds; "" where that is nothing
     opener: str  # what tells, within a text, that calls come; "" where nothing does
     closers: tuple[str, ...] = ()  # what may be left over behind calls
     bare: str = ""  # the first characters of an answer that consists of calls
@@ -238,6 +242,34 @@ DIALECTS = (
         ends="]",
     ),
     Dialect(
+        name="lfm2",
+        shown_by=("<|tool_call_start|>",),
+        also_shown_by="<|tool_list_start|>",
+        opener="<|tool_call_start|>",
+        closers=("<|tool_call_end|>",),
+        read=python_calls.read_either,
+        begins="<|tool_call_start|>[",
+        head="{}(",
+        tail=")",
+        between=", ",
+        ends="]<|tool_call_end|>",
+        arguments="python",
+    ),
+    Dialect(
+        name="olmo3",
+        shown_by=("<function_calls>", "</function_calls>"),
+        hidden_by="<invoke",
+        opener="<function_calls>",
+        closers=("</function_calls>",),
+        read=python_calls.read_lines,
+        begins="<function_calls>\n",
+        head="{}(",
+        tail=")",
+        between="\n",
+        ends="\n</function_calls>",
+        arguments="python",
+    ),
+    Dialect(
         name="pythonic",
         shown_by=("[func_name1(",),
         opener="<|python_start|>",
@@ -264,15 +296,26 @@ DIALECTS = (
 )
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 
-# Templates of models that write calls in a way that is not in the table, though parts look alike.
+# Templates of models that write calls in a way that is not in the table, though parts look alike,
+# hold one of these that no dialect they show has.
 _FOREIGN = ("<|channel|>", "<function_calls>")
 
 
 def dialect_of(template: str) -> Dialect | None:
     """The dialect that a chat template's source shows; None where it shows none that is known."""
-    found = next((d for d in DIALECTS if all(mark in template for mark in d.shown_by)), None)
-    is_foreign = any(mark in template for mark in _FOREIGN)
-    return None if is_foreign and found is not BY_NAME["harmony"] else found
+    found = next((dialect for dialect in DIALECTS if _shows(template, dialect)), None)
+    if found is None:
+        return None
+    is_foreign = any(mark in template and mark not in found.shown_by for mark in _FOREIGN)
+    return None if is_foreign else found
+
+
+def _shows(template: str, dialect: Dialect) -> bool:
+    if dialect.hidden_by and dialect.hidden_by in template:
+        return False
+    if dialect.also_shown_by and dialect.also_shown_by in template:
+        return True
+    return all(mark in template for mark in dialect.shown_by)
 
 
 def takes_tools(template: str) -> bool:

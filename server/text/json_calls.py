@@ -18,13 +18,7 @@ def read_calls(source: Source, calls: Calls) -> Read[None]:
     """Read an object or a list of objects; several objects may stand behind each other too."""
     yield from source.space()
     if (yield from source.literal("[")):
-        while True:
-            yield from source.space()
-            yield from read_call(source, calls)
-            yield from source.space()
-            if not (yield from source.literal(",")):
-                break
-        yield from source.expect("]")
+        yield from read_listed(source, calls)
         return
     while True:
         yield from read_call(source, calls)
@@ -33,6 +27,17 @@ def read_calls(source: Source, calls: Calls) -> Read[None]:
         yield from source.space()
         if (yield from source.char()) != "{":
             return
+
+
+def read_listed(source: Source, calls: Calls) -> Read[None]:
+    """Read the objects of a list that has begun, and its end."""
+    while True:
+        yield from source.space()
+        yield from read_call(source, calls)
+        yield from source.space()
+        if not (yield from source.literal(",")):
+            break
+    yield from source.expect("]")
 
 
 def read_call(source: Source, calls: Calls) -> Read[None]:

@@ -1,10 +1,11 @@
-"""Calls as a Python list of them: ``[get_weather(city="Paris"), get_time()]``."""
+"""Calls as Python writes them: ``[get_weather(city="Paris"), get_time()]``, or a line for each."""
 
 from __future__ import annotations
 
 import ast
 import json
 
+from server.text import json_calls
 from server.text.calls import Calls
 from server.text.source import Malformed, Read, Source, Unfinished
 
@@ -16,18 +17,46 @@ def read_calls(source: Source, calls: Calls) -> Read[None]:
     """Read the list. Arguments are told one by one, each when its value is complete."""
     yield from source.space()
     yield from source.expect("[")
+    yield from _read_listed(source, calls)
+
+
+def read_either(source: Source, calls: Calls) -> Read[None]:
+    """The same, or a list of JSON objects, which such models write when they are asked to."""
+    yield from source.space()
+    yield from source.expect("[")
+    yield from source.space()
+    is_json = (yield from source.char()) == "{"
+    yield from (json_calls.read_listed if is_json else _read_listed)(source, calls)
+
+
+def read_lines(source: Source, calls: Calls) -> Read[None]:
+    """Read calls that stand behind each other, with white space between them."""
+    yield from source.space()
+    while True:
+        yield from _read_call(source, calls)
+        source.kept_from = source.at
+        yield from source.space()
+        if not (yield from source.char()).isidentifier():
+            return
+
+
+def _read_listed(source: Source, calls: Calls) -> Read[None]:
     while True:
         yield from source.space()
-        name = yield from source.name()
-        yield from source.expect("(")
-        calls.begin(name)
-        yield from _read_arguments(source, calls)
-        calls.end()
+        yield from _read_call(source, calls)
         yield from source.space()
         if not (yield from source.literal(",")):
             break
     yield from source.expect("]")
     source.kept_from = source.at
+
+
+def _read_call(source: Source, calls: Calls) -> Read[None]:
+    name = yield from source.name()
+    yield from source.expect("(")
+    calls.begin(name)
+    yield from _read_arguments(source, calls)
+    calls.end()
 
 
 def _read_arguments(source: Source, calls: Calls) -> Read[None]:

@@ -41,11 +41,17 @@ TEMPLATES = {
     "seed_oss": "{% if tools %}<seed:tool_call>\n<function=example>\n<parameter=a>",
     "cohere": '{% if tools %}<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ n }}"',
     "hunyuan_a13b": "{% if tools %}<tool_calls>{{ calls | tojson }}</tool_calls>",
+    "lfm2": "{% if tools %}<|tool_list_start|>{{ tools }}<|tool_list_end|><|tool_call_start|>",
+    "olmo3": "{% if tools %}<functions>{{ tools }}<function_calls>{{ calls }}</function_calls>",
     None: "{% if tools %}<tool_call>{{ name }}<function_calls>",
 }
+OTHER_TEMPLATES = [
+    ("lfm2", "{% if tools %}{{ '<|tool_list_start|>' }}{{ tools | tojson }}"),
+    (None, "{% if tools %}<function_calls><invoke name='{{ n }}'></invoke></function_calls>"),
+]
 
 
-@pytest.mark.parametrize(("name", "template"), TEMPLATES.items())
+@pytest.mark.parametrize(("name", "template"), [*TEMPLATES.items(), *OTHER_TEMPLATES])
 def test_a_template_shows_its_dialect(
     name: str | None, template: str, tokenizer: Tokenizer
 ) -> None:

@@ -179,7 +179,7 @@ def test_arguments_come_as_they_are_written(name: str) -> None:
     text = written(dialect, calls)
     for piece in text[: text.index("yy") + 25]:
         told += sum(len(p.text) for p in made.push(piece) if isinstance(p, ToolCallArguments))
-    assert told > (50 if name == "pythonic" else 75)
+    assert told > (50 if dialect.arguments == "python" else 75)
 
 
 def test_variants_that_models_write() -> None:
@@ -211,6 +211,18 @@ def test_variants_that_models_write() -> None:
     assert calls_in(read(parser("pythonic"), [text])) == [
         ("add", {"a": -1, "b": [1, "it's"], "c": True})
     ]
+    for text in (
+        "<|tool_call_start|>[add(a=1)]<|tool_call_end|><|tool_call_start|>[now()]<|tool_call_end|>",
+        '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1}}, {"name": "now", '
+        '"arguments": {}}]<|tool_call_end|>',
+    ):
+        parts = read(parser("lfm2"), [text + "Both are on their way."])
+        assert calls_in(parts) == [("add", {"a": 1}), ("now", {})]
+        assert content_of(parts) == "Both are on their way."
+        check_all_splits("lfm2", text + "Both are on their way.")
+    for text in ("<function_calls>add(a=null)\n\nnow()", "<function_calls> add(a=None) now( )"):
+        assert calls_in(read(parser("olmo3"), [text])) == [("add", {"a": None}), ("now", {})]
+        check_all_splits("olmo3", text)
 
 
 def test_arguments_without_quotes_have_the_types_of_the_schema() -> None:
@@ -245,6 +257,10 @@ MALFORMED = [
     ("pythonic", "[1] Smith, On Things (1999)"),
     ("pythonic", "[add(a=open('x'))]"),
     ("pythonic", "[add(a=1"),
+    ("lfm2", "<|tool_call_start|>[unknown(a=1)]<|tool_call_end|>"),
+    ("lfm2", '<|tool_call_start|>[{"name": "unknown", "arguments": {}}]<|tool_call_end|>'),
+    ("olmo3", "<function_calls></function_calls>"),
+    ("olmo3", "<function_calls>Nothing to call</function_calls>"),
     ("deepseek_v3", "<｜tool▁calls▁begin｜>function"),
     ("granite", "<|tool_call|>[]"),
     ("glm45", "<tool_call>subtract\n</tool_call>"),
