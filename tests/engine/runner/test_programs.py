@@ -23,7 +23,12 @@ LATENT = {
     **{"kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
     **{"moe_intermediate_size": 32, "num_key_value_heads": 4},
 }
+_DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+_EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 SHARED = {
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": {**_DELTA, **_EXPERTS},
+    "lfm2_moe": {"moe_intermediate_size": 32},
     "qwen2_moe": {"shared_expert_intermediate_size": 64},
     "deepseek_v3": {"q_lora_rank": 64},
 }
@@ -127,6 +132,11 @@ def texts(told: dict[str, list]) -> dict[str, list]:
         ("deepseek_v2_lite", None),  # attention to latents
         ("deepseek_v3", None),  # and experts in groups
         ("deepseek_v3", "int8"),
+        ("qwen3_5_text", None),  # a state beside the cache, and gates of what attention gives
+        ("qwen3_5_text", "int8"),
+        ("qwen3_next", None),  # and experts
+        ("lfm2", None),  # a convolution between gates
+        ("lfm2_moe", "int8"),
     ],
 )
 def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> None:
