@@ -33,6 +33,7 @@ ANY_WAY = (
     ),
 )
 PLAIN = ANY_WAY[:2]
+_KEEPS_LAYERS = ("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text")
 # The first says one token again and again.
 REPEATING = (
     SamplingParams(temperature=0.0, logit_bias={21: 50.0}, max_tokens=8, ignore_eos=True),
@@ -62,7 +63,7 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def saved(kind: str, directory: Path) -> str:
-    layers = {} if kind in ("llama4", "gpt_oss", "deepseek_v3") else {"num_hidden_layers": 1}
+    layers = {} if kind in _KEEPS_LAYERS else {"num_hidden_layers": 1}
     return str(tiny_models.save(kind, directory, **layers))
 
 
@@ -87,6 +88,16 @@ def test_a_row_that_pads_has_no_place_in_a_table_of_positions(tmp_path: Path) ->
         pass
 
 
+def test_a_prompt_begins_with_a_snapshot_that_nobody_waited_for(tmp_path: Path) -> None:
+    config = config_of(saved("lfm2", tmp_path))
+    first, again = ([request_of(name, range(20, 56), PLAIN[0])] for name in ("first", "again"))
+    expected = on_cpu(config, first)["first"]
+    with on_pretended_gpu(config) as rig:
+        assert texts(rig.core, first)["first"] == expected
+        assert texts(rig.core, again)["again"] == expected
+        assert rig.core.stats.prefix_cache_hits == 32
+
+
 @pytest.mark.slow
 def test_kernels_that_are_right_are_taken(qwen3: str) -> None:
     with on_pretended_gpu(config_of(qwen3, attention_backend="auto")) as rig:
@@ -100,6 +111,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "sinks and experts": ("gpt_oss", {}),
     "chunks": ("llama4", {}),
     "learned positions": ("gpt2", {}),
+    "gated delta rules": ("qwen3_5_text", {}),
+    "convolutions": ("lfm2", {}),
     "cache of codes": ("qwen3", {"cache": {"dtype": "int8"}}),
     "batch-invariant": ("qwen3", {"batch_invariant": True}),
 }
