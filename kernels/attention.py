@@ -31,6 +31,7 @@ class AttentionSpec:
     chunk: int | None = None  # some layers' queries see their own chunk of so many positions alone
     value_dim: int | None = None  # values are the first numbers of the keys; None: by themselves
     cache_dtype: torch.dtype | None = None  # of the codes that the cache holds; None: it has dtype
+    has_states: bool = False  # some layers keep a state of each sequence, and do not attend
 
     @property
     def stored_dtype(self) -> torch.dtype:

@@ -399,6 +399,7 @@ def attention_spec(
         value_dim=spec.value_dim,
         chunk=spec.chunk,
         cache_dtype=codes,
+        has_states=spec.is_recurrent,
     )
 
 

@@ -22,6 +22,7 @@ from kernels.lora import AdapterWeights, adapter_rows, reached
 from kernels.moe import ExpertTensors
 from kernels.operations import Kernels
 from kernels.packed import PackedParts
+from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import operations as reference
 from kernels.reference.attention import ReferenceAttention
 from kernels.reference.cache_codes import contents, encode
@@ -81,7 +82,7 @@ def _doubt(what: str, pairs: Callable[[], _Pairs], tolerance: float) -> str | No
     """Why a kind of kernels is not to be trusted, or None."""
     try:
         with torch.inference_mode():
-            worst = max(_error(*pair) for pair in pairs())
+            worst = max((_error(*pair) for pair in pairs()), default=0.0)
     # Whatever the compiler or the driver raises: the reference kernels can still serve.
     except Exception as error:
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -269,6 +270,33 @@ def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) ->
         yield actual[0], expected[0]  # the logits are left in any state
 
 
+def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+    """Layers that keep a state, for models that have some: rows of several tokens, and of one each;
+    one that begins, and one that pads."""
+    for lengths in ((3, 1, 2, 1), (1, 1, 1, 1)) if spec.has_states else ():
+        ends = torch.tensor((0, *lengths)).cumsum(0).int()
+        tokens = int(ends[-1])
+        slots, starts = torch.tensor([2, 0, 3, 4]).int(), torch.tensor([0, 7, 2, -1]).int()
+        rows = StepRows(slots, ends, starts, torch.zeros(tokens, dtype=torch.int32))
+        noise = partial(_noise, random, spec.dtype)
+        wide = partial(_noise, random, torch.float32)
+        delta, scan = GatedDeltaShape(2, 4, 32, 32), ScanShape(4, 2, 32, 32)
+        weight, lines = noise(4, 96), noise(5, 3, 96)
+        for bias in (None, noise(96)):
+            by = weight, bias, lines, rows
+            yield _both(kernels, spec, "short_conv", noise(tokens, 96), *by, True)
+            yield _both(kernels, spec, "gated_conv", noise(tokens, 288), *by)
+        state, heads = wide(5, 4, 32, 32), [wide(4) for _ in range(3)]
+        gates = noise(tokens, 8), *heads[:2], state, rows, delta
+        yield _both(kernels, spec, "gated_delta", noise(tokens, delta.channels), *gates)
+        steps = noise(tokens, 4), *heads, state, rows, scan
+        yield _both(kernels, spec, "selective_scan", noise(tokens, scan.channels), *steps)
+        x, gate = noise(tokens, 4, 32), noise(tokens, 128)
+        for first in (True, False):
+            yield _both(kernels, spec, "gated_rms_norm", x, gate, noise(32), 1e-5, first)
+            yield _both(kernels, spec, "apply_gate", x.flatten(1), gate, first)
+
+
 # Other numbers each time: memory that a broken kernel leaves unwritten must not hold the right ones
 # of an earlier check.
 _SEEDS = itertools.count()
@@ -278,6 +306,7 @@ _CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], _Pairs]] 
     "norms and activations": _layers,
     "grouped products": _grouped_products,
     "cache writes": _cache_writes,
+    "states": _states,
     "input building": _inputs,
     "sampling": _sampling,
 }

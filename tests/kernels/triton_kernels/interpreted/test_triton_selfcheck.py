@@ -21,8 +21,7 @@ from kernels.triton.quantised import packed_linear
 from kernels.triton.selfcheck import check_packed, check_scaled, self_check
 
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
-
-
+STATES = replace(SPEC, has_states=True)
 LATENT = replace(SPEC, num_kv_heads=1, head_dim=24, value_dim=16)
 
 
@@ -38,6 +37,8 @@ def with_operations(**changed: Any) -> Kernels:
         (AttentionSpec(6, 2, 32, 64, torch.float16, SPEC.device, (None, 100), 30.0, True), False),
         (AttentionSpec(2, 2, 16, 8, torch.bfloat16, SPEC.device, (50,)), False),
         (LATENT, False),
+        (STATES, False),
+        (replace(STATES, dtype=torch.bfloat16), False),
         (replace(SPEC, cache_dtype=torch.int8), False),
         (replace(SPEC, cache_dtype=torch.float8_e4m3fn, dtype=torch.float16), False),
     ],
@@ -75,7 +76,7 @@ def test_a_wrong_operation_is_refused(name: str) -> None:
             return result + 1
         return result._replace(**{result._fields[0]: result[0] + 1})
 
-    spec = LATENT if name == "latent_rope_store" else SPEC
+    spec = LATENT if name == "latent_rope_store" else STATES
     assert "wrong on this device" in (self_check(with_operations(**{name: wrong}), spec) or "")
 
 
