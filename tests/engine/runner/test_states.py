@@ -13,6 +13,7 @@ from engine.core import EngineCore
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
 from engine.models.checkpoint import read_config
+from engine.passes import PassPace
 from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from tests import tiny_models
@@ -168,6 +169,53 @@ def test_a_step_that_fails_is_run_again_from_the_first_token(model, monkeypatch,
     alone = texts(make(directory), other)["b"]
     assert texts(core, request("a", PROMPT, GREEDY), other) == {"a": expected, "b": alone}
     assert next(calls) > 20
+
+
+class _Always(PassPace):
+    """As many passes as there may be."""
+
+    def most(self, num_rows: int) -> int:
+        return self._most
+
+
+def _in_passes(directory) -> EngineCore:
+    core = make(directory, scheduler=SchedulerConfig(max_num_seqs=4, max_step_passes=8))
+    core._passes = _Always(8)
+    return core
+
+
+def test_several_passes_of_a_step_tell_what_as_many_steps_do(model):
+    directory, expected = model
+    other = Request(id="b", prompt_token_ids=PROMPT[5:], sampling=GREEDY)
+    alone = texts(make(directory), other)["b"]
+    core = _in_passes(directory)
+    assert texts(core, request("a", PROMPT, GREEDY), other) == {"a": expected, "b": alone}
+    assert core.stats.num_steps < NUM_OUTPUT
+
+
+def test_a_row_that_breaks_in_a_later_pass_fails_at_once(tmp_path):
+    """Its state is past that pass: another step would not tell what is wrong with it."""
+    directory = tiny_models.save("qwen3_5_text", tmp_path)
+    other = Request(id="b", prompt_token_ids=PROMPT[5:], sampling=GREEDY)
+    both = texts(make(directory), request("a", PROMPT, GREEDY), other)
+    expected, alone = both["a"], both["b"]
+    poison = next(token for token in expected[2:] if token not in {*PROMPT, *alone})
+    core = _in_passes(directory)
+    with torch.inference_mode():
+        core._runner._model._modules.embed.keywords["weight"][poison] = float("nan")
+    for each in (request("a", PROMPT, GREEDY), other):
+        core.add(each)
+    found: dict[str, list[int]] = {"a": [], "b": []}
+    errors: set[str] = set()
+    while core.has_work:
+        output = core.step()
+        errors |= output.errors.keys()
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            found[row_id].extend(tokens)
+    assert errors == {"a"}
+    assert found["b"] == alone
+    assert found["a"] == expected[: len(found["a"])]
+    assert len(found["a"]) <= expected.index(poison) + 1
 
 
 def test_a_row_begins_with_no_state_whatever_lies_there(model):
