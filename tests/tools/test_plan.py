@@ -236,6 +236,15 @@ def test_a_device_by_its_ceilings(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["plan", str(tmp_path), *device, *asks]) == 0
     tpot_ms = last_line(capsys)["one_replica"]["tpot_ms"]["min"]
     assert tpot_ms == pytest.approx(16.06e9 / 3.35e12 * 1e3, rel=0.02)
+    hybrid = {
+        **{"model_type": "lfm2", "tie_word_embeddings": False, "block_auto_adjust_ff_dim": False},
+        **{"norm_eps": config.pop("rms_norm_eps"), "full_attn_idxs": [3, 7], "conv_L_cache": 3},
+    }
+    (tmp_path / "config.json").write_text(json.dumps({**config, **hybrid}))
+    assert main(["plan", str(tmp_path), *device, *asks]) == 0
+    tpot_ms = last_line(capsys)["one_replica"]["tpot_ms"]["min"]
+    assert tpot_ms == pytest.approx(17.57e9 / 3.35e12 * 1e3, rel=0.01)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
     assert main(["plan", str(tmp_path), *device[:-1], "8", *asks]) == 1
     assert "the weights alone take 15.0 GiB" in capsys.readouterr().err
     for rate, told in (("20", "20"), ("1234.5", "1,234")):  # no 19.999999999999996, no 1.23e+03
