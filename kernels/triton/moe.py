@@ -64,7 +64,8 @@ def fused_moe(
     projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias)
     inner = (activate or silu_mul)(projected)
     expanded = grouped_matmul(inner, down, routing, 1, after, down_bias)
-    return expanded.view(num_tokens, top_k, -1).sum(dim=1, dtype=torch.float32).to(x.dtype)
+    choices = expanded.view(num_tokens, top_k, expanded.shape[1])  # of no token, too
+    return choices.sum(dim=1, dtype=torch.float32).to(x.dtype)
 
 
 def expert_sizes(num_experts: int, top_k: int) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ ANY_WAY = (
     ),
 )
 PLAIN = ANY_WAY[:2]
-_KEEPS_LAYERS = ("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text")
+_KEEPS_LAYERS = ("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text", "granitemoehybrid")
 # The first says one token again and again.
 REPEATING = (
     SamplingParams(temperature=0.0, logit_bias={21: 50.0}, max_tokens=8, ignore_eos=True),
@@ -113,6 +113,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "learned positions": ("gpt2", {}),
     "gated delta rules": ("qwen3_5_text", {}),
     "convolutions": ("lfm2", {}),
+    "selective scans": ("granitemoehybrid", {}),
     "cache of codes": ("qwen3", {"cache": {"dtype": "int8"}}),
     "batch-invariant": ("qwen3", {"batch_invariant": True}),
 }

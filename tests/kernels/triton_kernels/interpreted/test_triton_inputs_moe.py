@@ -152,6 +152,13 @@ def test_experts_in_codes_equal_the_loop(
     assert float((actual - expected).norm() / expected.norm()) < 1e-5
 
 
+def test_experts_of_no_token() -> None:
+    """As behind a chunk of a prompt that no token is chosen of."""
+    experts = ExpertTensors(torch.randn(3, 64, 48), torch.randn(3, 48, 32))
+    chosen = torch.empty((0, 2), dtype=torch.int64)
+    assert fused_moe(torch.empty(0, 48), experts, chosen, torch.empty(0, 2)).shape == (0, 48)
+
+
 def test_clamped_swiglu_equals_its_twin() -> None:
     gate_up = torch.randn(7, 2 * 1100) * 4  # beyond the limit on either side
     torch.testing.assert_close(
