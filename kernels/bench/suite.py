@@ -17,11 +17,15 @@ from kernels.bench.layer_cases import (
     silu_case,
     store_case,
 )
+from kernels.bench.state_cases import conv_case, delta_case, scan_case
+from kernels.recurrent import GatedDeltaShape, ScanShape
 
 MakeCase = partial[Case]  # the name is bound; takes the device and the dtype
 
 _LLAMA_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128, "block_size": 64}
 _QWEN_0_6B = {"heads": 16, "kv_heads": 8, "head_dim": 128, "block_size": 64}
+_QWEN3_NEXT = GatedDeltaShape(16, 32, 128, 128)
+_GRANITE_4 = ScanShape(128, 1, 64, 128)
 _TINY = {"heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 16}
 
 
@@ -64,6 +68,18 @@ def _sampling(rows: int, vocab: int, temperature: float, top_k: int, top_p: floa
     )
 
 
+def _states(
+    name: str, rows: int, queries: int, delta: GatedDeltaShape, scan: ScanShape
+) -> list[MakeCase]:
+    """Of layers that keep a state."""
+    name, step = f"{name} {rows} x {queries}", {"rows": rows, "queries": queries}
+    return [
+        partial(delta_case, f"delta rule {name}", shape=delta, **step),
+        partial(scan_case, f"selective scan {name}", shape=scan, **step),
+        partial(conv_case, f"short convolution {name}", channels=delta.channels, **step),
+    ]
+
+
 def full_suite() -> list[MakeCase]:
     """What ``python -m kernels.bench`` measures."""
     contexts = ((1, 4096), (8, 4096), (32, 4096), (64, 1024), (256, 1024), (1, 65536))
@@ -104,6 +120,11 @@ def full_suite() -> list[MakeCase]:
             for tokens in (1, 64, 8192)
         ),
         *(
+            case
+            for rows, queries in ((1, 1), (64, 1), (1, 512))
+            for case in _states("hybrid", rows, queries, _QWEN3_NEXT, _GRANITE_4)
+        ),
+        *(
             partial(
                 moe_case,
                 f"experts gpt-oss-20b mxfp4 {tokens}",
@@ -135,5 +156,6 @@ def tiny_suite() -> list[MakeCase]:
         _sampling(2, 300, 0.0, 0, 1.0),
         _sampling(2, 300, 1.0, 20, 0.95),
         partial(inputs_case, "inputs", rows=3, context=50, block_size=16),
+        *_states("tiny", 2, 3, GatedDeltaShape(1, 2, 8, 8), ScanShape(2, 1, 8, 8)),
         partial(moe_case, "experts", tokens=5, experts=4, top_k=2, hidden=64, inner=32),
     ]
