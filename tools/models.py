@@ -29,10 +29,10 @@ understand: a key that is ignored is a wrong answer. Code from a model's directo
 {families}
 
 Each family is held against Hugging Face's own code on a tiny random model: logits to 1e-4 in
-float32 (2e-4 with states, which are summed in chunks there), and, but for those that differ from another in names and numbers alone, greedy text under
-any chunking, batch and preemption. No weights of a published model have been tried, as none could
-be downloaded where this was made: a published config may have a key that its reader does not know,
-which the error names.
+float32 (2e-4 with states, which are summed in chunks there), and, but for those that differ from
+another in names and numbers alone, greedy text under any chunking, batch and preemption. No weights
+of a published model have been tried, as none could be downloaded where this was made: a published
+config may have a key that its reader does not know, which the error names.
 
 Of models that read images the text model is served, and what is for images passed over.
 
