@@ -34,8 +34,8 @@ from server.openai.tool_use import ToolUse
 from server.settings import ReasoningFields
 from server.state import Model, ServerState
 from server.text.answer_grammar import AnswerRules
+from server.text.holdable import UnholdableSchema
 from server.text.parts import Part
-from server.text.tool_grammar import UnholdableSchema
 
 
 class Turn(NamedTuple):

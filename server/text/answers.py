@@ -30,13 +30,15 @@ ToolCallParser = Literal[
     "qwen3_xml",
     "hermes",
     "granite",
+    "gemma4",
+    "functiongemma",
     "lfm2",
     "olmo3",
     "pythonic",
     "llama3",
 ]
 ReasoningParser = Literal[
-    "auto", "none", "harmony", "think", "mistral", "seed", "cohere", "exaone", "granite"
+    "auto", "none", "harmony", "think", "mistral", "seed", "cohere", "gemma4", "exaone", "granite"
 ]
 
 # Templates of Llama refuse a history with two calls in one answer, in these words.

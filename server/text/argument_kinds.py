@@ -38,12 +38,12 @@ def argument_types(
     for several in (schema.get("anyOf"), schema.get("oneOf")):
         if isinstance(several, list) and all(isinstance(one, Mapping) for one in several):
             return frozenset().union(*(argument_types(one, root, depth + 1) for one in several))
-    target = _resolve(schema.get("$ref"), root)
+    target = resolve(schema.get("$ref"), root)
     return _ALL if target is None else argument_types(target, root, depth + 1)
 
 
-def _resolve(reference: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What ``#/$defs/name`` refers to."""
+def resolve(reference: Any, root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What ``#/$defs/name`` refers to; None where it is no reference of that form."""
     steps = reference.split("/") if isinstance(reference, str) else []
     if len(steps) != 3 or steps[0] != "#" or steps[1] not in ("$defs", "definitions"):
         return None

@@ -16,6 +16,8 @@ seed_oss      the same, between <seed:tool_call> and </seed:tool_call>
 minimax_m2    <minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke>...
 hunyuan_a13b  <tool_calls>[{"name": "f", "arguments": {...}}]</tool_calls>
 lfm2          <|tool_call_start|>[f(a=1), g()]<|tool_call_end|>
+gemma4        <|tool_call>call:f{a:<|"|>x<|"|>,b:1}<tool_call|>
+functiongemma <start_function_call>call:f{a:<escape>x<escape>,b:1}<end_function_call>
 olmo3         <function_calls>\nf(a=1)\ng()\n</function_calls>
 cohere        <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]...
 """
@@ -28,6 +30,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from server.text import harmony, json_calls, named_calls, python_calls, xml_calls
+from server.text.brace_calls import BracedCalls
 from server.text.calls import Calls
 from server.text.named_calls import NamedCalls
 from server.text.source import Read, Source
@@ -40,6 +43,7 @@ _KIMI_BEGIN, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 _KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 _ACTION_BEGIN, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 _COHERE_ANSWER = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+_GEMMA_QUOTE = '<|"|>'
 _PAIR_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
@@ -65,7 +69,9 @@ class Dialect:
     tail: str = ""
     between: str = ""
     ends: str = ""
-    arguments: Literal["json", "python", "xml", "invoke", "pairs"] = "json"  # how they are written
+    # How they are written.
+    arguments: Literal["json", "python", "xml", "invoke", "pairs", "braces"] = "json"
+    quote: str = ""  # before and behind strings in braces
     is_numbered: bool = False  # the ":0" of the head is the call's number
     is_single: bool = False  # no more than one call in an answer
     id_chars: int = 24
@@ -240,6 +246,28 @@ DIALECTS = (
         tail="}",
         between=", ",
         ends="]",
+    ),
+    Dialect(
+        name="gemma4",
+        shown_by=("<|tool_call>", "<tool_call|>"),
+        opener="<|tool_call>",
+        closers=("<tool_call|>", _GEMMA_QUOTE),
+        read=BracedCalls(_GEMMA_QUOTE).read,
+        head="<|tool_call>call:{}{",
+        tail="}<tool_call|>",
+        arguments="braces",
+        quote=_GEMMA_QUOTE,
+    ),
+    Dialect(
+        name="functiongemma",
+        shown_by=("<start_function_call>", "<escape>"),
+        opener="<start_function_call>",
+        closers=("<end_function_call>", "<escape>"),
+        read=BracedCalls("<escape>").read,
+        head="<start_function_call>call:{}{",
+        tail="}<end_function_call>",
+        arguments="braces",
+        quote="<escape>",
     ),
     Dialect(
         name="lfm2",

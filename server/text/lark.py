@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.grammar.json_schema import prepared
@@ -31,6 +31,13 @@ class Lark:
         name = f"r{len(self._rules)}"
         name = name.upper() if terminal else name
         self._rules.append(f"{name}{options}: {expression}")
+        return name
+
+    def recursive(self, expression_of: Callable[[str], str]) -> str:
+        """The name of a new rule, whose expression is made from that name."""
+        name = self.rule("")
+        place = len(self._rules) - 1
+        self._rules[place] = f"{name}: {expression_of(name)}"
         return name
 
     def literal(self, text: str) -> str:

@@ -121,6 +121,8 @@ class AnswerParser:
             self._say(space)
             return
         self.has_reasoned = self._is_fresh = True
+        if marks.title:
+            yield from self._source.literal(marks.title)
         ends = Markers([marks.end])
         marker = ""
         while not marker:

@@ -15,6 +15,7 @@ class ReasoningMarks:
     name: str
     begin: str
     end: str
+    title: str = ""  # what may stand behind the first mark, and is no reasoning
     in_channels: bool = False  # the whole answer is messages with headers (server/text/harmony.py)
 
     @property
@@ -37,6 +38,7 @@ MARKS = (
     ReasoningMarks("mistral", "[THINK]", "[/THINK]"),
     ReasoningMarks("seed", "<seed:think>", "</seed:think>"),
     ReasoningMarks("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningMarks("gemma4", "<|channel>", "<channel|>", title="thought\n"),
     ReasoningMarks("exaone", "<thought>", "</thought>"),
     ReasoningMarks("granite", "Here is my thought process:", "Here is my response:"),
 )

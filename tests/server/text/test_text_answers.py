@@ -42,6 +42,8 @@ TEMPLATES = {
     "cohere": '{% if tools %}<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ n }}"',
     "hunyuan_a13b": "{% if tools %}<tool_calls>{{ calls | tojson }}</tool_calls>",
     "lfm2": "{% if tools %}<|tool_list_start|>{{ tools }}<|tool_list_end|><|tool_call_start|>",
+    "gemma4": "{% if tools %}{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}",
+    "functiongemma": "{% if tools %}<start_function_call>call:{{ n }}{a:<escape>{{ v }}<escape>}",
     "olmo3": "{% if tools %}<functions>{{ tools }}<function_calls>{{ calls }}</function_calls>",
     None: "{% if tools %}<tool_call>{{ name }}<function_calls>",
 }

@@ -19,11 +19,13 @@ from engine.types import Grammar
 from server.text import dialects, harmony, reasoning
 from server.text.answer_grammar import AnswerRules
 from server.text.answers import AnswerFormat
+from server.text.holdable import UnholdableSchema
 from server.text.parser import AnswerParser
 from server.text.parts import Text, ToolCallArguments, ToolCallBegin
-from server.text.tool_grammar import CallableTool, UnholdableSchema
+from server.text.tool_grammar import CallableTool
 
 THINK = reasoning.BY_NAME["think"]
+SELF = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "order": {
         "type": "object",
@@ -125,6 +127,80 @@ def test_whatever_the_grammar_admits_is_read_as_calls(
                 if isinstance(part, ToolCallArguments) and part.index == begin.index
             )
             jsonschema.validate(json.loads(arguments), SCHEMAS[begin.name])
+
+
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "stops": {"type": "array", "items": {"$ref": "#/$defs/stop"}},
+        "notes": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "rest": {},
+    },
+    "required": ["stops"],
+    "$defs": {
+        "stop": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "nights": {"type": ["integer", "null"]}},
+            "required": ["city"],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_right"),
+    [
+        ('{stops:[{city:<|"|>Rome<|"|>,nights:2},{city:<|"|>"Bari", {2}<|"|>}]}', True),
+        ('{stops:[],notes:null,rest:{a:[1,<|"|>x<|"|>],b:{c:true}}}', True),
+        ('{stops:[],notes:<|"|>at noon<|"|>}', True),
+        ("{notes:null}", False),
+        ("{stops:[{nights:2}]}", False),
+        ('{stops:[{city:<|"|>Rome<|"|>,nights:2.5}]}', False),
+        ("{stops:[],rest:{a:}}", False),
+    ],
+)
+def test_what_stands_in_braces_satisfies_a_schema(
+    plain: Tokenizer, arguments: str, is_right: bool
+) -> None:
+    text = f"<|tool_call>call:plan{arguments}<tool_call|>"
+    tools = [CallableTool("plan", NESTED, True)]
+    gemma = dialects.BY_NAME["gemma4"]
+    rules = AnswerRules(dialect=gemma, tools=tools, is_required=True, special_ids={})
+    assert takes(plain, rules, text) == is_right
+    if is_right:
+        parts = AnswerParser(dialect=gemma, schemas={"plan": NESTED}, hidden={})
+        told = parts.push(text) + parts.finish()
+        written = "".join(part.text for part in told if isinstance(part, ToolCallArguments))
+        jsonschema.validate(json.loads(written), NESTED)
+
+
+UNHELD = {
+    "json": '{"dish": "soup", "extra": [1, null]}',
+    "python": 'dish="soup", extra=[1, null]',
+    "xml": "<parameter=dish>\nsoup\n</parameter>\n<parameter=extra>\n[1, null]\n</parameter>\n",
+    "invoke": '<parameter name="dish">soup</parameter>\n<parameter name="extra">1</parameter>\n',
+    "pairs": "<arg_key>dish</arg_key>\n<arg_value>soup</arg_value>\n",
+    "braces": 'dish:<|"|>soup<|"|>,extra:[1,{a:null}]',
+}
+
+
+@pytest.mark.parametrize("name", dialects.BY_NAME)
+def test_a_tool_that_is_not_strict_takes_any_arguments(name: str, plain: Tokenizer) -> None:
+    """Also where the answer is held to something else: one call and no more."""
+    dialect = dialects.BY_NAME[name]
+    arguments = UNHELD[dialect.arguments].replace('<|"|>', dialect.quote or '<|"|>')
+    call = dialect.head.replace("{}", "order", 1) + arguments + dialect.tail
+    tools = [CallableTool("order", SCHEMAS["order"], False)]
+    rules = AnswerRules(
+        dialect=dialect,
+        tools=tools,
+        is_parallel=False,
+        in_channels=name == "harmony",
+        special_ids={},
+    )
+    assert takes(plain, rules, dialect.begins + call + dialect.ends)
+    twice = dialect.begins + call + dialect.between + call + dialect.ends
+    assert not takes(plain, rules, twice)
 
 
 def takes(tokenizer: Tokenizer, rules: AnswerRules, text: str) -> bool:
@@ -253,6 +329,9 @@ def test_nothing_is_held_without_need() -> None:
         ("pythonic", {"anyOf": [{}]}, "anyOf"),
         ("qwen3_xml", {"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),
         ("pythonic", {"properties": {"a b": {}}}, "a b"),
+        ("gemma4", {"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),
+        ("gemma4", {"properties": {"a": {"type": "array", "maxItems": 3}}}, "maxItems"),
+        ("gemma4", {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": SELF}}, "itself"),
     ],
 )
 def test_what_a_dialect_cannot_hold(name: str, schema: dict[str, Any], keyword: str) -> None:

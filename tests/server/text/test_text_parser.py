@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from server.text import dialects, reasoning
 from server.text.parser import AnswerParser
 from server.text.parts import Part, Text, ToolCallArguments, ToolCallBegin
+from tests.server.text.written_calls import written
 
 NAMES = ("get_weather", "add", "now")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "b": {"type": "string"}}}
@@ -23,60 +24,6 @@ THINK = reasoning.BY_NAME["think"]
 
 PARIS = {"city": 'Paris "é" \\ {[', "days": [1, -2.5e3, None, True], "x": {"y": {}}}
 CALLS = [("get_weather", PARIS), ("add", {"a": 1, "b": 2}), ("now", {})]
-
-
-def written(dialect: dialects.Dialect, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """The calls as a model of this family writes them."""
-    if dialect.arguments == "python":
-        each = [
-            dialect.head.replace("{}", name)
-            + ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-            + dialect.tail
-            for name, arguments in calls
-        ]
-    elif dialect.arguments == "invoke":
-        each = [
-            dialect.head.replace("{}", name)
-            + "".join(
-                f'<parameter name="{key}">{_raw(name, key, value)}</parameter>\n'
-                for key, value in arguments.items()
-            )
-            + dialect.tail
-            for name, arguments in calls
-        ]
-    elif dialect.arguments == "xml":
-        each = [
-            dialect.head.replace("{}", name)
-            + "".join(
-                f"<parameter={key}>\n{_raw(name, key, value)}\n</parameter>\n"
-                for key, value in arguments.items()
-            )
-            + dialect.tail
-            for name, arguments in calls
-        ]
-    elif dialect.arguments == "pairs":
-        each = [
-            dialect.head.replace("{}", name)
-            + "".join(
-                f"<arg_key>{key}</arg_key>\n<arg_value>{_raw(name, key, value)}</arg_value>\n"
-                for key, value in arguments.items()
-            )
-            + dialect.tail
-            for name, arguments in calls
-        ]
-    else:
-        each = [
-            dialect.head.replace("{}", name, 1).replace(":0", f":{number}")
-            + json.dumps(arguments, ensure_ascii=False)
-            + dialect.tail
-            for number, (name, arguments) in enumerate(calls)
-        ]
-    return dialect.begins + dialect.between.join(each) + dialect.ends
-
-
-def _raw(name: str, key: str, value: Any) -> str:
-    is_text = key in SCHEMAS[name].get("properties", {}) and isinstance(value, str)
-    return value if is_text else json.dumps(value)
 
 
 def parser(dialect: str | None, **options: Any) -> AnswerParser:
@@ -144,7 +91,7 @@ def check_all_splits(dialect: str | None, text: str, cut: bool = False, **option
 @pytest.mark.parametrize("count", [1, 3])
 def test_calls_of_every_dialect(name: str, count: int, whole: bool) -> None:
     dialect = dialects.BY_NAME[name]
-    text = written(dialect, CALLS[:count])
+    text = written(dialect, CALLS[:count], SCHEMAS)
     parts = read(parser(name, whole=whole), [text])
     assert calls_in(parts) == CALLS[:count]
     assert content_of(parts) == ""
@@ -176,7 +123,7 @@ def test_arguments_come_as_they_are_written(name: str) -> None:
     dialect = dialects.BY_NAME[name]
     calls = [("get_weather", {"a": "x" * 50, "b": "y" * 50})]
     made, told = parser(name), 0
-    text = written(dialect, calls)
+    text = written(dialect, calls, SCHEMAS)
     for piece in text[: text.index("yy") + 25]:
         told += sum(len(p.text) for p in made.push(piece) if isinstance(p, ToolCallArguments))
     assert told > (50 if dialect.arguments == "python" else 75)
@@ -220,6 +167,9 @@ def test_variants_that_models_write() -> None:
         assert calls_in(parts) == [("add", {"a": 1}), ("now", {})]
         assert content_of(parts) == "Both are on their way."
         check_all_splits("lfm2", text + "Both are on their way.")
+    text = '<|tool_call>call:add{ a: 1, <|"|>b c<|"|>:[ true, warm ] }'
+    assert calls_in(read(parser("gemma4"), [text])) == [("add", {"a": 1, "b c": [True, "warm"]})]
+    check_all_splits("gemma4", text)
     for text in ("<function_calls>add(a=null)\n\nnow()", "<function_calls> add(a=None) now( )"):
         assert calls_in(read(parser("olmo3"), [text])) == [("add", {"a": None}), ("now", {})]
         check_all_splits("olmo3", text)
@@ -259,6 +209,9 @@ MALFORMED = [
     ("pythonic", "[add(a=1"),
     ("lfm2", "<|tool_call_start|>[unknown(a=1)]<|tool_call_end|>"),
     ("lfm2", '<|tool_call_start|>[{"name": "unknown", "arguments": {}}]<|tool_call_end|>'),
+    ("gemma4", "<|tool_call>call:unknown{}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:add{a:}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:add{a:[1}<tool_call|>"),
     ("olmo3", "<function_calls></function_calls>"),
     ("olmo3", "<function_calls>Nothing to call</function_calls>"),
     ("deepseek_v3", "<｜tool▁calls▁begin｜>function"),
@@ -301,7 +254,7 @@ def test_a_call_that_breaks_on_a_stream_loses_nothing() -> None:
 @pytest.mark.parametrize("name", dialects.BY_NAME)
 def test_a_call_that_was_cut_off_is_told_as_far_as_it_came(name: str, whole: bool) -> None:
     dialect = dialects.BY_NAME[name]
-    text = written(dialect, [("add", {"a": 1, "b": "long"})])
+    text = written(dialect, [("add", {"a": 1, "b": "long"})], SCHEMAS)
     text = text[: text.index("lo") + 2]
     parts = read(parser(name, whole=whole), [text], cut=True)
     ((kind, index, called, arguments),) = joined(parts)
@@ -356,6 +309,15 @@ def test_reasoning_before_a_call() -> None:
         ("call", "0", "add", '{"a": 1}'),
     ]
     check_all_splits("hermes", text, reasoning=THINK)
+
+
+@pytest.mark.parametrize("is_thinking", [False, True])
+def test_the_title_of_reasoning_is_none(is_thinking: bool) -> None:
+    options = {"reasoning": reasoning.BY_NAME["gemma4"], "is_thinking": is_thinking}
+    said = ("" if is_thinking else "<|channel>") + "thought\nWarm, I think.<channel|>It is warm."
+    parts = read(parser("gemma4", **options), [said])
+    assert joined(parts) == [("reasoning", "Warm, I think."), ("text", "It is warm.")]
+    check_all_splits("gemma4", said, **options)
 
 
 def test_plain_text_passes_at_once() -> None:
@@ -441,7 +403,7 @@ def test_any_call_comes_back(
     # As tags, what a schema has as text is text: null would come back as its letters.
     texts = [arguments.get(key, "") for _, arguments in calls for key in CITY["properties"]]
     assume(dialects.BY_NAME[name].arguments != "xml" or all(isinstance(x, str) for x in texts))
-    text = written(dialects.BY_NAME[name], calls)
+    text = written(dialects.BY_NAME[name], calls, SCHEMAS)
     ends = [0, *sorted(min(at, len(text)) for at in cuts), len(text)]
     parts = read(parser(name), [text[a:b] for a, b in itertools.pairwise(ends)])
     assert calls_in(parts) == calls

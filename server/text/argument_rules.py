@@ -1,0 +1,102 @@
+"""What the arguments of a call are held to, in each of the ways in which models write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.text.argument_kinds import argument_kind
+from server.text.brace_rules import BraceRules
+from server.text.dialects import Dialect
+from server.text.holdable import ABOUT, ARGUMENT_NAME, in_order, listed, unholdable
+from server.text.lark import Lark
+
+_NEWLINE = "\n"
+_NAME = f"/{ARGUMENT_NAME.pattern}/"
+# As Python writes them where JSON does not.
+_PYTHON_VALUE = r"""/'([^'\\\n]|\\.)*'|True|False|None/"""
+_TAGS = {  # what stands before and behind an argument, by how arguments are written
+    "xml": ("<parameter={}>\n", "\n</parameter>"),
+    "invoke": ('<parameter name="{}">', "</parameter>"),
+    "pairs": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>"),
+}
+
+
+def held_arguments(lark: Lark, schema: Mapping[str, Any], dialect: Dialect) -> str:
+    """Arguments that satisfy ``schema``, that of an object; those that are required come first.
+
+    Raises:
+        UnholdableSchema: they cannot be held to it.
+    """
+    kind = dialect.arguments
+    if kind == "json":
+        return lark.schema({**schema, "type": "object"})
+    if kind == "braces":
+        return BraceRules(lark, dialect.quote, schema).members(schema)
+    required, optional = in_order(schema)
+    rules = {
+        name: lark.rule(
+            _keyword(lark, name, inner, schema)
+            if kind == "python"
+            else _tag(lark, *_TAGS[kind], name, inner, schema)
+        )
+        for name, inner in (required | optional).items()
+    }
+    comma = lark.literal(", ") if kind == "python" else ""
+    return listed([rules[name] for name in required], [rules[name] for name in optional], comma)
+
+
+def free_arguments(lark: Lark, dialect: Dialect) -> str:
+    """Any arguments, well-formed."""
+    kind = dialect.arguments
+    if kind == "json":
+        return lark.schema({"type": "object"})
+    if kind == "braces":
+        return BraceRules(lark, dialect.quote, {}).any_members()
+    name = lark.rule(_NAME, terminal=True)
+    if kind == "python":
+        value = f"({lark.schema({})} | {lark.rule(_PYTHON_VALUE, terminal=True)})"
+        each = lark.rule(f"{name} {lark.literal('=')} {value}")
+        return f"({each} ({lark.literal(', ')} {each})*)?"
+    begin, end = _TAGS[kind]
+    before, _, named = begin.partition("{}")
+    whole = f"{lark.literal(before)} {name} {lark.literal(named)} {lark.until(end)}"
+    return f"({lark.rule(f'{whole} {lark.literal(_NEWLINE)}')})*"
+
+
+def _keyword(lark: Lark, name: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    return f"{lark.literal(name + '=')} {lark.schema({**_definitions(root), **schema})}"
+
+
+def _tag(
+    lark: Lark,
+    before: str,
+    end: str,
+    name: str,
+    schema: Mapping[str, Any],
+    root: Mapping[str, Any],
+) -> str:
+    """An argument between ``before``, with the name in the place of ``{}``, and ``end``."""
+    begin = lark.literal(before.replace("{}", name))
+    if argument_kind(schema, root) != "text":
+        value = lark.schema({**_definitions(root), **schema})
+        return f"{begin} {value} {lark.literal(end + _NEWLINE)}"
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        texts = ["null" if value is None else str(value) for value in values]
+        value = " | ".join(lark.literal(text + end) for text in texts)
+        return f"{begin} ({value}) {lark.literal(_NEWLINE)}"
+    if unknown := _said_of_text(schema) - ABOUT:
+        raise unholdable(unknown)
+    return f"{begin} {lark.until(end)} {lark.literal(_NEWLINE)}"
+
+
+def _said_of_text(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords of a schema of strings, and of the alternatives it consists of."""
+    alternatives: Sequence[Any] = schema.get("anyOf", schema.get("oneOf", []))
+    inner = [_said_of_text(one) for one in alternatives if isinstance(one, dict)]
+    return (set(schema) - {"anyOf", "oneOf"}).union(*inner)
+
+
+def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: root[key] for key in ("$defs", "definitions") if key in root}

@@ -1,0 +1,50 @@
+"""What of a tool's schema can be held where arguments are written one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+# What a schema may say that changes nothing about its values, or names their type.
+ABOUT = {"type", "title", "description", "$schema", "default", "examples", "x-guidance"}
+ARGUMENT_NAME = re.compile(r"[\w.-]+")
+_OF_OBJECTS = ABOUT | {"properties", "required", "additionalProperties", "$defs", "definitions"}
+
+
+class UnholdableSchema(ValueError):
+    """A tool's schema says what calls in this dialect cannot be held to; the text says what."""
+
+
+def unholdable(keywords: Collection[str]) -> UnholdableSchema:
+    """The error about keywords of a schema, of which it names one."""
+    keyword = min(keywords)
+    return UnholdableSchema(f"{keyword!r} cannot be held in the way this model writes calls")
+
+
+def in_order(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The properties that an object's schema requires, and the others, each with its own schema.
+
+    Raises:
+        UnholdableSchema: it says more than which there are, or one's name cannot be written.
+    """
+    if unknown := set(schema) - _OF_OBJECTS:
+        raise unholdable(unknown)
+    required: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
+    for name, inner in schema.get("properties", {}).items():
+        if not ARGUMENT_NAME.fullmatch(name):
+            raise UnholdableSchema(f"the argument {name[:40]!r} cannot be written by this model")
+        place = required if name in schema.get("required", []) else optional
+        place[name] = inner if isinstance(inner, dict) else {}
+    return required, optional
+
+
+def listed(fixed: Sequence[str], optional: Sequence[str], comma: str) -> str:
+    """All of ``fixed``, then any of ``optional``, with ``comma`` between."""
+    following = [f"({comma} {rule})?" for rule in optional]
+    if fixed or not comma:
+        return " ".join([f" {comma} ".join(fixed), *following])
+    # Whichever of them comes first has no comma before it.
+    starts = [" ".join([rule, *following[at + 1 :]]) for at, rule in enumerate(optional)]
+    return "(" + " | ".join(starts) + ")?" if starts else ""

@@ -1,0 +1,95 @@
+"""Calls as models of each family write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.text import dialects
+
+
+def written(
+    dialect: dialects.Dialect,
+    calls: Sequence[tuple[str, dict[str, Any]]],
+    schemas: Mapping[str, dict[str, Any]],
+) -> str:
+    """The calls as a model of this family writes them; what is a string says ``schemas``."""
+    if dialect.arguments == "python":
+        each = [
+            dialect.head.replace("{}", name)
+            + ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            + dialect.tail
+            for name, arguments in calls
+        ]
+    elif dialect.arguments == "invoke":
+        each = [
+            dialect.head.replace("{}", name)
+            + "".join(
+                f'<parameter name="{key}">{_raw(schemas[name], key, value)}</parameter>\n'
+                for key, value in arguments.items()
+            )
+            + dialect.tail
+            for name, arguments in calls
+        ]
+    elif dialect.arguments == "xml":
+        each = [
+            dialect.head.replace("{}", name)
+            + "".join(
+                f"<parameter={key}>\n{_raw(schemas[name], key, value)}\n</parameter>\n"
+                for key, value in arguments.items()
+            )
+            + dialect.tail
+            for name, arguments in calls
+        ]
+    elif dialect.arguments == "braces":
+        each = [
+            dialect.head.replace("{}", name, 1) + _members(dialect, arguments) + dialect.tail
+            for name, arguments in calls
+        ]
+    elif dialect.arguments == "pairs":
+        each = [
+            dialect.head.replace("{}", name)
+            + "".join(
+                f"<arg_key>{key}</arg_key>\n"
+                f"<arg_value>{_raw(schemas[name], key, value)}</arg_value>\n"
+                for key, value in arguments.items()
+            )
+            + dialect.tail
+            for name, arguments in calls
+        ]
+    else:
+        each = [
+            dialect.head.replace("{}", name, 1).replace(":0", f":{number}")
+            + json.dumps(arguments, ensure_ascii=False)
+            + dialect.tail
+            for number, (name, arguments) in enumerate(calls)
+        ]
+    return dialect.begins + dialect.between.join(each) + dialect.ends
+
+
+def _members(dialect: dialects.Dialect, value: Mapping[str, Any]) -> str:
+    """Keys are marked as strings are where they would not be read else."""
+    keys = [
+        key if re.fullmatch(r"[\w.-]+", key) else dialect.quote + key + dialect.quote
+        for key in value
+    ]
+    return ",".join(
+        f"{key}:{_braced(dialect, one)}" for key, one in zip(keys, value.values(), strict=True)
+    )
+
+
+def _braced(dialect: dialects.Dialect, value: Any) -> str:
+    if isinstance(value, str):
+        return dialect.quote + value + dialect.quote
+    if isinstance(value, list):
+        return "[" + ",".join(_braced(dialect, one) for one in value) + "]"
+    if isinstance(value, dict):
+        return "{" + _members(dialect, value) + "}"
+    return json.dumps(value)
+
+
+def _raw(schema: Mapping[str, Any], key: str, value: Any) -> str:
+    is_text = key in schema.get("properties", {}) and isinstance(value, str)
+    return value if is_text else json.dumps(value)
