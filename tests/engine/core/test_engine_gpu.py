@@ -111,7 +111,7 @@ def count_replays(core: EngineCore) -> list[bool]:
     "kind",
     [
         *("qwen3", "mistral", "gemma2", "phi4_mini", "gpt_oss", "qwen3_moe", "deepseek_v3"),
-        *("gpt2", "llama4"),
+        *("gpt2", "llama4", "qwen3_next", "lfm2", "granitemoehybrid"),
     ],
 )
 def test_texts_are_those_of_a_cpu(kind: str, tmp_path: Path) -> None:
