@@ -25,9 +25,10 @@ inline __m512i load_step(const bfloat16* row, int64_t d, int64_t dim) {
   return _mm512_maskz_loadu_epi16(mask, row + d);
 }
 
-// scores[g][i] = query g . key i * scale; behind the last key anything up to the next vector.
+// scores[g][i] = query g . key i * scale; behind the last key anything up to the next vector. By
+// itself: within its caller GCC 12 keeps sums in memory.
 template <int GROUP>
-void score(const bfloat16 (*queries)[MAX_HEAD_DIM], const TileRows<bfloat16>& rows,
+[[gnu::noinline]] void score(const bfloat16 (*queries)[MAX_HEAD_DIM], const TileRows<bfloat16>& rows,
            const Ahead<bfloat16>& ahead, int64_t dim, float scale, float (*scores)[TILE]) {
   for (int64_t base = 0; base < rows.count; base += LANES) {
     ahead.fetch_beside(base, rows.count);
