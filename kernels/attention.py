@@ -8,11 +8,19 @@ A backend is chosen once, at start (``kernels/select.py``). The state of a step 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+
+
+class OtherHeads(NamedTuple):
+    """What some layers of a model have in place of its other layers' heads."""
+
+    num_kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]  # the distinct windows of these layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +40,20 @@ class AttentionSpec:
     value_dim: int | None = None  # values are the first numbers of the keys; None: by themselves
     cache_dtype: torch.dtype | None = None  # of the codes that the cache holds; None: it has dtype
     has_states: bool = False  # some layers keep a state of each sequence, and do not attend
+    others: tuple[OtherHeads, ...] = ()  # of layers with heads of another kind
 
     @property
     def stored_dtype(self) -> torch.dtype:
         """Of keys and values as they lie in the cache."""
         return self.cache_dtype or self.dtype
+
+    def by_heads(self) -> dict[tuple[int, int], AttentionSpec]:
+        """What layers with one kind of heads ask for, by ``num_kv_heads`` and ``head_dim``."""
+        own = OtherHeads(self.num_kv_heads, self.head_dim, self.windows)
+        return {
+            (kind.num_kv_heads, kind.head_dim): replace(self, **kind._asdict(), others=())
+            for kind in (own, *self.others)
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,10 @@ def _proven_triton(spec: AttentionSpec) -> Kernels | str:
         return kernels
     from kernels.triton.selfcheck import self_check
 
-    return kernels.attention.refuse(spec) or self_check(kernels, spec) or kernels
+    for each in spec.by_heads().values():
+        if (reason := kernels.attention.refuse(each) or self_check(kernels, each)) is not None:
+            return reason
+    return kernels
 
 
 # ``auto`` takes the first that does not refuse.
@@ -99,6 +102,13 @@ def _chunked(kernels: Kernels) -> Kernels:
     return kernels._replace(attention=ChunkedAttention(kernels.attention))
 
 
+def _with_several_heads(kernels: Kernels) -> Kernels:
+    """These kernels, for models whose layers have heads of several kinds."""
+    from kernels.several_heads import SeveralHeadsAttention
+
+    return kernels._replace(attention=SeveralHeadsAttention(kernels.attention))
+
+
 def select_kernels(
     name: str, spec: AttentionSpec, *, invariant: bool = False
 ) -> tuple[Kernels, list[tuple[str, str]]]:
@@ -124,6 +134,8 @@ def select_kernels(
             kernels = _invariant(kernels)
         if spec.chunk is not None and not isinstance(kernels, str):
             kernels = _chunked(kernels)
+        if spec.others and not isinstance(kernels, str):
+            kernels = _with_several_heads(kernels)
         reason = kernels if isinstance(kernels, str) else kernels.attention.refuse(spec)
         if not isinstance(kernels, str) and reason is None:
             return kernels, refusals

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tests import tiny_kinds
+from tests.tiny_gemmas import GEMMAS
 from tests.tiny_hybrids import HYBRIDS
 from tests.tiny_kinds import ABSENT, SHAPE
 
-KINDS = tiny_kinds.KINDS | HYBRIDS
+KINDS = tiny_kinds.KINDS | GEMMAS | HYBRIDS
 
 
 def build(kind: str, seed: int = 0, **changes: Any) -> Any:
@@ -40,6 +41,8 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.25)
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     return model.eval()
 
 

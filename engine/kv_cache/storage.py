@@ -74,9 +74,8 @@ class KVCache:
         Raises:
             ModelLoadError: the device does not have so much.
         """
-        shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         try:
-            self.paged = tuple(_paged(spec, shape, dtype, device, codes, side_by_side))
+            self.paged = _paged(spec, num_blocks, block_size, dtype, device, codes, side_by_side)
         except (RuntimeError, MemoryError, OSError) as error:
             size = num_blocks * block_size * bytes_per_token(spec, dtype, codes)
             reason = str(error).splitlines()[0]
@@ -190,7 +189,7 @@ def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype, codes: torch.dtype | 
     """What a token's keys and values take in all layers, their scales included."""
     if codes is None:
         return spec.kv_bytes_per_token(dtype.itemsize)
-    scales = 2 * spec.num_paged_layers * spec.num_kv_heads * SCALE_DTYPE.itemsize
+    scales = 2 * sum(heads for heads, _ in spec.cached_heads) * SCALE_DTYPE.itemsize
     return spec.kv_bytes_per_token(codes.itemsize) + scales
 
 
@@ -239,13 +238,38 @@ def available_bytes(device: torch.device) -> int:
 
 def _paged(
     spec: DecoderSpec,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    codes: torch.dtype | None,
+    side_by_side: bool,
+) -> tuple[LayerCache, ...]:
+    """One for each layer that has blocks; those whose heads are alike are made together."""
+    made = {
+        (heads, head_dim): _alike(
+            spec,
+            spec.cached_heads.count((heads, head_dim)),
+            (num_blocks, heads, block_size, head_dim),
+            dtype,
+            device,
+            codes,
+            side_by_side,
+        )
+        for heads, head_dim in dict.fromkeys(spec.cached_heads)
+    }
+    return tuple(next(made[heads]) for heads in spec.cached_heads)
+
+
+def _alike(
+    spec: DecoderSpec,
+    count: int,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
     codes: torch.dtype | None,
     side_by_side: bool,
 ) -> Iterator[LayerCache]:
-    count = spec.num_paged_layers
     if spec.value_dim is not None:
         for keys in _apart(count, shape, codes or dtype, device):
             yield LayerCache(keys, keys[..., : spec.value_dim])
@@ -298,7 +322,8 @@ def _gpu_budget(
 
 def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torch.dtype) -> int:
     """Upper estimate of what one step needs besides weights and cache."""
-    widest = max(2 * spec.intermediate_size, spec.query_size + 2 * spec.kv_size)
+    layers = [spec.of_layer(layer) for layer in set(spec.layers)]
+    widest = max(max(2 * o.intermediate_size, o.query_size + 2 * o.kv_size) for o in layers)
     a_token = (3 * spec.hidden_size + 2 * widest) * dtype.itemsize
     # Logits and what sampling makes of them: float32, a few copies.
     a_sequence = 6 * 4 * spec.vocab_size

@@ -163,14 +163,16 @@ class _Reader:
             downs.append(down)
             ups.append(placed)
         up = torch.cat(ups, dim=1)
-        order = self._order(_last(name))
+        order = self._order(name)
         up = up if order is None else up[order]
         return Delta(torch.cat(downs).to(self._dtype), up.to(self._dtype))
 
-    def _order(self, parameter: str) -> torch.Tensor | None:
+    def _order(self, name: str) -> torch.Tensor | None:
         """In which a layer's outputs are kept; None: as they were loaded."""
+        number, _, parameter = name.partition(".")
         if parameter == "qkv.weight":
-            return projected_order(self._spec)
+            layer = self._spec.layers[int(number) - self._spec.first_layer]
+            return projected_order(self._spec.of_layer(layer))
         if parameter == "query_up.weight" and self._spec.latent is not None:
             return queries_order(self._spec, self._spec.latent)
         return None

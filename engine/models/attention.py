@@ -13,7 +13,7 @@ from engine.models.peers import Peers
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec, TemperatureSpec
 from engine.models.step_state import StepState
-from kernels.attention import LayerCache
+from kernels.attention import LayerCache, OtherHeads
 from kernels.operations import Kernels
 
 
@@ -36,6 +36,7 @@ class Attention:
         index: int,
         peers: Peers | None = None,
     ) -> None:
+        spec = spec.of_layer(spec.layers[index - spec.first_layer])
         self._spec = spec
         self._weights = weights
         self._qkv_name = f"{index}.qkv.weight"
@@ -75,6 +76,8 @@ class Attention:
             gate, fused = _without_gate(fused, spec.gate_size)
         if self._query_norm is not None:
             fused = self._norm_wide(fused)
+        if weights.value_norm is not None:
+            self._norm_values(fused, weights.value_norm)
         query = self._operations.norm_rope_store(
             fused.view(-1, self._num_heads, spec.head_dim),
             weights.qk_norm,
@@ -92,6 +95,14 @@ class Attention:
         attended = attended.view(-1, spec.query_size)
         return attended if gate is None else self._operations.apply_gate(attended, gate, True)
 
+    def _norm_values(self, fused: torch.Tensor, norm: torch.Tensor) -> None:
+        """Norm each head's value, in place."""
+        spec = self._spec
+        values = fused[:, -spec.kv_size :]
+        heads = values.contiguous().view(-1, spec.head_dim)
+        normed = self._operations.rms_norm(heads, norm, spec.norm.eps)
+        values.copy_(normed.view(values.shape))
+
     def _norm_wide(self, fused: torch.Tensor) -> torch.Tensor:
         assert self._query_norm is not None
         assert self._key_norm is not None
@@ -99,6 +110,14 @@ class Attention:
         query, key, value = fused.split(sizes, dim=-1)
         query, key = self._query_norm(query.contiguous()), self._key_norm(key.contiguous())
         return torch.cat((query, key, value), dim=-1)
+
+
+def other_heads(spec: DecoderSpec) -> tuple[OtherHeads, ...]:
+    """The heads that layers have in place of the model's, for an ``AttentionSpec``."""
+    kinds = dict.fromkeys(layer.heads for layer in spec.layers if layer.heads is not None)
+    return tuple(
+        OtherHeads(heads.num_kv_heads, heads.head_dim, spec.windows_of(heads)) for heads in kinds
+    )
 
 
 def _without_gate(fused: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -95,6 +95,7 @@ class Block:
         else:
             self._mixer = bind_recurrent(spec, layer.mixer, operations, index)
         self.feed = bind_mlp(spec, layer.mlp, operations, index)
+        self.stream_scale = layer.scale  # of the residual stream behind this layer
         self._scale = spec.residual_scale
 
         def norm(weights: NormWeights | None) -> Norm | None:
@@ -194,7 +195,12 @@ class Walk:
                 adapters = state.wanted_adapters
                 x, attended = _select(wanted, x, attended)
             normed = block.mlp_norm.add(block.output(attended, adapters), x)
-            normed = next_norm.add(block.mlp(normed, adapters), x)
+            out = block.mlp(normed, adapters)
+            if block.stream_scale == 1.0:
+                normed = next_norm.add(out, x)
+            else:
+                x += out
+                normed = next_norm(x.mul_(block.stream_scale))
         return normed
 
     def _side_by_side(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:

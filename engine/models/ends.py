@@ -55,9 +55,9 @@ class Rotations:
     ) -> None:
         self._operations = operations
         self._ropes: list[tuple[torch.Tensor, float, int | None]] = []
-        for rope in spec.ropes:
+        for rope, head_dim in zip(spec.ropes, spec.rope_head_dims, strict=True):
             frequencies, scale = inverse_frequencies(
-                rope, spec.rope_head_dim, spec.max_position_embeddings, max_model_len
+                rope, head_dim, spec.max_position_embeddings, max_model_len
             )
             turned = None if rope.num_dims is None else rope.num_dims // 2
             self._ropes.append((frequencies.to(device), scale, turned))

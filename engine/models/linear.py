@@ -17,9 +17,10 @@ Weight = torch.Tensor | PackedParts  # [outputs, inputs], dense or as a format h
 
 def in_order(weight: Weight, order: torch.Tensor) -> Weight:
     """The weight with its outputs in another order: [outputs] int64, the one that comes to each
-    place. A tensor keeps its memory."""
+    place; some may come to several. A tensor of as many outputs as before keeps its memory."""
     if isinstance(weight, torch.Tensor):
-        return weight.copy_(weight[order.to(weight.device)])
+        ordered = weight[order.to(weight.device)]
+        return weight.copy_(ordered) if ordered.shape == weight.shape else ordered
     return weight.select(order)
 
 

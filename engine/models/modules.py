@@ -78,6 +78,7 @@ class AttentionWeights:
     output: Linear
     latent: LatentWeights | None = None  # then ``qkv`` is its first projection
     query_scale: torch.Tensor | None = None  # [head_dim], of queries as they are scored
+    value_norm: torch.Tensor | None = None  # [head_dim], of each head's value
 
     @property
     def num_bytes(self) -> int:
@@ -97,6 +98,7 @@ class Layer:
     mlp_norm: NormWeights | None
     mlp: MlpWeights | ExpertWeights
     mlp_after: NormWeights | None
+    scale: float = 1.0  # of the residual stream behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def make_layer(
     if layer.recurrent and spec.recurrence is not None:
         mixer = make_recurrent(spec.recurrence, weights, method, i)
     else:
-        mixer = _make_attention(spec, weights, method, i, attention_norm)
+        mixer = _make_attention(spec.of_layer(layer), weights, method, i, attention_norm)
     return Layer(
         attention_norm=attention_norm,
         mixer=mixer,
@@ -213,6 +215,7 @@ def make_layer(
             else MlpWeights(linear("gate_up"), linear("down"))
         ),
         mlp_after=norm("mlp_after"),
+        scale=weights[f"{i}.scale"].item() if spec.layer_scales else 1.0,
     )
 
 
@@ -241,6 +244,7 @@ def _make_attention(
         output=method.make(*output),
         latent=make_latent(spec, weights, method, i),
         query_scale=_query_scale(spec, weights, i),
+        value_norm=_value_norm(spec, like),
     )
 
 
@@ -298,7 +302,8 @@ def _each_expert(weight: Weight, count: int) -> tuple[Weight, ...]:
 def _query_key_value(
     spec: DecoderSpec, weights: Mapping[str, torch.Tensor], i: int
 ) -> tuple[Weight, torch.Tensor | None]:
-    """The fused projection, its queries' and keys' dimensions in the order the kernels rotate."""
+    """The fused projection, its queries' and keys' dimensions in the order the kernels rotate. Of
+    values that are keys its rows are there twice."""
     weight, bias = stored(weights, f"{i}.qkv.weight"), weights.get(f"{i}.qkv.bias")
     order = projected_order(spec)
     if order is None:
@@ -311,13 +316,16 @@ def projected_order(spec: DecoderSpec) -> torch.Tensor | None:
     if spec.latent is not None:
         return projection_order(spec, spec.latent)
     order = rotary_order(spec)
-    if order is None:
+    if order is None and not spec.keys_are_values:
         return None
     rows = torch.arange(sum(spec.projected_sizes))
-    gates, heads, values = rows.split(
-        (spec.gate_size, spec.query_size + spec.kv_size, spec.kv_size)
-    )
-    return torch.cat((gates, heads.view(-1, spec.head_dim)[:, order].flatten(), values))
+    turned = spec.gate_size + spec.query_size + spec.kv_size
+    gates, heads, values = rows[: spec.gate_size], rows[spec.gate_size : turned], rows[turned:]
+    if spec.keys_are_values:
+        values = heads[spec.query_size :]
+    if order is not None:
+        heads = heads.view(-1, spec.head_dim)[:, order].flatten()
+    return torch.cat((gates, heads, values))
 
 
 def _head_norms(
@@ -349,6 +357,13 @@ def _query_scale(
     scale = weights[f"{i}.query_norm"] * weights[f"{i}.key_norm"]
     order = rotary_order(spec)
     return scale if order is None else scale[order.to(scale.device)]
+
+
+def _value_norm(spec: DecoderSpec, like: NormWeights | None) -> torch.Tensor | None:
+    if not spec.unit_value_norm:
+        return None
+    assert like is not None
+    return like.weight.new_ones(spec.head_dim)
 
 
 def _wide_norm(

@@ -36,6 +36,7 @@ _GEMMA2 = (
     Rule(LAYER + "pre_feedforward_layernorm.weight", "{i}.mlp_norm"),
     Rule(LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
 )
+_GEMMA4 = (*_GEMMA2, Rule(LAYER + "layer_scalar", "{i}.scale"))
 _GLM = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),
     Rule(LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),
@@ -255,6 +256,10 @@ _TABLES = {
     "gemma2": _GEMMA2,
     "gemma3": _in_language_model(_GEMMA2),
     "gemma3_text": _GEMMA2,
+    "gemma4": _beside_images(_GEMMA4),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified": _beside_images(_GEMMA4),
+    "gemma4_unified_text": _GEMMA4,
     "glm": _GLM,
     "glm4": _GLM4,
     "glm4_moe": _GLM4_MOE,

@@ -7,15 +7,16 @@ import math
 import torch
 from torch.nn import functional
 
-from engine.models.spec import (
-    DecoderSpec,
+from engine.models.rope_spec import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeSpec,
     YarnScaling,
 )
+from engine.models.spec import DecoderSpec
 
 
 def inverse_frequencies(
@@ -74,6 +75,9 @@ def _frequencies(
         return _plain(base, head_dim), 1.0
     plain = _plain(rope.theta, head_dim)
     if scaling is None:
+        return plain, 1.0
+    if isinstance(scaling, ProportionalScaling):
+        plain[int(scaling.share * head_dim // 2) :] = 0.0
         return plain, 1.0
     if isinstance(scaling, LinearScaling):
         return plain / scaling.factor, 1.0

@@ -6,81 +6,12 @@ decoder, the weight rules and the memory plan read nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from engine.models.recurrence import RecurrenceSpec, layer_state_bytes
-
-
-@dataclass(frozen=True)
-class LinearScaling:
-    """Positions divided by ``factor`` (position interpolation, Chen et al. 2023)."""
-
-    factor: float
-
-
-@dataclass(frozen=True)
-class DynamicScaling:
-    """NTK-aware base for contexts beyond the trained one (bloc97, emozilla 2023).
-
-    The base is that of the longest context *served*: with the trained length or less the plain
-    frequencies. Hugging Face changes it as a sequence grows, which makes a token's logits depend
-    on when its predecessors were cached.
-    """
-
-    factor: float
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Low frequencies divided, high ones kept, a ramp between (Llama 3.1)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True)
-class YarnScaling:
-    """Frequencies interpolated by part, attention scaled (YaRN, Peng et al. 2023)."""
-
-    factor: float
-    original_max_position_embeddings: int
-    attention_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-
-
-@dataclass(frozen=True)
-class LongRopeScaling:
-    """A factor for each frequency, one set for short and one for long contexts (LongRoPE).
-
-    The long set is taken when the longest context *served* exceeds the original one, for every
-    sequence: a token's logits must not depend on how long its neighbours are.
-    """
-
-    short_factor: tuple[float, ...]
-    long_factor: tuple[float, ...]
-    original_max_position_embeddings: int
-    attention_factor: float
-
-
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding. Halves of a head are rotated against each other, or with
-    ``interleaved`` neighbouring dimensions; with ``num_dims`` only a head's first ones."""
-
-    theta: float
-    scaling: RopeScaling | None = None
-    num_dims: int | None = None  # even; None: all of head_dim
-    interleaved: bool = False
-
+from engine.models.rope_spec import DynamicScaling, LinearScaling, RopeSpec, YarnScaling
 
 # Where a layer's norms stand, x being the residual stream:
 #   pre:      x += attention(norm(x));        x += mlp(norm(x))            Llama
@@ -88,6 +19,15 @@ class RopeSpec:
 #   sandwich: x += norm(attention(norm(x)));  x += norm(mlp(norm(x)))      Gemma 2
 #   parallel: x += attention(norm(x)) + mlp(norm(x))                       GPT-NeoX, Cohere
 Placement = Literal["pre", "post", "sandwich", "parallel"]
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """Heads that a layer has in place of the model's."""
+
+    num_kv_heads: int
+    head_dim: int
+    keys_are_values: bool = False  # before norm and rope; there is no projection to values
 
 
 @dataclass(frozen=True)
@@ -101,6 +41,7 @@ class LayerSpec:
     chunk: int | None = None  # a position sees none before its own chunk of so many; None: all
     recurrent: bool = False  # the model's recurrence in place of attention
     placement: Placement | None = None  # of its norms; None: as in the model's other layers
+    heads: HeadSpec | None = None  # of its own; None: the model's
 
 
 NormKind = Literal["rms", "layer"]
@@ -234,7 +175,10 @@ class DecoderSpec:
     latent: LatentSpec | None = None  # then there is one KV head, of the latent's width
     recurrence: RecurrenceSpec | None = None  # of the layers that have one in place of attention
     attention_gate: bool = False  # what attention gives is scaled by sigmoids of the token
+    keys_are_values: bool = False  # see HeadSpec
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
+    unit_value_norm: bool = False  # RMS norm of each head's value, without weights
+    layer_scales: bool = False  # behind each layer the residual stream has a factor, a parameter
     norms_turned: bool = False  # with qk_norm: behind rope instead
     unit_qk_norm: bool = False  # the same without weights, in layers with rope
     temperature: TemperatureSpec | None = None
@@ -259,6 +203,29 @@ class DecoderSpec:
     def num_layers(self) -> int:
         """Decoder layers."""
         return len(self.layers)
+
+    def of_layer(self, layer: LayerSpec) -> DecoderSpec:
+        """The model as one of its layers has it: with the heads of that layer."""
+        own = layer.heads
+        if own is None:
+            return self
+        return replace(
+            self,
+            num_kv_heads=own.num_kv_heads,
+            head_dim=own.head_dim,
+            keys_are_values=own.keys_are_values,
+        )
+
+    @cached_property
+    def cached_heads(self) -> tuple[tuple[int, int], ...]:
+        """Of each layer that keeps keys and values: how many KV heads, and how wide they are."""
+        paged = (self.of_layer(layer) for layer in self.layers if not layer.recurrent)
+        return tuple((own.num_kv_heads, own.head_dim) for own in paged)
+
+    @property
+    def has_own_heads(self) -> bool:
+        """Whether some layers have heads unlike the others'."""
+        return any(layer.heads is not None for layer in self.layers)
 
     @cached_property
     def num_paged_layers(self) -> int:
@@ -309,6 +276,15 @@ class DecoderSpec:
         return self.num_heads * self.head_dim
 
     @property
+    def rope_head_dims(self) -> tuple[int, ...]:
+        """Of the layers that each of ``ropes`` turns."""
+        dims = [self.rope_head_dim] * len(self.ropes)
+        for layer in self.layers:
+            if layer.heads is not None and layer.rope:
+                dims[int(layer.local_rope)] = layer.heads.head_dim
+        return tuple(dims)
+
+    @property
     def rope_head_dim(self) -> int:
         """Dimensions of a head that a rotary embedding may turn."""
         return self.latent.rope_dim if self.latent else self.head_dim
@@ -323,7 +299,8 @@ class DecoderSpec:
         """Widths of what a token is first projected to, in attention."""
         if self.latent:
             return self.latent.projected(self.num_heads)
-        return self.query_size + self.gate_size, self.kv_size, self.kv_size
+        keys_and_values = (self.kv_size,) if self.keys_are_values else (self.kv_size, self.kv_size)
+        return self.query_size + self.gate_size, *keys_and_values
 
     @property
     def gate_size(self) -> int:
@@ -345,6 +322,11 @@ class DecoderSpec:
         """The distinct windows of the layers that attend."""
         attending = (layer for layer in self.layers if not layer.recurrent)
         return tuple(dict.fromkeys(layer.window for layer in attending))
+
+    def windows_of(self, heads: HeadSpec | None) -> tuple[int | None, ...]:
+        """Those of the layers that have these heads of their own; None: the model's."""
+        attending = (layer for layer in self.layers if not layer.recurrent)
+        return tuple(dict.fromkeys(layer.window for layer in attending if layer.heads == heads))
 
     @property
     def widest_window(self) -> int | None:
@@ -376,8 +358,10 @@ class DecoderSpec:
         return trained
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
-        """``2 * layers * kv_heads * head_dim * itemsize``; once where values are parts of keys."""
-        return (1 if self.latent else 2) * self.num_paged_layers * self.kv_size * itemsize
+        """``2 * kv_heads * head_dim * itemsize`` of each layer; once where values are parts of
+        keys."""
+        numbers = sum(heads * head_dim for heads, head_dim in self.cached_heads)
+        return (1 if self.latent else 2) * numbers * itemsize
 
     def state_bytes(self, itemsize: int) -> int:
         """What a sequence's states take, in all layers that keep one."""

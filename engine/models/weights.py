@@ -77,10 +77,13 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         found |= _norm(spec, "norm", spec.hidden_size)
     for i, layer_spec in enumerate(spec.layers, spec.first_layer):
         mlp = _experts(spec, spec.moe) if layer_spec.experts and spec.moe else _mlp(spec)
-        mixer = _attention(spec)
+        own = spec.of_layer(layer_spec)
+        mixer = _attention(own)
         if layer_spec.recurrent and spec.recurrence:
             mixer = _recurrent(spec.recurrence, spec.hidden_size)
-        layer = mixer | mlp | _norms(spec, layer_spec)
+        layer = mixer | mlp | _norms(own, layer_spec)
+        if spec.layer_scales:
+            layer["scale"] = Parameter((1,), is_norm=True, is_exact=True)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
     return found
 
@@ -99,7 +102,8 @@ def targets(
                 continue
             name = rule.pattern.replace("{i}", str(i))
             if "{e}" not in name:
-                places[name] = Target(parameter, rule.part, rule.layout)
+                if (rule.part or 0) < len(wanted[parameter].parts):  # keys may be values
+                    places[name] = Target(parameter, rule.part, rule.layout)
                 continue
             for e in range(num_experts):
                 part = (rule.part or 0) + e * rule.parts_an_expert
@@ -107,11 +111,17 @@ def targets(
     return places
 
 
+_GEMMA4_TOWERS = (
+    *("model.vision_tower.", "model.embed_vision.", "model.vision_embedder."),
+    *("model.audio_tower.", "model.embed_audio."),
+)
 # What a checkpoint has beside the model that is served: parts for images, and layers for
 # multi-token prediction of another kind than ``num_draft_layers``.
 _UNREAD = {
     "ernie4_5_moe": ("model.mtp_",),
     "gemma3": ("vision_tower.", "multi_modal_projector."),
+    "gemma4": _GEMMA4_TOWERS,
+    "gemma4_unified": _GEMMA4_TOWERS,
     "llama4": ("vision_model.", "multi_modal_projector."),
     "mistral3": ("vision_tower.", "multi_modal_projector."),
     "qwen3_5": ("model.visual.", "mtp."),

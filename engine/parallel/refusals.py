@@ -16,6 +16,12 @@ def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
         ModelLoadError: it cannot; one line that names the setting or what does not divide.
     """
     size, stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    if spec.has_own_heads and config.num_ranks > 1:
+        asked = f"tensor_parallel_size {size}" if size > 1 else f"pipeline_parallel_size {stages}"
+        raise ModelLoadError(
+            f"{asked}: layers of {spec.architecture} models have heads unlike other layers', which "
+            "are not shared out"
+        )
     if stages > 1:
         for problem in _of_stages(config, spec, stages):
             raise ModelLoadError(f"pipeline_parallel_size {stages}: {problem}")

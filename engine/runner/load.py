@@ -17,6 +17,7 @@ from engine.errors import ModelLoadError
 from engine.kv_cache.states import make_states
 from engine.kv_cache.storage import KVCache, plan_memory
 from engine.lora.store import AdapterStore
+from engine.models.attention import other_heads
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config
 from engine.models.decoder import Decoder
 from engine.models.encoder.spec import EncoderSpec
@@ -393,7 +394,8 @@ def attention_spec(
         block_size=block_size,
         dtype=dtype,
         device=device,
-        windows=spec.windows,
+        windows=spec.windows_of(None),
+        others=other_heads(spec),
         softcap=spec.attention_softcap,
         has_sinks=spec.has_sinks,
         value_dim=spec.value_dim,

@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache.storage import KVCache, bytes_per_token
+from engine.models.attention import other_heads
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.models.linear import LinearMethod
@@ -146,7 +147,8 @@ def draft_attention(own: DecoderSpec, attention: AttentionSpec) -> AttentionSpec
         num_heads=own.num_heads,
         num_kv_heads=own.num_kv_heads,
         head_dim=own.head_dim,
-        windows=own.windows,
+        windows=own.windows_of(None),
+        others=other_heads(own),
         softcap=own.attention_softcap,
         has_sinks=own.has_sinks,
         value_dim=own.value_dim,

@@ -240,12 +240,17 @@ def _by_ceilings(options: argparse.Namespace) -> Replica:
             num_parameters=parameters,
             bytes_per_s=options.bandwidth_gb_s * 1e9,
             flops_per_s=options.tflops * 1e12,
-            attention_flops=4.0 * spec.query_size * spec.num_paged_layers,
+            attention_flops=4.0 * _attended_size(spec),
             state_bytes=state_bytes,
             efficiency=options.efficiency,
             overhead_s=options.overhead_ms / 1e3,
         ),
     )
+
+
+def _attended_size(spec: DecoderSpec) -> int:
+    """The width of all layers' queries that attend."""
+    return sum(spec.of_layer(layer).query_size for layer in spec.layers if not layer.recurrent)
 
 
 def _states(spec: DecoderSpec, options: argparse.Namespace, room: float) -> tuple[int, int, int]:

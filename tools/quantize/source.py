@@ -40,7 +40,7 @@ class Source:
     """An unquantised checkpoint of a decoder.
 
     Raises:
-        QuantizeError: it is quantised already, an encoder, or a model with recurrent layers.
+        QuantizeError: it is quantised already, an encoder, or of layers that are not walked here.
         ModelLoadError: it is missing, damaged or not supported.
     """
 
@@ -60,6 +60,12 @@ class Source:
             raise QuantizeError(
                 f"{path}: {self.spec.architecture} models keep a state in some layers, which are "
                 "not rounded here; quire serve --quantization rounds them as they load"
+            )
+        if self.spec.has_own_heads or self.spec.layer_scales:
+            raise QuantizeError(
+                f"{path}: layers of {self.spec.architecture} models have heads unlike other "
+                "layers', which are not rounded here; quire serve --quantization rounds them as "
+                "they load"
             )
         self.headers = read_headers(directory)
         tables = tables_of(self.spec)

@@ -19,6 +19,7 @@ from engine.models.families import (
     ernie,
     falcon,
     gemma,
+    gemma4,
     glm,
     gpt,
     gpt_oss,
@@ -100,6 +101,23 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3_text": Family(
         gemma.gemma3, "Gemma 3, text", "norms on both sides, windows with a rope of their own"
+    ),
+    "gemma4": Family(
+        multimodal.gemma4, "Gemma 4 31B", "as `gemma4_text`; images and sound are not taken"
+    ),
+    "gemma4_text": Family(
+        gemma4.gemma4,
+        "Gemma 4, text, dense",
+        "as `gemma3_text`; wider heads and fewer where all is seen, keys that are values there, "
+        "norms of values",
+    ),
+    "gemma4_unified": Family(
+        multimodal.gemma4_unified,
+        "Gemma 4 12B",
+        "as `gemma4_text`; images and sound are not taken",
+    ),
+    "gemma4_unified_text": Family(
+        gemma4.gemma4_unified, "the same, its text model alone", "as `gemma4_text`"
     ),
     "glm": Family(glm.glm, "GLM-4 9B", "biases, interleaved rope on a part of the head"),
     "glm4": Family(glm.glm4, "GLM-4-0414, GLM-Z1", "the same; norms on both sides"),

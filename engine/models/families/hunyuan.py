@@ -12,7 +12,8 @@ from engine.models.families.shared import (
     read_decoder,
     with_checked_experts,
 )
-from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 # Of its exporters, about other tokens than the end and other models than the text's.
 _UNUSED = (

@@ -7,10 +7,15 @@ from collections.abc import Callable
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families import gemma, hybrid, llama, llama4
+from engine.models.families import gemma4 as gemma_4
 from engine.models.spec import DecoderSpec
 
 _VISION = ("vision_config", "image_token_id", "image_token_index")
 _GEMMA = ("mm_tokens_per_image", "boi_token_index", "eoi_token_index")
+_GEMMA4 = (
+    *("audio_config", "audio_token_id", "video_token_id", "vision_soft_tokens_per_image"),
+    *("boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index"),
+)
 _QWEN = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
 # Which frequencies turn by a token's row and column in an image: in text they all turn by the same.
 MROPE = ("mrope_section", "mrope_interleaved")
@@ -23,6 +28,16 @@ _MISTRAL = (
 def gemma3(reader: ConfigReader) -> DecoderSpec:
     """Gemma 3 4B, 12B and 27B."""
     return _text_part(reader, gemma.gemma3, _GEMMA)
+
+
+def gemma4(reader: ConfigReader) -> DecoderSpec:
+    """Gemma 4 with encoders of images and sound."""
+    return _text_part(reader, gemma_4.gemma4, _GEMMA4)
+
+
+def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
+    """Gemma 4 without encoders, which reads images and sound as they are."""
+    return _text_part(reader, gemma_4.gemma4_unified, _GEMMA4)
 
 
 def llama_4(reader: ConfigReader) -> DecoderSpec:

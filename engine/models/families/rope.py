@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 
 from engine.models.config_reader import ConfigReader
-from engine.models.spec import (
+from engine.models.rope_spec import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeScaling,
     RopeSpec,
     YarnScaling,
@@ -54,13 +55,22 @@ def read_rope(
 
 
 def read_ropes_by_layer(
-    reader: ConfigReader, *, theta: float, local_theta: float, trained: int, head_dim: int
+    reader: ConfigReader,
+    *,
+    theta: float,
+    local_theta: float,
+    trained: int,
+    head_dim: int,
+    absent: RopeSpec | None = None,
 ) -> tuple[RopeSpec, RopeSpec]:
     """That of full attention and that of windowed layers: ``rope_parameters`` by layer type
     (transformers 5), or ``rope_local_base_freq`` beside the older keys (Gemma 3), which scale the
-    full layers' alone."""
+    full layers' alone. ``absent``: the full layers' where the config has no such section, and of a
+    family that never had other keys."""
     local_theta = reader.number("rope_local_base_freq", local_theta, above=1.0)
     both = reader.section("rope_parameters")
+    if both is None and absent is not None:
+        return absent, RopeSpec(local_theta)
     if both is None or "rope_type" in both:  # one for the full layers, as older exports have it
         return (
             read_rope(reader, theta=theta, trained=trained, head_dim=head_dim),
@@ -95,9 +105,13 @@ def _read_section(
     if kind in ("default", "mrope"):  # the latter with keys that only readers of text parts allow
         section.finish()
         return RopeSpec(theta, None, num_dims, interleaved)
+    if kind == "proportional":
+        section.require("factor", 1.0)
+        section.finish()
+        return RopeSpec(theta, ProportionalScaling(partial))
     read = SCALINGS.get(kind)
     if read is None:
-        known = ", ".join(("default", *sorted(SCALINGS)))
+        known = ", ".join(("default", "proportional", *sorted(SCALINGS)))
         raise section.error("rope_type", f"is {kind[:80]!r}; known: {known}")
     scaling = read(section, trained, original)
     section.finish()

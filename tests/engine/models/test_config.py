@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from engine.errors import ModelLoadError
 from engine.models.families import read_spec
 from engine.models.rope import inverse_frequencies
-from engine.models.spec import DecoderSpec, LayerSpec, Llama3Scaling, YarnScaling
+from engine.models.rope_spec import Llama3Scaling, YarnScaling
+from engine.models.spec import DecoderSpec, LayerSpec
 
 LLAMA = {
     "model_type": "llama",

@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from engine.models import names, weights
-from engine.models.spec import (
-    ClampedSwiglu,
-    DecoderSpec,
-    LayerSpec,
-    NormSpec,
-    RopeSpec,
-    TemperatureSpec,
-)
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import ClampedSwiglu, DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
 from engine.runner import load as load_module
 from engine.runner import weight_files
 from engine.types import SamplingParams

@@ -8,7 +8,8 @@ import torch
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache import storage
-from engine.models.spec import DecoderSpec, LayerSpec, NormSpec, RopeSpec
+from engine.models.rope_spec import RopeSpec
+from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 from engine.runner.device import StepThreads, default_threads, set_threads
 
 MIB = 2**20

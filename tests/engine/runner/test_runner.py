@@ -20,8 +20,8 @@ NUM_OUTPUT = 12
 
 # One of each family, but for those that differ from others in nothing but names and numbers.
 FAMILIES = [
-    *("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3", "granite"),
-    *("phi3", "olmo2", "stablelm", "cohere", "cohere2", "gpt2", "gpt_neox"),
+    *("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3", "gemma4"),
+    *("granite", "phi3", "olmo2", "stablelm", "cohere", "cohere2", "gpt2", "gpt_neox"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
     *("deepseek_v2", "deepseek_v3", "llama4", "falcon_groups"),
     *("glm4", "glm4_moe", "minimax_m2", "ernie4_5_moe", "granitemoeshared", "exaone4", "olmo3"),

@@ -1,0 +1,133 @@
+"""Gemma 4: layers that see everything have heads of their own, wider ones and fewer of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.rope import read_ropes_by_layer
+from engine.models.families.shared import layer_types, num_layers, read_activation, read_decoder
+from engine.models.rope_spec import ProportionalScaling, RopeSpec
+from engine.models.spec import DecoderSpec, HeadSpec, LayerSpec, NormSpec
+
+_PERIOD = 6  # of so many layers the last sees everything
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
+
+
+def gemma4(reader: ConfigReader) -> DecoderSpec:
+    """Gemma 4's text model, dense and without embeddings of each layer."""
+    if reader.whole("hidden_size_per_layer_input", 256):
+        raise reader.error(
+            "hidden_size_per_layer_input", "is not 0: embeddings of each layer are not supported"
+        )
+    reader.ignore("vocab_size_per_layer_input")
+    reader.refuse("enable_moe_block", "is true: experts beside an MLP are not supported")
+    for key in _OF_EXPERTS:  # without effect in a model without them
+        reader.ignore(key)
+    return _text(reader, max_positions=131_072, window=512)
+
+
+def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
+    """The text model of the one that reads images and sound without encoders of their own."""
+    return _text(reader, max_positions=262_144, window=1024)
+
+
+def _text(reader: ConfigReader, *, max_positions: int, window: int) -> DecoderSpec:
+    if reader.is_value("use_bidirectional_attention", "all"):
+        raise reader.error(
+            "use_bidirectional_attention", "is 'all': an encoder, which is not supported"
+        )
+    reader.refuse(
+        "num_kv_shared_layers", "is not 0: layers that share keys and values are not supported"
+    )
+    reader.ignore("use_double_wide_mlp")  # of layers that do
+    kinds = _kinds(reader)
+    heads = _heads(reader, kinds)
+    whole, local = heads[_FULL], heads.get(_SLIDING)
+    full_rope, local_rope = read_ropes_by_layer(
+        reader,
+        theta=1_000_000.0,
+        local_theta=10_000.0,
+        trained=reader.count("max_position_embeddings", max_positions),
+        head_dim=whole.head_dim,
+        absent=RopeSpec(1_000_000.0, ProportionalScaling(0.25)),
+    )
+    sliding = LayerSpec(
+        reader.count("sliding_window", window),
+        local_rope=True,
+        heads=None if local == whole else local,
+    )
+    spec = read_decoder(
+        reader,
+        layers=tuple(LayerSpec() if kind == _FULL else sliding for kind in kinds),
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-6)),
+        activation=read_activation(reader, "hidden_activation", "gelu_pytorch_tanh"),
+        placement="sandwich",
+        embedding_scale=reader.count("hidden_size") ** 0.5,
+        attention_scale=1.0,
+        keys_are_values=whole.keys_are_values,
+        qk_norm=True,
+        unit_value_norm=True,
+        layer_scales=True,
+        logit_softcap=reader.optional_number("final_logit_softcapping"),
+        rope=full_rope,
+        local_rope=local_rope if local is not None else None,
+        tied=True,
+        head_dim=256,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        max_positions=max_positions,
+    )
+    return replace(spec, num_kv_heads=whole.num_kv_heads, head_dim=whole.head_dim)
+
+
+def _kinds(reader: ConfigReader) -> list[str]:
+    """Of each layer. The last one sees everything, whatever the config says of it."""
+    count = num_layers(reader)
+    kinds = layer_types(reader, count) or [
+        _SLIDING if (i + 1) % _PERIOD else _FULL for i in range(count)
+    ]
+    return [*kinds[:-1], _FULL]
+
+
+def _heads(reader: ConfigReader, kinds: list[str]) -> dict[str, HeadSpec]:
+    """Those of each kind of layer: by ``per_layer_config`` (transformers 5.23), or by two keys of
+    the full layers' own, as the models were published."""
+    shared = reader.flag("attention_k_eq_v")
+    usual = reader.count("num_key_value_heads", 4), reader.count("head_dim", 256)
+    wide = reader.count("global_head_dim", 512)
+    fewer = reader.optional_count("num_global_key_value_heads")
+    own = {_FULL: ((shared and fewer) or usual[0], wide), _SLIDING: usual}
+    if "per_layer_config" in reader:
+        own = _told_heads(reader, kinds, usual)
+    num_heads = reader.count("num_attention_heads")
+    for num_kv_heads, head_dim in own.values():
+        if num_heads % num_kv_heads or head_dim % 2:
+            raise reader.error(
+                "num_attention_heads",
+                f"({num_heads}) does not go with {num_kv_heads} KV heads of width {head_dim}",
+            )
+    return {
+        kind: HeadSpec(*own[kind], keys_are_values=shared and kind == _FULL)
+        for kind in dict.fromkeys(kinds)
+    }
+
+
+def _told_heads(
+    reader: ConfigReader, kinds: list[str], usual: tuple[int, int]
+) -> dict[str, tuple[int, int]]:
+    """Of each kind of layer, as ``per_layer_config`` has them: KV heads and their width."""
+    own: dict[str, tuple[int, int]] = {}
+    told = reader.section("per_layer_config")
+    assert told is not None
+    for i, kind in enumerate(kinds):
+        heads, entry = usual, told.section(str(i))
+        if entry is not None:
+            num_kv_heads = entry.count("num_key_value_heads", usual[0])
+            heads = num_kv_heads, entry.count("head_dim", usual[1])
+            entry.finish()
+        if own.setdefault(kind, heads) != heads:
+            raise reader.error("per_layer_config", f"has unlike heads in layers of {kind}")
+    told.finish()
+    return own

@@ -1,0 +1,89 @@
+"""What the rotary position embedding of a decoder is. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by ``factor`` (position interpolation, Chen et al. 2023)."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class DynamicScaling:
+    """NTK-aware base for contexts beyond the trained one (bloc97, emozilla 2023).
+
+    The base is that of the longest context *served*: with the trained length or less the plain
+    frequencies. Hugging Face changes it as a sequence grows, which makes a token's logits depend
+    on when its predecessors were cached.
+    """
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Low frequencies divided, high ones kept, a ramp between (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Frequencies interpolated by part, attention scaled (YaRN, Peng et al. 2023)."""
+
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """A factor for each frequency, one set for short and one for long contexts (LongRoPE).
+
+    The long set is taken when the longest context *served* exceeds the original one, for every
+    sequence: a token's logits must not depend on how long its neighbours are.
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """The frequencies of the whole head, of which the first ``share`` turn; the other pairs keep
+    still (Gemma 4)."""
+
+    share: float
+
+
+RopeScaling = (
+    LinearScaling
+    | DynamicScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongRopeScaling
+    | ProportionalScaling
+)
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding. Halves of a head are rotated against each other, or with
+    ``interleaved`` neighbouring dimensions; with ``num_dims`` only a head's first ones."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+    num_dims: int | None = None  # even; None: all of head_dim
+    interleaved: bool = False

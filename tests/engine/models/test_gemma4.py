@@ -1,0 +1,116 @@
+"""Gemma 4: what its configs may say, and its layers with heads of their own on each backend."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.models.checkpoint import read_config
+from engine.parallel.refusals import refuse_unshared
+from engine.runner import load_runner
+from tests import tiny_models
+from tests.engine.models.test_parity import paged_logits, prompt
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """(directory, logits of Hugging Face for the test's prompt)."""
+    model = tiny_models.build("gemma4")
+    directory = tmp_path_factory.mktemp("gemma4")
+    model.save_pretrained(directory)
+    with torch.no_grad():
+        return directory, model(torch.tensor([prompt()])).logits[0]
+
+
+def changed(directory, **changes) -> dict:
+    """Its config with other keys; None removes one."""
+    config = json.loads((directory / "config.json").read_text()) | changes
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def spec_of(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return read_config(str(tmp_path)).spec
+
+
+def test_the_reference_says_what_hugging_face_says(tiny):
+    directory, expected = tiny
+    logits = paged_logits(directory, attention_backend="reference")
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("chunks", [(50,), (1,) * 50, (12, 12, 12, 14)])
+def test_a_prompt_may_come_in_any_chunks(tiny, chunks):
+    directory, expected = tiny
+    logits = paged_logits(directory, chunks=chunks)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("quantization", "least"), [("int8", 0.99), ("int4", 0.9)])
+def test_weights_may_be_rounded_as_they_load(tiny, quantization, least):
+    """Keys that are values among them: the same codes, twice."""
+    directory, expected = tiny
+    logits = paged_logits(directory, quantization=quantization, dtype="bfloat16")
+    likeness = torch.cosine_similarity(logits.float(), expected, dim=-1).mean()
+    assert likeness > least
+
+
+@pytest.mark.parametrize("codes", ["int8", "fp8"])
+def test_a_cache_of_codes_has_scales_for_each_kind_of_heads(tiny, codes):
+    directory, expected = tiny
+    logits = paged_logits(directory, cache_dtype=codes)
+    assert torch.cosine_similarity(logits, expected, dim=-1).mean() > 0.99
+
+
+def test_a_token_takes_what_its_layers_heads_take(tiny):
+    runner = load_runner(EngineConfig(model=str(tiny[0]), dtype="float32"))
+    # Two layers of 3 KV heads of 8 and two of one of 16, keys and values, float32.
+    assert runner.info.memory.bytes_per_token == 2 * 2 * (3 * 8 + 16) * 4
+
+
+def test_published_keys_tell_the_same_as_saved_ones(tiny, tmp_path):
+    saved = read_config(str(tiny[0])).spec
+    published = changed(
+        tiny[0], per_layer_config=None, global_head_dim=16, num_global_key_value_heads=1
+    )
+    assert spec_of(tmp_path, published) == saved
+
+
+def test_what_a_config_leaves_out_is_the_familys(tiny, tmp_path):
+    bare = changed(tiny[0], rope_parameters=None, per_layer_config=None)
+    told = spec_of(tmp_path, bare)
+    spec = spec_of(
+        tmp_path, changed(tiny[0], rope_parameters=None, per_layer_config=None, layer_types=None)
+    )
+    assert (spec.rope, spec.local_rope) == (told.rope, told.local_rope)
+    assert [layer.window for layer in spec.layers] == [12, 12, 12, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hidden_size_per_layer_input": 8}, "'hidden_size_per_layer_input' is not 0"),
+        ({"hidden_size_per_layer_input": None}, "'hidden_size_per_layer_input' is not 0"),
+        ({"num_kv_shared_layers": 2}, "'num_kv_shared_layers' is not 0"),
+        ({"enable_moe_block": True}, "'enable_moe_block' is true"),
+        ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is 'all'"),
+        ({"per_layer_config": {"1": {"head_dim": 16}}}, "'per_layer_config' has unlike heads"),
+        ({"per_layer_config": {"9": {"head_dim": 16}}}, "'per_layer_config'"),
+        ({"per_layer_config": {"1": {"sliding_window": 3}}}, "'sliding_window'"),
+        ({"num_key_value_heads": 4}, "'num_attention_heads'"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(tiny, tmp_path, changes, why):
+    with pytest.raises(ModelLoadError, match=why):
+        spec_of(tmp_path, changed(tiny[0], **changes))
+
+
+@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_layers_with_heads_of_their_own_are_not_shared_out(tiny, setting):
+    config = EngineConfig(model=str(tiny[0]), **{setting: 2})
+    with pytest.raises(ModelLoadError, match=f"{setting} 2: .* heads unlike other layers'"):
+        refuse_unshared(config, read_config(str(tiny[0])).spec)

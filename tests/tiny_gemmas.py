@@ -1,0 +1,23 @@
+"""Tiny Gemma 4 models: layers with heads of their own, which are not shared out to ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_key_value_heads": 3,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "final_logit_softcapping": 4.0,
+    "pad_token_id": 0,
+}
+
+GEMMAS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4": ("Gemma4TextConfig", {**_GEMMA4, "hidden_size_per_layer_input": 0}),
+    "gemma4_unified": ("Gemma4UnifiedTextConfig", {**_GEMMA4, "attention_k_eq_v": False}),
+}
