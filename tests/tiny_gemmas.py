@@ -19,5 +19,16 @@ _GEMMA4 = {
 
 GEMMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("Gemma4TextConfig", {**_GEMMA4, "hidden_size_per_layer_input": 0}),
+    "gemma4_moe": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "gemma4_unified": ("Gemma4UnifiedTextConfig", {**_GEMMA4, "attention_k_eq_v": False}),
 }

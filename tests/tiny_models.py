@@ -37,6 +37,7 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
         for name, parameter in model.named_parameters():
             # Norms away from one, biases away from zero, scores far enough apart to be chosen by.
             is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
+            is_norm |= name.endswith(("router.scale", "per_expert_scale"))
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):

@@ -13,7 +13,7 @@ import torch
 
 from engine.models.adapters import Adapters
 from engine.models.attention import Attention
-from engine.models.experts import bind_mlp
+from engine.models.experts import Experts, ExpertsBeside, bind_mlp
 from engine.models.linear import Linear
 from engine.models.modules import AttentionWeights, Layer
 from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
@@ -94,7 +94,10 @@ class Block:
             self._mixer = Attention(spec, layer.mixer, kernels, index, peers)
         else:
             self._mixer = bind_recurrent(spec, layer.mixer, operations, index)
-        self.feed = bind_mlp(spec, layer.mlp, operations, index)
+        self._feed = bind_mlp(spec, layer.mlp, operations, index)
+        self._beside: ExpertsBeside | None = None
+        if layer.beside is not None:
+            self._beside = ExpertsBeside(spec, layer.beside, operations, index)
         self.stream_scale = layer.scale  # of the residual stream behind this layer
         self._scale = spec.residual_scale
 
@@ -118,9 +121,22 @@ class Block:
             out = adapters.add(out, attended, self._mixer.output_name)
         return self._finish(out, self._attention_after)
 
-    def mlp(self, read: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
-        """[n, hidden_size] -> [n, hidden_size], to be added."""
-        return self._finish(self.feed(read, adapters), self._mlp_after)
+    def mlp(
+        self, read: torch.Tensor, adapters: Adapters | None, stream: torch.Tensor
+    ) -> torch.Tensor:
+        """[n, hidden_size] -> [n, hidden_size], to be added; ``stream`` is what ``read`` is the
+        norm of."""
+        out = self._feed(read, adapters)
+        if self._beside is not None:
+            out = self._beside(out, stream)
+        return self._finish(out, self._mlp_after)
+
+    @property
+    def mixture(self) -> Experts | None:
+        """Its experts, if it has any."""
+        if self._beside is not None:
+            return self._beside.experts
+        return self._feed if isinstance(self._feed, Experts) else None
 
     def _finish(self, out: torch.Tensor, after: Norm | None) -> torch.Tensor:
         if self._peers is not None:
@@ -195,7 +211,7 @@ class Walk:
                 adapters = state.wanted_adapters
                 x, attended = _select(wanted, x, attended)
             normed = block.mlp_norm.add(block.output(attended, adapters), x)
-            out = block.mlp(normed, adapters)
+            out = block.mlp(normed, adapters, x)
             if block.stream_scale == 1.0:
                 normed = next_norm.add(out, x)
             else:
@@ -217,7 +233,7 @@ class Walk:
                 adapters = state.wanted_adapters
                 x, attended, read = _select(wanted, x, attended, read)
             out = block.output(attended, adapters)
-            out += block.mlp(read, adapters)
+            out += block.mlp(read, adapters, x)
             normed = next_norm.add(out, x)
         return normed
 

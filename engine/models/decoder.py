@@ -14,7 +14,6 @@ import torch
 
 from engine.models.block import Block, Rotation, StepState, Taps, Walk
 from engine.models.ends import Embeddings, Rotations, finish_logits
-from engine.models.experts import Experts
 from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
 from engine.models.norms import Norm, Unnormed, bind_norm
@@ -56,9 +55,9 @@ class Decoder:
             Block(spec, layer, kernels, i, peers)
             for i, layer in enumerate(modules.layers, spec.first_layer)
         ]
-        mixtures = (block.feed for block in blocks)
+        mixtures = (block.mixture for block in blocks)
         # Layers of experts, one of each form.
-        self.mixtures = tuple({m.form: m for m in mixtures if isinstance(m, Experts)}.values())
+        self.mixtures = tuple({m.form: m for m in mixtures if m is not None}.values())
         last_norm: Norm = Unnormed()  # of a stage before the last: the residual stream goes on
         if modules.norm is not None:
             last_norm = bind_norm(spec.norm, modules.norm, kernels.operations)

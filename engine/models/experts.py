@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from engine.models.adapters import Adapters
 from engine.models.mlp import Activate, Mlp, bind_activation
-from engine.models.modules import ExpertWeights, MlpWeights
+from engine.models.modules import BesideWeights, ExpertWeights, MlpWeights
+from engine.models.norms import bind_norm
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.cpu.experts import PanelExperts
 from kernels.moe import ExpertMatrices, Gating, RoutingRule
@@ -63,6 +64,7 @@ class Experts:
             top_groups=spec.top_groups,
             group_best=spec.group_best,
         )
+        self._scale = weights.scale
         self._shared = None if weights.shared is None else Mlp(weights.shared, activate)
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
         self._held, self._num_held = spec.held, spec.num_held
@@ -79,11 +81,15 @@ class Experts:
         weight = self._router[0]
         self(weight.new_zeros((num_tokens, weight.shape[1])), None)
 
-    def __call__(self, x: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, adapters: Adapters | None, routed: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size]. Of the experts only the one that all tokens see has
         adapters: none is read for others. Where a rank has some of the experts, what the others
-        give is left out."""
-        ids, shares = self._route(x, *self._router, self._rule)
+        give is left out. ``routed``: what the router reads in place of ``x``."""
+        ids, shares = self._route(x if routed is None else routed, *self._router, self._rule)
+        if self._scale is not None:
+            shares = shares * self._scale[ids]
         if self._held is not None:  # as the experts here are numbered; all others stand for nothing
             ids = ids - self._held[0]
             ids = ids.masked_fill_((ids < 0) | (ids >= self._num_held), self._num_held)
@@ -91,6 +97,29 @@ class Experts:
         if self._shared is not None:
             shared = _feed(self._shared, self._shared_names, x, adapters)
         return self._mix(x, ids, shares, shared)
+
+
+class ExpertsBeside:
+    """A mixture of experts beside a layer's MLP (Gemma 4): each reads the residual stream through
+    a norm of its own, and what they give is normed and added up."""
+
+    def __init__(
+        self, spec: DecoderSpec, weights: BesideWeights, operations: Operations, index: int
+    ) -> None:
+        assert spec.moe is not None
+        activate = bind_activation(spec, operations)
+        self.experts = Experts(spec.moe, weights.experts, activate, operations, index)
+        self._norm = bind_norm(spec.norm, weights.experts_norm, operations)
+        self._mlp_after = bind_norm(spec.norm, weights.mlp_after, operations)
+        self._experts_after = bind_norm(spec.norm, weights.experts_after, operations)
+        self._router_norm = weights.router_norm
+        self._rms_norm, self._eps = operations.rms_norm, spec.norm.eps
+
+    def __call__(self, out: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
+        """What the MLP gave and the residual stream, both [n, hidden_size] -> [n, hidden_size]."""
+        routed = self._rms_norm(stream, self._router_norm, self._eps)
+        mixed = self.experts(self._norm(stream), None, routed)
+        return self._mlp_after(out).add_(self._experts_after(mixed))
 
 
 def _form(part: ExpertMatrices | None) -> object:

@@ -54,14 +54,33 @@ class ExpertWeights:
     experts: tuple[MlpWeights, ...]  # empty where they are stacked
     shared: MlpWeights | None
     shared_gate: torch.Tensor | None  # [1, hidden_size]
+    scale: torch.Tensor | None = None  # [num_experts] float32, of what each expert gives
 
     @property
     def num_bytes(self) -> int:
         """What they take in memory."""
-        tensors = (*self.router, self.shared_gate, *(self.stacked or ()))
+        tensors = (*self.router, self.shared_gate, self.scale, *(self.stacked or ()))
         mlps = (*self.experts, self.shared)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
             mlp.num_bytes for mlp in mlps if mlp is not None
+        )
+
+
+class BesideWeights(NamedTuple):
+    """A mixture of experts beside a layer's MLP, and the norms of both."""
+
+    mlp_after: NormWeights
+    experts_norm: NormWeights
+    experts: ExpertWeights
+    experts_after: NormWeights
+    router_norm: torch.Tensor  # [hidden_size]
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        norms = (self.mlp_after, self.experts_norm, self.experts_after)
+        return (
+            sum(norm.num_bytes for norm in norms) + self.experts.num_bytes + self.router_norm.nbytes
         )
 
 
@@ -99,6 +118,7 @@ class Layer:
     mlp: MlpWeights | ExpertWeights
     mlp_after: NormWeights | None
     scale: float = 1.0  # of the residual stream behind it
+    beside: BesideWeights | None = None  # experts beside ``mlp``
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +224,7 @@ def make_layer(
         mixer = make_recurrent(spec.recurrence, weights, method, i)
     else:
         mixer = _make_attention(spec.of_layer(layer), weights, method, i, attention_norm)
+    is_beside = layer.experts and spec.moe is not None and spec.moe.beside_mlp
     return Layer(
         attention_norm=attention_norm,
         mixer=mixer,
@@ -211,11 +232,12 @@ def make_layer(
         mlp_norm=norm("mlp_norm"),
         mlp=(
             _experts(spec.moe, weights, method, i, stacked=stacked)
-            if layer.experts and spec.moe
+            if layer.experts and spec.moe and not is_beside
             else MlpWeights(linear("gate_up"), linear("down"))
         ),
         mlp_after=norm("mlp_after"),
         scale=weights[f"{i}.scale"].item() if spec.layer_scales else 1.0,
+        beside=_beside(spec, weights, method, i, stacked=stacked) if is_beside else None,
     )
 
 
@@ -290,6 +312,30 @@ def _experts(
         experts=experts,
         shared=shared,
         shared_gate=weights.get(f"{i}.shared.gate"),
+        scale=weights.get(f"{i}.experts.scale"),
+    )
+
+
+def _beside(
+    spec: DecoderSpec,
+    weights: Mapping[str, torch.Tensor],
+    method: LinearMethod,
+    i: int,
+    *,
+    stacked: bool,
+) -> BesideWeights:
+    def norm(name: str) -> NormWeights:
+        found = _norm(spec, weights, f"{i}.{name}")
+        assert found is not None
+        return found
+
+    assert spec.moe is not None
+    return BesideWeights(
+        mlp_after=norm("mlp_own_after"),
+        experts_norm=norm("experts_norm"),
+        experts=_experts(spec.moe, weights, method, i, stacked=stacked),
+        experts_after=norm("experts_after"),
+        router_norm=weights[f"{i}.router.norm"] * spec.hidden_size**-0.5,
     )
 
 
@@ -390,4 +436,5 @@ def layer_bytes(layer: Layer) -> int:
     """What a layer takes in memory."""
     norms = (layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after)
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
+    num_bytes += 0 if layer.beside is None else layer.beside.num_bytes
     return num_bytes + layer.mixer.num_bytes + layer.mlp.num_bytes

@@ -36,7 +36,17 @@ _GEMMA2 = (
     Rule(LAYER + "pre_feedforward_layernorm.weight", "{i}.mlp_norm"),
     Rule(LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
 )
-_GEMMA4 = (*_GEMMA2, Rule(LAYER + "layer_scalar", "{i}.scale"))
+_GEMMA4 = (
+    *_GEMMA2,
+    Rule(LAYER + "layer_scalar", "{i}.scale"),
+    Rule(LAYER + "router.proj.weight", "{i}.router"),
+    Rule(LAYER + "router.scale", "{i}.router.norm"),
+    Rule(LAYER + "router.per_expert_scale", "{i}.experts.scale"),
+    *stacked_rules(LAYER + "experts.", StackedExperts(outputs_first=True), outputs_first=True),
+    Rule(LAYER + "post_feedforward_layernorm_1.weight", "{i}.mlp_own_after"),
+    Rule(LAYER + "pre_feedforward_layernorm_2.weight", "{i}.experts_norm"),
+    Rule(LAYER + "post_feedforward_layernorm_2.weight", "{i}.experts_after"),
+)
 _GLM = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),
     Rule(LAYER + "mlp.gate_up_proj.weight", "{i}.gate_up.weight", None),

@@ -95,6 +95,9 @@ class MoeSpec:
     weighs_input: bool = False  # a weight multiplies what an expert reads, not what it gives
     shared_intermediate_size: int = 0  # of an expert that all tokens go to; 0: there is none
     shared_gate: bool = False  # the shared expert's share is a sigmoid of the token
+    # The layer's MLP is there, too, each with norms of its own; the router reads the residual
+    # stream, normed by weights of its own, and each expert has a factor (Gemma 4).
+    beside_mlp: bool = False
     held: tuple[int, int] | None = None  # the run of experts, [begin, end), that a rank has; all
 
     @property

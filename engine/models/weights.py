@@ -76,7 +76,9 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
     if spec.has_last_norm:
         found |= _norm(spec, "norm", spec.hidden_size)
     for i, layer_spec in enumerate(spec.layers, spec.first_layer):
-        mlp = _experts(spec, spec.moe) if layer_spec.experts and spec.moe else _mlp(spec)
+        mlp = {} if layer_spec.experts and not _is_beside(spec) else _mlp(spec)
+        if layer_spec.experts and spec.moe:
+            mlp |= _experts(spec, spec.moe)
         own = spec.of_layer(layer_spec)
         mixer = _attention(own)
         if layer_spec.recurrent and spec.recurrence:
@@ -234,7 +236,18 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
         found["shared.down.weight"] = Parameter((hidden,), (shared,))
     if moe.shared_gate:
         found["shared.gate"] = Parameter((1,), (hidden,))
+    if moe.beside_mlp:
+        found |= _norm(spec, "mlp_own_after", hidden)
+        found |= _norm(spec, "experts_norm", hidden)
+        found |= _norm(spec, "experts_after", hidden)
+        found["router.norm"] = Parameter((hidden,), is_norm=True)
+        found["experts.scale"] = Parameter((moe.num_experts,), is_norm=True, is_exact=True)
     return found
+
+
+def _is_beside(spec: DecoderSpec) -> bool:
+    """Whether layers with experts have an MLP, too."""
+    return spec.moe is not None and spec.moe.beside_mlp
 
 
 def _recurrent(spec: RecurrenceSpec, hidden: int) -> dict[str, Parameter]:

@@ -123,7 +123,7 @@ class DraftHead:
         if wanted is not None:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         normed = block.mlp_norm.add(block.output(attended, None), x)
-        x += block.mlp(normed, None)
+        x += block.mlp(normed, None, x)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

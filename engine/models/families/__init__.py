@@ -103,13 +103,15 @@ FAMILIES: dict[str, Family] = {
         gemma.gemma3, "Gemma 3, text", "norms on both sides, windows with a rope of their own"
     ),
     "gemma4": Family(
-        multimodal.gemma4, "Gemma 4 31B", "as `gemma4_text`; images and sound are not taken"
+        multimodal.gemma4,
+        "Gemma 4 31B and 26B-A4B",
+        "as `gemma4_text`; images and sound are not taken",
     ),
     "gemma4_text": Family(
         gemma4.gemma4,
-        "Gemma 4, text, dense",
+        "Gemma 4, text",
         "as `gemma3_text`; wider heads and fewer where all is seen, keys that are values there, "
-        "norms of values",
+        "norms of values; experts beside the MLP in some",
     ),
     "gemma4_unified": Family(
         multimodal.gemma4_unified,

@@ -8,7 +8,7 @@ from engine.models.config_reader import ConfigReader
 from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import layer_types, num_layers, read_activation, read_decoder
 from engine.models.rope_spec import ProportionalScaling, RopeSpec
-from engine.models.spec import DecoderSpec, HeadSpec, LayerSpec, NormSpec
+from engine.models.spec import DecoderSpec, HeadSpec, LayerSpec, MoeSpec, NormSpec
 
 _PERIOD = 6  # of so many layers the last sees everything
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -16,16 +16,13 @@ _OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 
 
 def gemma4(reader: ConfigReader) -> DecoderSpec:
-    """Gemma 4's text model, dense and without embeddings of each layer."""
+    """Gemma 4's text model, without embeddings of each layer."""
     if reader.whole("hidden_size_per_layer_input", 256):
         raise reader.error(
             "hidden_size_per_layer_input", "is not 0: embeddings of each layer are not supported"
         )
     reader.ignore("vocab_size_per_layer_input")
-    reader.refuse("enable_moe_block", "is true: experts beside an MLP are not supported")
-    for key in _OF_EXPERTS:  # without effect in a model without them
-        reader.ignore(key)
-    return _text(reader, max_positions=131_072, window=512)
+    return _text(reader, max_positions=131_072, window=512, moe=_experts(reader))
 
 
 def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
@@ -33,7 +30,27 @@ def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
     return _text(reader, max_positions=262_144, window=1024)
 
 
-def _text(reader: ConfigReader, *, max_positions: int, window: int) -> DecoderSpec:
+def _experts(reader: ConfigReader) -> MoeSpec | None:
+    """Of every layer, beside its MLP; None where there are none."""
+    if not reader.flag("enable_moe_block"):
+        for key in _OF_EXPERTS:
+            reader.ignore(key)
+        return None
+    moe = MoeSpec(
+        num_experts=reader.count("num_experts"),
+        top_k=reader.count("top_k_experts"),
+        intermediate_size=reader.count("moe_intermediate_size"),
+        normalised=True,
+        beside_mlp=True,
+    )
+    if moe.top_k > moe.num_experts:
+        raise reader.error("top_k_experts", f"exceeds the {moe.num_experts} experts")
+    return moe
+
+
+def _text(
+    reader: ConfigReader, *, max_positions: int, window: int, moe: MoeSpec | None = None
+) -> DecoderSpec:
     if reader.is_value("use_bidirectional_attention", "all"):
         raise reader.error(
             "use_bidirectional_attention", "is 'all': an encoder, which is not supported"
@@ -57,10 +74,12 @@ def _text(reader: ConfigReader, *, max_positions: int, window: int) -> DecoderSp
         reader.count("sliding_window", window),
         local_rope=True,
         heads=None if local == whole else local,
+        experts=moe is not None,
     )
+    full = LayerSpec(experts=moe is not None)
     spec = read_decoder(
         reader,
-        layers=tuple(LayerSpec() if kind == _FULL else sliding for kind in kinds),
+        layers=tuple(full if kind == _FULL else sliding for kind in kinds),
         norm=NormSpec(reader.number("rms_norm_eps", 1e-6)),
         activation=read_activation(reader, "hidden_activation", "gelu_pytorch_tanh"),
         placement="sandwich",
@@ -70,6 +89,7 @@ def _text(reader: ConfigReader, *, max_positions: int, window: int) -> DecoderSp
         qk_norm=True,
         unit_value_norm=True,
         layer_scales=True,
+        moe=moe,
         logit_softcap=reader.optional_number("final_logit_softcapping"),
         rope=full_rope,
         local_rope=local_rope if local is not None else None,

@@ -19,8 +19,18 @@ from tests.engine.models.test_parity import paged_logits, prompt
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """(directory, logits of Hugging Face for the test's prompt)."""
-    model = tiny_models.build("gemma4")
-    directory = tmp_path_factory.mktemp("gemma4")
+    return saved("gemma4", tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=["gemma4", "gemma4_moe"])
+def either(request, tmp_path_factory):
+    """The same, and of a model with experts."""
+    return saved(request.param, tmp_path_factory)
+
+
+def saved(kind, tmp_path_factory):
+    model = tiny_models.build(kind)
+    directory = tmp_path_factory.mktemp(kind)
     model.save_pretrained(directory)
     with torch.no_grad():
         return directory, model(torch.tensor([prompt()])).logits[0]
@@ -37,33 +47,37 @@ def spec_of(tmp_path, config):
     return read_config(str(tmp_path)).spec
 
 
-def test_the_reference_says_what_hugging_face_says(tiny):
-    directory, expected = tiny
+def test_the_reference_says_what_hugging_face_says(either):
+    directory, expected = either
     logits = paged_logits(directory, attention_backend="reference")
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("chunks", [(50,), (1,) * 50, (12, 12, 12, 14)])
-def test_a_prompt_may_come_in_any_chunks(tiny, chunks):
-    directory, expected = tiny
+def test_a_prompt_may_come_in_any_chunks(either, chunks):
+    directory, expected = either
     logits = paged_logits(directory, chunks=chunks)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("quantization", "least"), [("int8", 0.99), ("int4", 0.9)])
-def test_weights_may_be_rounded_as_they_load(tiny, quantization, least):
+def likeness(directory, expected, **changes) -> float:
+    logits = paged_logits(directory, **changes).float()
+    return torch.cosine_similarity(logits, expected, dim=-1).mean().item()
+
+
+def test_weights_may_be_rounded_as_they_load(either):
     """Keys that are values among them: the same codes, twice."""
-    directory, expected = tiny
-    logits = paged_logits(directory, quantization=quantization, dtype="bfloat16")
-    likeness = torch.cosine_similarity(logits.float(), expected, dim=-1).mean()
-    assert likeness > least
+    assert likeness(*either, quantization="int8", dtype="bfloat16") > 0.99
+
+
+def test_four_bits(tiny):
+    """Of a tiny model with experts they change which are chosen."""
+    assert likeness(*tiny, quantization="int4", dtype="bfloat16") > 0.9
 
 
 @pytest.mark.parametrize("codes", ["int8", "fp8"])
 def test_a_cache_of_codes_has_scales_for_each_kind_of_heads(tiny, codes):
-    directory, expected = tiny
-    logits = paged_logits(directory, cache_dtype=codes)
-    assert torch.cosine_similarity(logits, expected, dim=-1).mean() > 0.99
+    assert likeness(*tiny, cache_dtype=codes) > 0.99
 
 
 def test_a_token_takes_what_its_layers_heads_take(tiny):
@@ -96,7 +110,12 @@ def test_what_a_config_leaves_out_is_the_familys(tiny, tmp_path):
         ({"hidden_size_per_layer_input": 8}, "'hidden_size_per_layer_input' is not 0"),
         ({"hidden_size_per_layer_input": None}, "'hidden_size_per_layer_input' is not 0"),
         ({"num_kv_shared_layers": 2}, "'num_kv_shared_layers' is not 0"),
-        ({"enable_moe_block": True}, "'enable_moe_block' is true"),
+        ({"enable_moe_block": True}, "'num_experts'"),
+        (
+            {"enable_moe_block": True, "num_experts": 2}
+            | {"top_k_experts": 3, "moe_intermediate_size": 8},
+            "'top_k_experts' exceeds",
+        ),
         ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is 'all'"),
         ({"per_layer_config": {"1": {"head_dim": 16}}}, "'per_layer_config' has unlike heads"),
         ({"per_layer_config": {"9": {"head_dim": 16}}}, "'per_layer_config'"),

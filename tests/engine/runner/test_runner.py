@@ -20,7 +20,18 @@ NUM_OUTPUT = 12
 
 # One of each family, but for those that differ from others in nothing but names and numbers.
 FAMILIES = [
-    *("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3", "gemma4"),
+    *(
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "gemma4_moe",
+    ),
     *("granite", "phi3", "olmo2", "stablelm", "cohere", "cohere2", "gpt2", "gpt_neox"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
     *("deepseek_v2", "deepseek_v3", "llama4", "falcon_groups"),
