@@ -30,5 +30,18 @@ GEMMAS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 24,
         },
     ),
+    "gemma4_shared": (
+        "Gemma4TextConfig",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": False,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 160,
+        },
+    ),
     "gemma4_unified": ("Gemma4UnifiedTextConfig", {**_GEMMA4, "attention_k_eq_v": False}),
 }

@@ -15,6 +15,7 @@ from engine.models.spec import DecoderSpec, TemperatureSpec
 from engine.models.step_state import StepState
 from kernels.attention import LayerCache, OtherHeads
 from kernels.operations import Kernels
+from kernels.reference.layers import rope
 
 
 class Attention:
@@ -74,6 +75,8 @@ class Attention:
         gate: torch.Tensor | None = None
         if spec.gate_size:
             gate, fused = _without_gate(fused, spec.gate_size)
+        if spec.queries_alone:
+            return self._attend_elsewhere(fused, state, cache)
         if self._query_norm is not None:
             fused = self._norm_wide(fused)
         if weights.value_norm is not None:
@@ -94,6 +97,19 @@ class Attention:
         attended = self._attention.forward(state.attention, weights.attention, query, cache)
         attended = attended.view(-1, spec.query_size)
         return attended if gate is None else self._operations.apply_gate(attended, gate, True)
+
+    def _attend_elsewhere(
+        self, fused: torch.Tensor, state: StepState, cache: LayerCache
+    ) -> torch.Tensor:
+        """Attend to the keys and values of another layer, stored already in this step."""
+        spec, weights = self._spec, self._weights
+        query = fused.view(-1, spec.num_heads, spec.head_dim)
+        if weights.qk_norm is not None:
+            query = self._operations.rms_norm(query, weights.qk_norm[0], spec.norm.eps)
+        if weights.rope is not None:
+            query = rope(query, *state.rotations[weights.rope])
+        attended = self._attention.forward(state.attention, weights.attention, query, cache)
+        return attended.view(-1, spec.query_size)
 
     def _norm_values(self, fused: torch.Tensor, norm: torch.Tensor) -> None:
         """Norm each head's value, in place."""

@@ -18,6 +18,7 @@ from engine.models.linear import Linear
 from engine.models.modules import AttentionWeights, Layer
 from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
 from engine.models.peers import Peers
+from engine.models.per_layer import LayerPart
 from engine.models.recurrent import LayerMemory, bind_recurrent
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import Rotation, StepState
@@ -98,7 +99,12 @@ class Block:
         self._beside: ExpertsBeside | None = None
         if layer.beside is not None:
             self._beside = ExpertsBeside(spec, layer.beside, operations, index)
-        self.stream_scale = layer.scale  # of the residual stream behind this layer
+        self._part: LayerPart | None = None
+        if layer.part is not None:
+            self._part = LayerPart(spec, layer.part, operations)
+        self._stream_scale = layer.scale
+        # Whether the layer ends with what its MLP adds.
+        self.ends_with_mlp = self._part is None and layer.scale == 1.0
         self._scale = spec.residual_scale
 
         def norm(weights: NormWeights | None) -> Norm | None:
@@ -137,6 +143,14 @@ class Block:
         if self._beside is not None:
             return self._beside.experts
         return self._feed if isinstance(self._feed, Experts) else None
+
+    def end(self, x: torch.Tensor, part: torch.Tensor | None) -> torch.Tensor:
+        """What is done behind the MLP to the residual stream [n, hidden_size], in place; ``part``
+        [n, per_layer_size] is what was embedded for this layer."""
+        if self._part is not None:
+            assert part is not None
+            x += self._part(x, part)
+        return x if self._stream_scale == 1.0 else x.mul_(self._stream_scale)
 
     def _finish(self, out: torch.Tensor, after: Norm | None) -> torch.Tensor:
         if self._peers is not None:
@@ -212,11 +226,14 @@ class Walk:
                 x, attended = _select(wanted, x, attended)
             normed = block.mlp_norm.add(block.output(attended, adapters), x)
             out = block.mlp(normed, adapters, x)
-            if block.stream_scale == 1.0:
+            if block.ends_with_mlp:
                 normed = next_norm.add(out, x)
-            else:
-                x += out
-                normed = next_norm(x.mul_(block.stream_scale))
+                continue
+            part = None if state.per_layer is None else state.per_layer[:, i]
+            if part is not None and block is self._last and wanted is not None:
+                (part,) = _select(wanted, part)
+            x += out
+            normed = next_norm(block.end(x, part))
         return normed
 
     def _side_by_side(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:

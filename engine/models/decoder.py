@@ -9,6 +9,7 @@ what a forward pass needs comes in its arguments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -18,6 +19,7 @@ from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
 from engine.models.norms import Norm, Unnormed, bind_norm
 from engine.models.peers import Peers
+from engine.models.per_layer import PerLayer
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from kernels.operations import Kernels
@@ -51,6 +53,9 @@ class Decoder:
         self._embed: Embeddings | None = None
         if modules.embed is not None:
             self._embed = Embeddings(spec, modules.embed, modules.positions, like.dtype)
+        self._per_layer: PerLayer | None = None
+        if modules.per_layer is not None:
+            self._per_layer = PerLayer(spec, modules.per_layer, kernels.operations)
         blocks = [
             Block(spec, layer, kernels, i, peers)
             for i, layer in enumerate(modules.layers, spec.first_layer)
@@ -90,6 +95,8 @@ class Decoder:
         """
         assert self._embed is not None, "a stage behind the first was asked for embeddings"
         x = self._embed(input_ids, state.positions)
+        if self._per_layer is not None:
+            state = replace(state, per_layer=self._per_layer(input_ids, x))
         return self._walk(x, state, caches, wanted, taps)
 
     def go_on(

@@ -18,6 +18,12 @@ from engine.models.latent import LatentWeights, make_latent, projection_order
 from engine.models.linear import DenseLinear, Head, Linear, LinearMethod, Weight, in_order
 from engine.models.loader import Weights, stored
 from engine.models.norms import NormWeights
+from engine.models.per_layer_weights import (
+    LayerPartWeights,
+    PerLayerWeights,
+    make_layer_part,
+    make_per_layer,
+)
 from engine.models.recurrent import RecurrentWeights, make_recurrent
 from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec, MoeSpec
@@ -78,10 +84,8 @@ class BesideWeights(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """What they take in memory."""
-        norms = (self.mlp_after, self.experts_norm, self.experts_after)
-        return (
-            sum(norm.num_bytes for norm in norms) + self.experts.num_bytes + self.router_norm.nbytes
-        )
+        parts = (self.mlp_after, self.experts_norm, self.experts, self.experts_after)
+        return sum(part.num_bytes for part in parts) + self.router_norm.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,8 @@ class AttentionWeights:
     attention: LayerAttention
     rope: int | None  # which of the model's rotary embeddings; None: no position embedding
     qkv: Linear  # behind the gates of what attention gives, where there are any
-    qk_norm: torch.Tensor | None  # [num_heads + num_kv_heads, head_dim]
+    # [num_heads + num_kv_heads, head_dim]; of a layer without keys [1, head_dim]
+    qk_norm: torch.Tensor | None
     wide_query_norm: NormWeights | None  # [query_size]
     wide_key_norm: NormWeights | None  # [kv_size]
     output: Linear
@@ -119,6 +124,7 @@ class Layer:
     mlp_after: NormWeights | None
     scale: float = 1.0  # of the residual stream behind it
     beside: BesideWeights | None = None  # experts beside ``mlp``
+    part: LayerPartWeights | None = None  # for what is embedded for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,7 @@ class Modules:
     norm: NormWeights | None  # None: in another stage
     head: Head | None  # scores tokens, or texts; None: the hidden states are all there is
     num_bytes: int
+    per_layer: PerLayerWeights | None = None  # what is embedded for each layer
 
     @property
     def like(self) -> torch.Tensor:
@@ -165,7 +172,11 @@ def make_modules(
     positions = weights.get("positions")
     ends = _make_ends(spec, weights, method) if spec.has_ends else None
     num_bytes = sum(layer_bytes(layer) for layer in layers)
-    num_bytes += sum(part.num_bytes for part in (norm, ends) if part is not None)
+    per_layer = None
+    if spec.per_layer_size:
+        table = make_table(stored(weights, "per_layer.embedding"), method)
+        per_layer = make_per_layer(weights, method, *table)
+    num_bytes += sum(part.num_bytes for part in (norm, ends, per_layer) if part is not None)
     num_bytes += 0 if positions is None else positions.nbytes
     return Modules(
         embed=None if ends is None else ends.embed,
@@ -174,6 +185,7 @@ def make_modules(
         norm=norm,
         head=None if ends is None else ends.head,
         num_bytes=num_bytes,
+        per_layer=per_layer,
     )
 
 
@@ -237,6 +249,7 @@ def make_layer(
         ),
         mlp_after=norm("mlp_after"),
         scale=weights[f"{i}.scale"].item() if spec.layer_scales else 1.0,
+        part=make_layer_part(weights, method, i),
         beside=_beside(spec, weights, method, i, stacked=stacked) if is_beside else None,
     )
 
@@ -324,17 +337,12 @@ def _beside(
     *,
     stacked: bool,
 ) -> BesideWeights:
-    def norm(name: str) -> NormWeights:
-        found = _norm(spec, weights, f"{i}.{name}")
-        assert found is not None
-        return found
-
     assert spec.moe is not None
     return BesideWeights(
-        mlp_after=norm("mlp_own_after"),
-        experts_norm=norm("experts_norm"),
+        mlp_after=NormWeights(weights[f"{i}.mlp_own_after"]),
+        experts_norm=NormWeights(weights[f"{i}.experts_norm"]),
         experts=_experts(spec.moe, weights, method, i, stacked=stacked),
-        experts_after=norm("experts_after"),
+        experts_after=NormWeights(weights[f"{i}.experts_after"]),
         router_norm=weights[f"{i}.router.norm"] * spec.hidden_size**-0.5,
     )
 
@@ -385,6 +393,8 @@ def _head_norms(
         return None
     query, key = (_norm(spec, weights, f"{i}.{name}") for name in ("query_norm", "key_norm"))
     assert query is not None
+    if spec.queries_alone:
+        return query.weight.unsqueeze(0)
     assert key is not None
     norms = torch.cat(
         (query.weight.expand(spec.num_heads, -1), key.weight.expand(spec.num_kv_heads, -1))
@@ -406,7 +416,7 @@ def _query_scale(
 
 
 def _value_norm(spec: DecoderSpec, like: NormWeights | None) -> torch.Tensor | None:
-    if not spec.unit_value_norm:
+    if not spec.unit_value_norm or spec.queries_alone:
         return None
     assert like is not None
     return like.weight.new_ones(spec.head_dim)
@@ -436,5 +446,5 @@ def layer_bytes(layer: Layer) -> int:
     """What a layer takes in memory."""
     norms = (layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after)
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
-    num_bytes += 0 if layer.beside is None else layer.beside.num_bytes
+    num_bytes += sum(part.num_bytes for part in (layer.beside, layer.part) if part is not None)
     return num_bytes + layer.mixer.num_bytes + layer.mlp.num_bytes

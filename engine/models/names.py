@@ -39,6 +39,12 @@ _GEMMA2 = (
 _GEMMA4 = (
     *_GEMMA2,
     Rule(LAYER + "layer_scalar", "{i}.scale"),
+    Rule("model.embed_tokens_per_layer.weight", "per_layer.embedding"),
+    Rule("model.per_layer_model_projection.weight", "per_layer.projection.weight"),
+    Rule("model.per_layer_projection_norm.weight", "per_layer.norm"),
+    Rule(LAYER + "per_layer_input_gate.weight", "{i}.per_layer.gate.weight"),
+    Rule(LAYER + "per_layer_projection.weight", "{i}.per_layer.output.weight"),
+    Rule(LAYER + "post_per_layer_input_norm.weight", "{i}.per_layer.after"),
     Rule(LAYER + "router.proj.weight", "{i}.router"),
     Rule(LAYER + "router.scale", "{i}.router.norm"),
     Rule(LAYER + "router.per_expert_scale", "{i}.experts.scale"),

@@ -42,6 +42,9 @@ class LayerSpec:
     recurrent: bool = False  # the model's recurrence in place of attention
     placement: Placement | None = None  # of its norms; None: as in the model's other layers
     heads: HeadSpec | None = None  # of its own; None: the model's
+    # The number of the layer whose keys and values it reads in place of any of its own.
+    reads: int | None = None
+    intermediate_size: int | None = None  # of its MLP; None: the model's
 
 
 NormKind = Literal["rms", "layer"]
@@ -181,6 +184,9 @@ class DecoderSpec:
     keys_are_values: bool = False  # see HeadSpec
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     unit_value_norm: bool = False  # RMS norm of each head's value, without weights
+    queries_alone: bool = False  # keys and values are another layer's
+    per_layer_size: int = 0  # of what is embedded for each layer by itself; 0: nothing is
+    per_layer_vocab_size: int = 0  # tokens that are
     layer_scales: bool = False  # behind each layer the residual stream has a factor, a parameter
     norms_turned: bool = False  # with qk_norm: behind rope instead
     unit_qk_norm: bool = False  # the same without weights, in layers with rope
@@ -208,37 +214,38 @@ class DecoderSpec:
         return len(self.layers)
 
     def of_layer(self, layer: LayerSpec) -> DecoderSpec:
-        """The model as one of its layers has it: with the heads of that layer."""
-        own = layer.heads
-        if own is None:
-            return self
+        """The model as one of its layers has it: with the heads and the width of that layer."""
+        own = layer.heads or HeadSpec(self.num_kv_heads, self.head_dim, self.keys_are_values)
         return replace(
             self,
             num_kv_heads=own.num_kv_heads,
             head_dim=own.head_dim,
-            keys_are_values=own.keys_are_values,
+            keys_are_values=own.keys_are_values and layer.reads is None,
+            queries_alone=layer.reads is not None,
+            intermediate_size=layer.intermediate_size or self.intermediate_size,
         )
 
     @cached_property
     def cached_heads(self) -> tuple[tuple[int, int], ...]:
         """Of each layer that keeps keys and values: how many KV heads, and how wide they are."""
-        paged = (self.of_layer(layer) for layer in self.layers if not layer.recurrent)
-        return tuple((own.num_kv_heads, own.head_dim) for own in paged)
+        paged = (layer for layer in self.layers if not layer.recurrent and layer.reads is None)
+        specs = map(self.of_layer, paged)
+        return tuple((own.num_kv_heads, own.head_dim) for own in specs)
 
     @property
-    def has_own_heads(self) -> bool:
-        """Whether some layers have heads unlike the others'."""
-        return any(layer.heads is not None for layer in self.layers)
+    def has_unlike_layers(self) -> bool:
+        """Whether some layers have heads unlike the others', or read what others keep."""
+        return any(layer.heads is not None or layer.reads is not None for layer in self.layers)
 
     @cached_property
     def num_paged_layers(self) -> int:
-        """Those that keep keys and values; the others keep a state for each sequence."""
-        return sum(not layer.recurrent for layer in self.layers)
+        """Those that keep keys and values of their own."""
+        return len(self.cached_heads)
 
     @property
     def is_recurrent(self) -> bool:
         """Whether a layer keeps a state, which no token can be taken back from."""
-        return self.num_paged_layers < self.num_layers
+        return any(layer.recurrent for layer in self.layers)
 
     @property
     def first_layer(self) -> int:
@@ -302,6 +309,8 @@ class DecoderSpec:
         """Widths of what a token is first projected to, in attention."""
         if self.latent:
             return self.latent.projected(self.num_heads)
+        if self.queries_alone:
+            return (self.query_size + self.gate_size,)
         keys_and_values = (self.kv_size,) if self.keys_are_values else (self.kv_size, self.kv_size)
         return self.query_size + self.gate_size, *keys_and_values
 
@@ -370,5 +379,5 @@ class DecoderSpec:
         """What a sequence's states take, in all layers that keep one."""
         if self.recurrence is None:
             return 0
-        count = self.num_layers - self.num_paged_layers
+        count = sum(layer.recurrent for layer in self.layers)
         return count * layer_state_bytes(self.recurrence, itemsize)

@@ -25,4 +25,5 @@ class StepState:
     wanted_adapters: Adapters | None = None  # of the tokens whose result is read
     # [num_tokens, hidden_size], what a head that drafts reads beside the tokens
     read_states: torch.Tensor | None = None
+    per_layer: torch.Tensor | None = None  # [num_tokens, layers, per_layer_size], for each layer
     rows: StepRows | None = None  # whose tokens are which, for layers that keep a state

@@ -32,6 +32,9 @@ _CACHE_SCALES = re.compile(
 
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,5})\.")
+_KEYS_AND_VALUES = re.compile(
+    r"model\.(?:language_model\.)?layers\.(\d{1,5})\.self_attn\.(?:[kv]_proj|[kv]_norm)\."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
     if spec.has_last_norm:
         found |= _norm(spec, "norm", spec.hidden_size)
     for i, layer_spec in enumerate(spec.layers, spec.first_layer):
-        mlp = {} if layer_spec.experts and not _is_beside(spec) else _mlp(spec)
+        mlp = {} if layer_spec.experts and not _is_beside(spec) else _mlp(spec.of_layer(layer_spec))
         if layer_spec.experts and spec.moe:
             mlp |= _experts(spec, spec.moe)
         own = spec.of_layer(layer_spec)
@@ -84,6 +87,8 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         if layer_spec.recurrent and spec.recurrence:
             mixer = _recurrent(spec.recurrence, spec.hidden_size)
         layer = mixer | mlp | _norms(own, layer_spec)
+        if spec.per_layer_size:
+            layer |= _per_layer(spec)
         if spec.layer_scales:
             layer["scale"] = Parameter((1,), is_norm=True, is_exact=True)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
@@ -144,7 +149,8 @@ def is_redundant(spec: DecoderSpec, name: str) -> bool:
     if name.startswith(_UNREAD.get(spec.architecture, ())):
         return True
     is_computed = _COMPUTED.fullmatch(name) or _CACHE_SCALES.fullmatch(name)
-    return tied_copy or is_computed is not None or _drafts(spec, name)
+    is_unread = is_computed is not None or _drafts(spec, name) or _reads_others(spec, name)
+    return tied_copy or is_unread
 
 
 def base_prefix(spec: DecoderSpec) -> str:
@@ -152,6 +158,14 @@ def base_prefix(spec: DecoderSpec) -> str:
     rules = rules_of(spec.naming or spec.architecture)
     embedding = next(rule for rule in rules if rule.parameter == "embedding")
     return embedding.pattern.partition(".")[0] + "."
+
+
+def _reads_others(spec: DecoderSpec, name: str) -> bool:
+    """Whether it would make keys or values in a layer that reads those of another."""
+    found = _KEYS_AND_VALUES.match(name)
+    if found is None or int(found[1]) >= spec.num_layers:
+        return False
+    return spec.layers[int(found[1])].reads is not None
 
 
 def _drafts(spec: DecoderSpec, name: str) -> bool:
@@ -167,6 +181,11 @@ def _ends(spec: DecoderSpec) -> dict[str, Parameter]:
         found["positions"] = Parameter((spec.max_position_embeddings,), (hidden,))
     if spec.num_labels:
         found["score"] = Parameter((spec.num_labels,), (hidden,))
+    if spec.per_layer_size:
+        width = spec.num_layers * spec.per_layer_size
+        found["per_layer.embedding"] = Parameter((spec.per_layer_vocab_size,), (width,))
+        found["per_layer.projection.weight"] = Parameter((width,), (hidden,))
+        found |= _norm(spec, "per_layer.norm", spec.per_layer_size)
     if spec.generates and not spec.tie_word_embeddings:
         found["head"] = Parameter((spec.vocab_size,), (hidden,))
     return found
@@ -245,6 +264,15 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     return found
 
 
+def _per_layer(spec: DecoderSpec) -> dict[str, Parameter]:
+    """What a layer makes of its own embeddings with; see ``engine/models/per_layer.py``."""
+    return {
+        "per_layer.gate.weight": Parameter((spec.per_layer_size,), (spec.hidden_size,)),
+        "per_layer.output.weight": Parameter((spec.hidden_size,), (spec.per_layer_size,)),
+        **_norm(spec, "per_layer.after", spec.hidden_size),
+    }
+
+
 def _is_beside(spec: DecoderSpec) -> bool:
     """Whether layers with experts have an MLP, too."""
     return spec.moe is not None and spec.moe.beside_mlp
@@ -320,7 +348,8 @@ def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
         head = spec.head_dim
         query, key = (head, head) if spec.qk_norm else (spec.query_size, spec.kv_size)
         found["query_norm"] = Parameter((query,), is_norm=True)
-        found["key_norm"] = Parameter((key,), is_norm=True)
+        if not spec.queries_alone:
+            found["key_norm"] = Parameter((key,), is_norm=True)
     return found
 
 

@@ -16,7 +16,7 @@ def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
         ModelLoadError: it cannot; one line that names the setting or what does not divide.
     """
     size, stages = config.tensor_parallel_size, config.pipeline_parallel_size
-    if spec.has_own_heads and config.num_ranks > 1:
+    if spec.has_unlike_layers and config.num_ranks > 1:
         asked = f"tensor_parallel_size {size}" if size > 1 else f"pipeline_parallel_size {stages}"
         raise ModelLoadError(
             f"{asked}: layers of {spec.architecture} models have heads unlike other layers', which "

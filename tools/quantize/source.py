@@ -61,7 +61,7 @@ class Source:
                 f"{path}: {self.spec.architecture} models keep a state in some layers, which are "
                 "not rounded here; quire serve --quantization rounds them as they load"
             )
-        if self.spec.has_own_heads or self.spec.layer_scales:
+        if self.spec.has_unlike_layers or self.spec.layer_scales:
             raise QuantizeError(
                 f"{path}: layers of {self.spec.architecture} models have heads unlike other "
                 "layers', which are not rounded here; quire serve --quantization rounds them as "

@@ -104,14 +104,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma4": Family(
         multimodal.gemma4,
-        "Gemma 4 31B and 26B-A4B",
+        "Gemma 4 31B, 26B-A4B, E4B and E2B",
         "as `gemma4_text`; images and sound are not taken",
     ),
     "gemma4_text": Family(
         gemma4.gemma4,
         "Gemma 4, text",
         "as `gemma3_text`; wider heads and fewer where all is seen, keys that are values there, "
-        "norms of values; experts beside the MLP in some",
+        "norms of values; in some experts beside the MLP, or embeddings of each layer and keys "
+        "that layers share",
     ),
     "gemma4_unified": Family(
         multimodal.gemma4_unified,

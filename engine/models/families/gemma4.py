@@ -16,13 +16,13 @@ _OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 
 
 def gemma4(reader: ConfigReader) -> DecoderSpec:
-    """Gemma 4's text model, without embeddings of each layer."""
-    if reader.whole("hidden_size_per_layer_input", 256):
-        raise reader.error(
-            "hidden_size_per_layer_input", "is not 0: embeddings of each layer are not supported"
-        )
-    reader.ignore("vocab_size_per_layer_input")
-    return _text(reader, max_positions=131_072, window=512, moe=_experts(reader))
+    """Gemma 4's text model."""
+    size = reader.whole("hidden_size_per_layer_input", 256)
+    embedded = reader.count("vocab_size_per_layer_input", 262_144)
+    if size and embedded < reader.count("vocab_size"):
+        raise reader.error("vocab_size_per_layer_input", "is below 'vocab_size'")
+    spec = _text(reader, max_positions=131_072, window=512, moe=_experts(reader))
+    return replace(spec, per_layer_size=size, per_layer_vocab_size=embedded if size else 0)
 
 
 def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
@@ -55,11 +55,10 @@ def _text(
         raise reader.error(
             "use_bidirectional_attention", "is 'all': an encoder, which is not supported"
         )
-    reader.refuse(
-        "num_kv_shared_layers", "is not 0: layers that share keys and values are not supported"
-    )
-    reader.ignore("use_double_wide_mlp")  # of layers that do
     kinds = _kinds(reader)
+    sources = _sources(reader, kinds)
+    wide = reader.flag("use_double_wide_mlp")  # where keys and values are another layer's
+    wider = 2 * reader.count("intermediate_size") if wide else None
     heads = _heads(reader, kinds)
     whole, local = heads[_FULL], heads.get(_SLIDING)
     full_rope, local_rope = read_ropes_by_layer(
@@ -79,7 +78,12 @@ def _text(
     full = LayerSpec(experts=moe is not None)
     spec = read_decoder(
         reader,
-        layers=tuple(full if kind == _FULL else sliding for kind in kinds),
+        layers=tuple(
+            own if source is None else replace(own, reads=source, intermediate_size=wider)
+            for own, source in zip(
+                (full if kind == _FULL else sliding for kind in kinds), sources, strict=True
+            )
+        ),
         norm=NormSpec(reader.number("rms_norm_eps", 1e-6)),
         activation=read_activation(reader, "hidden_activation", "gelu_pytorch_tanh"),
         placement="sandwich",
@@ -109,6 +113,17 @@ def _kinds(reader: ConfigReader) -> list[str]:
         _SLIDING if (i + 1) % _PERIOD else _FULL for i in range(count)
     ]
     return [*kinds[:-1], _FULL]
+
+
+def _sources(reader: ConfigReader, kinds: list[str]) -> list[int | None]:
+    """Of each layer the number of the one whose keys and values it reads: the last ones read those
+    of the last layer of their kind before them. None: its own."""
+    count = len(kinds)
+    first = count - reader.whole("num_kv_shared_layers", 0)
+    if first < 1 or set(kinds[first:]) - set(kinds[:first]):
+        raise reader.error("num_kv_shared_layers", "leaves no layer whose keys others could read")
+    last = {kind: i for i, kind in enumerate(kinds[:first])}
+    return [None if i < first else last[kind] for i, kind in enumerate(kinds)]
 
 
 def _heads(reader: ConfigReader, kinds: list[str]) -> dict[str, HeadSpec]:

@@ -38,7 +38,7 @@ ADAPTERS = {
 FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
 # Run at one schedule: those whose layers are their own.
 MORE_FAMILIES = [
-    *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4"),
+    *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4", "gemma4_shared"),
     *("deepseek_v2_lite", "deepseek_v3", "deepseek_v3_halves"),
     *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid_dense"),
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_oss", "falcon", "deepseek_v2")),

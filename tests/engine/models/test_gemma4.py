@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
@@ -22,9 +23,9 @@ def tiny(tmp_path_factory):
     return saved("gemma4", tmp_path_factory)
 
 
-@pytest.fixture(scope="module", params=["gemma4", "gemma4_moe"])
+@pytest.fixture(scope="module", params=["gemma4", "gemma4_moe", "gemma4_shared"])
 def either(request, tmp_path_factory):
-    """The same, and of a model with experts."""
+    """The same, of a model with experts, and of one with embeddings and shared keys."""
     return saved(request.param, tmp_path_factory)
 
 
@@ -86,6 +87,30 @@ def test_a_token_takes_what_its_layers_heads_take(tiny):
     assert runner.info.memory.bytes_per_token == 2 * 2 * (3 * 8 + 16) * 4
 
 
+def test_layers_that_share_keys_take_nothing(tmp_path):
+    """Three of six have keys: sliding, full, sliding; the others read the last of their kind."""
+    tiny_models.save("gemma4_shared", tmp_path)
+    runner = load_runner(EngineConfig(model=str(tmp_path), dtype="float32"))
+    assert runner.info.memory.bytes_per_token == 2 * (2 * 3 * 8 + 3 * 16) * 4
+    spec = read_config(str(tmp_path)).spec
+    assert [layer.reads for layer in spec.layers] == [None, None, None, 1, 2, 1]
+
+
+def test_keys_that_a_checkpoint_has_for_them_are_passed_over(tmp_path):
+    """As the published ones do."""
+    model = tiny_models.build("gemma4_shared")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for name in ("k_proj", "v_proj", "k_norm"):
+        source = f"model.layers.1.self_attn.{name}.weight"
+        tensors[source.replace(".1.", ".5.")] = tensors[source].clone()
+    save_file(tensors, path)
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt()])).logits[0]
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
+
+
 def test_published_keys_tell_the_same_as_saved_ones(tiny, tmp_path):
     saved = read_config(str(tiny[0])).spec
     published = changed(
@@ -107,9 +132,12 @@ def test_what_a_config_leaves_out_is_the_familys(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"hidden_size_per_layer_input": 8}, "'hidden_size_per_layer_input' is not 0"),
-        ({"hidden_size_per_layer_input": None}, "'hidden_size_per_layer_input' is not 0"),
-        ({"num_kv_shared_layers": 2}, "'num_kv_shared_layers' is not 0"),
+        (
+            {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 159},
+            "'vocab_size_per_layer_input' is below 'vocab_size'",
+        ),
+        ({"num_kv_shared_layers": 3}, "'num_kv_shared_layers' leaves no layer"),
+        ({"num_kv_shared_layers": 4}, "'num_kv_shared_layers' leaves no layer"),
         ({"enable_moe_block": True}, "'num_experts'"),
         (
             {"enable_moe_block": True, "num_experts": 2}

@@ -29,6 +29,7 @@ PUBLISHED = {
     "llama4": ("Llama4", "llama4", {}, _LLAMA4_VISION),
     "gemma3": ("Gemma3", "gemma3", {}, _VISION),
     "gemma4": ("Gemma4", "gemma4", {}, _VISION),
+    "gemma4_shared": ("Gemma4", "gemma4_shared", {}, _VISION),
     "gemma4_unified": ("Gemma4Unified", "gemma4_unified", {}, {}),
     "mistral3": ("Mistral3", "mistral", {"head_dim": 16}, {**_VISION, "head_dim": 8}),
     "ministral3": ("Mistral3", "ministral3", {}, {**_VISION, "head_dim": 8}),

@@ -31,6 +31,7 @@ FAMILIES = [
         "gemma3",
         "gemma4",
         "gemma4_moe",
+        "gemma4_shared",
     ),
     *("granite", "phi3", "olmo2", "stablelm", "cohere", "cohere2", "gpt2", "gpt_neox"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
