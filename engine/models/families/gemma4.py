@@ -27,6 +27,10 @@ def gemma4(reader: ConfigReader) -> DecoderSpec:
 
 def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
     """The text model of the one that reads images and sound without encoders of their own."""
+    for key in ("hidden_size_per_layer_input", "enable_moe_block"):
+        reader.refuse(key, "is set, which this kind of Gemma 4 does not have")
+    for key in ("vocab_size_per_layer_input", *_OF_EXPERTS):  # without effect without these
+        reader.ignore(key)
     return _text(reader, max_positions=262_144, window=1024)
 
 

@@ -129,6 +129,17 @@ def test_what_a_config_leaves_out_is_the_familys(tiny, tmp_path):
     assert [layer.window for layer in spec.layers] == [12, 12, 12, None]
 
 
+def test_the_unified_kind_has_neither_experts_nor_embeddings_of_layers(tmp_path):
+    """A config may say so."""
+    tiny_models.save("gemma4_unified", tmp_path)
+    saved = read_config(str(tmp_path)).spec
+    absent = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}
+    said = changed(tmp_path, **absent, vocab_size_per_layer_input=160)
+    assert spec_of(tmp_path, said) == saved
+    with pytest.raises(ModelLoadError, match="'enable_moe_block' is set"):
+        spec_of(tmp_path, said | {"enable_moe_block": True})
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
