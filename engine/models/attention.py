@@ -103,9 +103,10 @@ class Attention:
     ) -> torch.Tensor:
         """Attend to the keys and values of another layer, stored already in this step."""
         spec, weights = self._spec, self._weights
-        query = fused.view(-1, spec.num_heads, spec.head_dim)
+        heads = fused.view(-1, spec.head_dim)
         if weights.qk_norm is not None:
-            query = self._operations.rms_norm(query, weights.qk_norm[0], spec.norm.eps)
+            heads = self._operations.rms_norm(heads, weights.qk_norm[0], spec.norm.eps)
+        query = heads.view(-1, spec.num_heads, spec.head_dim)
         if weights.rope is not None:
             query = rope(query, *state.rotations[weights.rope])
         attended = self._attention.forward(state.attention, weights.attention, query, cache)

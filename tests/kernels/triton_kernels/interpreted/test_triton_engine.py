@@ -9,6 +9,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.quantization import choose
+from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits
 from tests.engine.quantization import mxfp4_model
 
@@ -43,3 +44,13 @@ def test_experts_in_mxfp4_are_multiplied_as_codes(tmp_path, monkeypatch, caplog)
     logits = paged_logits(directory, attention_backend="triton")
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     assert "experts are held in" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_shared"])
+def test_layers_with_heads_of_their_own(tmp_path, kind) -> None:
+    """Each kind of heads has a plan; some layers read what others have stored."""
+    tiny_models.save(kind, tmp_path, head_dim=16, global_head_dim=32)
+    given = {"tokens": list(range(20, 40)), "chunks": (9, 1, 10)}
+    expected = paged_logits(tmp_path, attention_backend="reference", **given)
+    logits = paged_logits(tmp_path, attention_backend="triton", **given)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
