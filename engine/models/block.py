@@ -21,10 +21,8 @@ from engine.models.peers import Peers
 from engine.models.per_layer import LayerPart
 from engine.models.recurrent import LayerMemory, bind_recurrent
 from engine.models.spec import DecoderSpec
-from engine.models.step_state import Rotation, StepState
+from engine.models.step_state import StepState
 from kernels.operations import Kernels
-
-__all__ = ["Block", "Rotation", "StepState", "Taps", "Walk"]
 
 
 class Mixer(Protocol):

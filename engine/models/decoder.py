@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.models.block import Block, Rotation, StepState, Taps, Walk
+from engine.models.block import Block, Taps, Walk
 from engine.models.ends import Embeddings, Rotations, finish_logits
 from engine.models.linear import GreedyHead
 from engine.models.modules import Modules
@@ -22,6 +22,7 @@ from engine.models.peers import Peers
 from engine.models.per_layer import PerLayer
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
+from engine.models.step_state import Rotation, StepState
 from kernels.operations import Kernels
 from kernels.sampling import Sampled
 

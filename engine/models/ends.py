@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from engine.models.block import Rotation
 from engine.models.rope import inverse_frequencies
 from engine.models.spec import DecoderSpec
+from engine.models.step_state import Rotation
 from kernels.operations import Operations
 
 

@@ -31,10 +31,10 @@ from engine.framing import encode, receive
 from engine.kv_cache.host_store import HostStore
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import step_adapters
-from engine.models.block import StepState
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
 from engine.models.spec import DecoderSpec
+from engine.models.step_state import StepState
 from engine.parallel.board import Attendance
 from engine.parallel.frames import (
     CopyBlocks,

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 import torch
 
 from engine.kv_cache.storage import zeros
-from engine.models.block import StepState, Taps
+from engine.models.block import Taps
 from engine.models.decoder import Decoder
 from engine.models.draft_head.network import DraftHead
 from engine.models.recurrent import LayerMemory
+from engine.models.step_state import StepState
 from engine.types import BlockCopy
 from kernels.sending import to_device
 

@@ -14,11 +14,12 @@ import torch
 from torch.nn import functional
 
 from engine.kv_cache.storage import KVCache
-from engine.models.block import Block, StepState, Walk
+from engine.models.block import Block, Walk
 from engine.models.ends import Embeddings, Rotations, finish_logits
 from engine.models.modules import Layer
 from engine.models.norms import NormWeights, Unnormed, bind_norm
 from engine.models.spec import DecoderSpec
+from engine.models.step_state import StepState
 from engine.runner.kernels import choose_kernels
 from engine.runner.load import attention_spec
 from kernels.attention import BatchGeometry

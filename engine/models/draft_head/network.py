@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.models.block import Block, Rotation, StepState
+from engine.models.block import Block
 from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.ends import Rotations, finish_logits
 from engine.models.linear import Head, Linear
@@ -25,6 +25,7 @@ from engine.models.modules import Layer
 from engine.models.norms import NormWeights, RmsNorm, Unnormed
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
+from engine.models.step_state import Rotation, StepState
 from kernels.operations import Kernels
 
 
