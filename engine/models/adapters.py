@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,3 +26,14 @@ class Adapters(Protocol):
     def changes(self, parameter: str, /) -> Iterator[Change]:
         """What is added to a parameter, where it is not applied as one product."""
         ...
+
+
+def project(
+    linear: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    adapters: Adapters | None,
+    parameter: str,
+) -> torch.Tensor:
+    """What a linear layer and the tokens' adapters make of ``x``: [n, inputs] -> [n, outputs]."""
+    out = linear(x)
+    return out if adapters is None else adapters.add(out, x, parameter)

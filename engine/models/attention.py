@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.models.adapters import project
 from engine.models.latent import LatentAttention
 from engine.models.modules import AttentionWeights
 from engine.models.norms import NormWeights, SharedRmsNorm, bind_norm
@@ -66,9 +67,7 @@ class Attention:
         """See ``Mixer``."""
         assert isinstance(cache, LayerCache)
         spec, weights = self._spec, self._weights
-        fused = weights.qkv(read)
-        if state.adapters is not None:
-            fused = state.adapters.add(fused, read, self._qkv_name)
+        fused = project(weights.qkv, read, state.adapters, self._qkv_name)
         if self._latent is not None:
             assert weights.rope is not None
             return self._latent(fused, state, state.rotations[weights.rope], cache)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.models.adapters import Adapters
+from engine.models.adapters import Adapters, project
 from engine.models.attention import Attention
 from engine.models.experts import Experts, ExpertsBeside, bind_mlp
 from engine.models.linear import Linear
@@ -120,9 +120,7 @@ class Block:
 
     def output(self, attended: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
         """What the mixer gave of some tokens -> [n, hidden_size], to be added."""
-        out = self._mixer.output(attended)
-        if adapters is not None:
-            out = adapters.add(out, attended, self._mixer.output_name)
+        out = project(self._mixer.output, attended, adapters, self._mixer.output_name)
         return self._finish(out, self._attention_after)
 
     def mlp(

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.models.adapters import Adapters
+from engine.models.adapters import Adapters, project
 from engine.models.linear import Linear, LinearMethod, in_order
 from engine.models.loader import stored
 from engine.models.rope import rotary_order
@@ -209,9 +209,7 @@ class LatentAttention:
         if weights.query_up is not None:
             assert weights.query_norm is not None
             normed = do.rms_norm(made_from, weights.query_norm, spec.eps)
-            made_from = weights.query_up(normed)
-            if step.adapters is not None:
-                made_from = step.adapters.add(made_from, normed, self._query_name)
+            made_from = project(weights.query_up, normed, step.adapters, self._query_name)
         heads = made_from.unflatten(-1, (self._num_heads, spec.query_dim))
         query = weights.key_up(heads, keep=spec.rope_dim)  # [n, heads, rank + rope_dim]
         changes = () if step.adapters is None else tuple(self._changes(step.adapters))

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from engine.models.adapters import Adapters
+from engine.models.adapters import Adapters, project
 from engine.models.linear import GatedLinear, Linear
 from engine.models.modules import MlpWeights
 from engine.models.spec import ClampedSwiglu, DecoderSpec
@@ -37,8 +37,8 @@ class Mlp:
 
     def adapted(self, x: torch.Tensor, adapters: Adapters, names: tuple[str, str]) -> torch.Tensor:
         """The same, with what adapters add to its two weights of these ``names``."""
-        inner = self._activate(adapters.add(self._weights.gate_up(x), x, names[0]))
-        return adapters.add(self._weights.down(inner), inner, names[1])
+        inner = self._activate(project(self._weights.gate_up, x, adapters, names[0]))
+        return project(self._weights.down, inner, adapters, names[1])
 
 
 def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:

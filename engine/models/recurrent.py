@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.models.adapters import project
 from engine.models.linear import Linear, LinearMethod
 from engine.models.loader import stored
 from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec, ShortConvSpec
@@ -154,9 +155,7 @@ class GatedDelta:
         rows, inputs, sums = _kept(state, cache)
         assert sums is not None
         weights, do = self._weights, self._operations
-        fused = weights.input(read)
-        if state.adapters is not None:
-            fused = state.adapters.add(fused, read, self._input_name)
+        fused = project(weights.input, read, state.adapters, self._input_name)
         mixed, gate = fused[:, : self._channels], fused[:, self._channels :]
         mixed = do.short_conv(mixed, weights.conv, None, inputs, rows, True)
         gates = weights.gates(read)
@@ -189,9 +188,7 @@ class Mamba:
         rows, inputs, sums = _kept(state, cache)
         assert sums is not None
         w, do = self._weights, self._operations
-        fused = w.input(read)
-        if state.adapters is not None:
-            fused = state.adapters.add(fused, read, self._input_name)
+        fused = project(w.input, read, state.adapters, self._input_name)
         gate, mixed, steps = fused.split(self._sizes, dim=1)
         mixed = do.short_conv(mixed, w.conv, w.conv_bias, inputs, rows, True)
         factors = w.log_a, w.dt_bias, w.skip
@@ -212,9 +209,7 @@ class ShortConv:
         """See ``Mixer``."""
         rows, inputs, _ = _kept(state, cache)
         weights = self._weights
-        fused = weights.input(read)
-        if state.adapters is not None:
-            fused = state.adapters.add(fused, read, self._input_name)
+        fused = project(weights.input, read, state.adapters, self._input_name)
         return self._gated_conv(fused, weights.conv, weights.bias, inputs, rows)
 
 
