@@ -227,8 +227,9 @@ void with_group(int64_t group, Body body) {
   }
 }
 
-// The tile that a thread takes next. Its rows are asked for beside the work on this tile, some at a
-// time: all at once they would wait for each other, and the work for them.
+// The tile that a thread takes next. Each part of its rows is asked for where the same part of this
+// tile's is read, keys beside keys and values beside values: many at once would wait for each other,
+// and the work for them.
 template <class T>
 class Ahead {
  public:
@@ -236,23 +237,31 @@ class Ahead {
       : places_(batch, tensors.heads_apart, tile),
         keys_(static_cast<const char*>(tensors.stored_keys())),
         values_(static_cast<const char*>(tensors.stored_values())),
-        row_bytes_(tensors.row_bytes(batch.head_dim)) {}
+        row_bytes_(tensors.row_bytes(batch.head_dim)),
+        value_bytes_(row_bytes_ / batch.head_dim) {}
 
   const TilePlaces& places() const { return places_; }
 
-  // Called while tokens [first, first + LANES) of `count` are scored.
-  void fetch_beside(int64_t first, int64_t count) const {
-    const bool is_last = first + LANES >= count;
-    const int64_t last = std::min(is_last ? TILE : first + LANES, places_.count);
-    for (const char* stored : {keys_, values_})
-      for (int64_t i = first; i < last; ++i)
-        fetch(stored + places_.at[i] * row_bytes_, row_bytes_);
-  }
+  // The cache line in which value d of token i's key begins, or of its value; nothing where there is
+  // no token i.
+  void fetch_key(int64_t i, int64_t d) const { fetch_line(keys_, i, d); }
+  void fetch_value(int64_t i, int64_t d) const { fetch_line(values_, i, d); }
+
+  // Of all tokens from i on: of those that this tile does not have.
+  void fetch_keys_from(int64_t i) const { fetch_from(keys_, i); }
+  void fetch_values_from(int64_t i) const { fetch_from(values_, i); }
 
  private:
+  void fetch_line(const char* stored, int64_t i, int64_t d) const {
+    if (i < places_.count) fetch(stored + places_.at[i] * row_bytes_ + d * value_bytes_, 1);
+  }
+  void fetch_from(const char* stored, int64_t i) const {
+    for (; i < places_.count; ++i) fetch(stored + places_.at[i] * row_bytes_, row_bytes_);
+  }
+
   TilePlaces places_;
   const char *keys_, *values_;
-  int64_t row_bytes_;
+  int64_t row_bytes_, value_bytes_;
 };
 
 // Calls body<GROUP>(head, place) for the heads of a span's KV head, at most MAX of them at a time: the

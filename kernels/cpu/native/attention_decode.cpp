@@ -49,23 +49,25 @@ inline void multiply_each(const T* query, const T* key, int64_t dim, Floats (&su
 template <int GROUP, class T>
 void score(const T* query, const TileRows<T>& rows, const Ahead<T>& ahead, int64_t dim,
            float scale, float (*scores)[TILE]) {
-  for (int64_t base = 0; base < rows.count; base += LANES) {
-    ahead.fetch_beside(base, rows.count);
+  int64_t base = 0;
+  for (; base < rows.count; base += LANES) {
     Floats partial[GROUP][LANES];
     for (int64_t i = 0; i < LANES; ++i) {
       Floats sums[GROUP] = {};
+      for (int64_t d = 0; d < dim; d += LANES) ahead.fetch_key(base + i, d);
       if (base + i < rows.count) multiply_each(query, rows.keys[base + i], dim, sums);
       for (int g = 0; g < GROUP; ++g) partial[g][i] = sums[g];
     }
 #pragma GCC unroll 1
     for (int g = 0; g < GROUP; ++g) store(scores[g] + base, sum_each(partial[g]) * scale);
   }
+  ahead.fetch_keys_from(base);
 }
 
 // VECTORS vectors of every head's sums: sums[g] = sums[g] * kept[g] + weights[g] . values.
 template <int GROUP, int VECTORS, class T>
 void add_values(const float (*weights)[TILE], const float* kept, const TileRows<T>& rows,
-                int64_t dim, int64_t first, float* sums) {
+                const Ahead<T>& ahead, int64_t dim, int64_t first, float* sums) {
   const int64_t stride = padded(dim);
   Floats total[GROUP][VECTORS];
   for (int g = 0; g < GROUP; ++g)
@@ -74,6 +76,7 @@ void add_values(const float (*weights)[TILE], const float* kept, const TileRows<
   for (int64_t i = 0; i < rows.count; ++i)
     for (int v = 0; v < VECTORS; ++v) {
       const int64_t d = first + v * LANES;
+      ahead.fetch_value(i, d);
       const Floats part = load(rows.values[i] + d, dim - d);
       for (int g = 0; g < GROUP; ++g) total[g][v] += weights[g][i] * part;
     }
@@ -104,10 +107,12 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<T>& tens
     }
     int64_t d = 0;
     for (; d + VECTORS * LANES <= value_dim; d += VECTORS * LANES)
-      add_values<GROUP, VECTORS>(scores, kept, rows, value_dim, d, sums);
+      add_values<GROUP, VECTORS>(scores, kept, rows, ahead, value_dim, d, sums);
     for (; d + 2 * LANES <= value_dim; d += 2 * LANES)
-      add_values<GROUP, 2>(scores, kept, rows, value_dim, d, sums);
-    for (; d < value_dim; d += LANES) add_values<GROUP, 1>(scores, kept, rows, value_dim, d, sums);
+      add_values<GROUP, 2>(scores, kept, rows, ahead, value_dim, d, sums);
+    for (; d < value_dim; d += LANES)
+      add_values<GROUP, 1>(scores, kept, rows, ahead, value_dim, d, sums);
+    ahead.fetch_values_from(rows.count);
   });
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
     std::copy(sums + g * stride, sums + (g + 1) * stride, results);

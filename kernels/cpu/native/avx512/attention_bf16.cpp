@@ -30,15 +30,17 @@ inline __m512i load_step(const bfloat16* row, int64_t d, int64_t dim) {
 template <int GROUP>
 [[gnu::noinline]] void score(const bfloat16 (*queries)[MAX_HEAD_DIM], const TileRows<bfloat16>& rows,
            const Ahead<bfloat16>& ahead, int64_t dim, float scale, float (*scores)[TILE]) {
-  for (int64_t base = 0; base < rows.count; base += LANES) {
-    ahead.fetch_beside(base, rows.count);
+  int64_t base = 0;
+  for (; base < rows.count; base += LANES) {
     // Two sums a head: none waits for itself as long.
     __m512 sums[GROUP][2];
     for (auto& sum : sums) sum[0] = sum[1] = _mm512_setzero_ps();
     for (int64_t d = 0; d < dim; d += STEP) {
       Floats words[LANES];  // of 16 keys; then of 16 places in a key
-      for (int64_t i = 0; i < LANES; ++i)
+      for (int64_t i = 0; i < LANES; ++i) {
+        ahead.fetch_key(base + i, d);
         words[i] = (Floats)load_step(rows.keys[std::min(base + i, rows.count - 1)], d, dim);
+      }
       transpose(words);
 #pragma GCC unroll 16
       for (int64_t j = 0; j < LANES; ++j)
@@ -50,6 +52,7 @@ template <int GROUP>
     for (int g = 0; g < GROUP; ++g)
       store(scores[g] + base, (Floats)(sums[g][0] + sums[g][1]) * scale);
   }
+  ahead.fetch_keys_from(base);
 }
 
 // sums[g] = sums[g] * kept[g] + weights[g] . values, 32 values at a time: the first vector of these
@@ -57,7 +60,7 @@ template <int GROUP>
 // multiplications and additions, and round the weights.
 template <int GROUP>
 void add_values(const float (*weights)[TILE], const float* kept, const TileRows<bfloat16>& rows,
-                int64_t dim, float (*sums)[MAX_HEAD_DIM]) {
+                const Ahead<bfloat16>& ahead, int64_t dim, float (*sums)[MAX_HEAD_DIM]) {
   const __m512i high = _mm512_set1_epi32(0xFFFF0000);
   for (int64_t d = 0; d < dim; d += STEP) {
     Floats total[GROUP][2];
@@ -65,6 +68,7 @@ void add_values(const float (*weights)[TILE], const float* kept, const TileRows<
       for (int half = 0; half < 2; ++half)
         total[g][half] = load(sums[g] + d + half * LANES) * kept[g];
     for (int64_t i = 0; i < rows.count; ++i) {
+      ahead.fetch_value(i, d);
       const __m512i both = load_step(rows.values[i], d, dim);
       const Floats even = (Floats)_mm512_slli_epi32(both, 16);
       const Floats odd = (Floats)_mm512_and_si512(both, high);
@@ -76,6 +80,7 @@ void add_values(const float (*weights)[TILE], const float* kept, const TileRows<
     for (int g = 0; g < GROUP; ++g)
       for (int half = 0; half < 2; ++half) store(sums[g] + d + half * LANES, total[g][half]);
   }
+  ahead.fetch_values_from(rows.count);
 }
 
 // GROUP heads of the span's, the first of which is `head`.
@@ -104,7 +109,7 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
       kept[g] = weigh(scores[g], rows.count, layer.softcap, tops[g], totals[g]);
       if (rows.is_coded) scale_tile(rows.value_scales, scores[g]);
     }
-    add_values<GROUP>(scores, kept, rows, value_dim, sums);
+    add_values<GROUP>(scores, kept, rows, ahead, value_dim, sums);
   });
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
     for (int64_t d = 0; d < stride; d += STEP) {

@@ -87,8 +87,8 @@ template <int GROUP>
 void score(const Query* queries, const int8* keys, const TilePlaces& places,
            const Ahead<bfloat16>& ahead, int64_t dim, float scale, const float* key_scales,
            float (*scores)[TILE]) {
-  for (int64_t base = 0; base < places.count; base += LANES) {
-    ahead.fetch_beside(base, places.count);
+  int64_t base = 0;
+  for (; base < places.count; base += LANES) {
     __m512i high[GROUP], low[GROUP];
     for (int g = 0; g < GROUP; ++g) {
       high[g] = _mm512_set1_epi32(queries[g].high_offset);
@@ -98,6 +98,7 @@ void score(const Query* queries, const int8* keys, const TilePlaces& places,
       Floats words[LANES];  // of 16 keys; then of 16 places in a key
       for (int64_t i = 0; i < LANES; ++i) {
         const int64_t token = std::min(base + i, places.count - 1);
+        ahead.fetch_key(base + i, d);
         const __m512i codes = load_codes(keys + places.at[token] * dim, d, dim);
         words[i] = (Floats)_mm512_xor_si512(codes, _mm512_set1_epi8(-128));
       }
@@ -114,6 +115,7 @@ void score(const Query* queries, const int8* keys, const TilePlaces& places,
     for (int g = 0; g < GROUP; ++g)
       store(scores[g] + base, joined(high[g], low[g]) * (by * queries[g].step));
   }
+  ahead.fetch_keys_from(base);
 }
 
 // A head's weights of a tile, times the scales of the values: in steps of `step`, 256 * high + low.
@@ -146,11 +148,13 @@ struct Weights {
 struct Quads {
   __m512i words[QUADS][4];
 
-  void set(const int8* values, const TilePlaces& places, int64_t d, int64_t dim) {
+  void set(const int8* values, const TilePlaces& places, const Ahead<bfloat16>& ahead, int64_t d,
+           int64_t dim) {
     for (int64_t quad = 0; 4 * quad < places.count; ++quad) {
       __m512i row[4];
       for (int64_t i = 0; i < 4; ++i) {
         const int64_t token = std::min(4 * quad + i, places.count - 1);
+        ahead.fetch_value(4 * quad + i, d);
         row[i] = load_codes(values + places.at[token] * dim, d, dim);
       }
       const __m512i a = _mm512_unpacklo_epi8(row[0], row[1]);
@@ -211,10 +215,11 @@ void attend_group(const Batch& batch, const Layer& layer, const Tensors<bfloat16
       weights[g].set(scores[g], value_scales, places.count);
     }
     for (int64_t step = 0; step < steps; ++step) {
-      quads.set(values, places, step * STEP, dim);
+      quads.set(values, places, ahead, step * STEP, dim);
       for (int g = 0; g < GROUP; ++g)
         add_values(weights[g], kept[g], quads, places.count, sums[g] + step * STEP);
     }
+    ahead.fetch_values_from((places.count + 3) / 4 * 4);
   });
   for (int g = 0; g < GROUP; ++g, results += stride + 2) {
     for (int64_t d = 0; d < stride; ++d) {
