@@ -27,6 +27,14 @@ def step_limits(config: EngineConfig, info: EngineInfo) -> SchedulerConfig:
     )
 
 
+def num_row_lines(config: EngineConfig, num_states: int) -> int:
+    """How many lines the runner's tables have for rows, of so many sequences that may have a state;
+    0: none has. A step that other stages compute holds its rows, though they may be removed
+    meanwhile."""
+    lines_a_row = 2 if config.pipeline_parallel_size > 1 else 1
+    return lines_a_row * (num_states or config.scheduler.max_num_seqs)
+
+
 def num_steps_ahead(config: EngineConfig, info: EngineInfo) -> int:
     """How many steps may be under way at once.
 

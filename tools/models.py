@@ -45,10 +45,10 @@ shared out to ranks, and `quire quantize` does not take it.
 Layers with the gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid), a selective state space
 (Mamba-2: Granite 4.0 H, Bamba) or a short convolution (LFM2) keep a state of each sequence in place
 of keys and values, as large for a long text as for a short one
-([kv-cache.md](kv-cache.md#states)). With such models `--speculation`, `--tensor-parallel-size`,
-`--pipeline-parallel-size` and `--kv-offload-bytes` are refused at start, and so is
-`quire quantize`; `--quantization` rounds them as they load, but for the small projections that a
-delta rule's decay comes from. On a GPU these layers' kernels have not been run yet, and go through
+([kv-cache.md](kv-cache.md#states)). With such models `--speculation`, `--pipeline-parallel-size`
+and `--kv-offload-bytes` are refused at start, and so is `quire quantize`; `--tensor-parallel-size`
+shares their heads and states out ([parallel.md](parallel.md)); `--quantization` rounds them as they
+load, but for the small projections that a delta rule's decay comes from. On a GPU these layers' kernels have not been run yet, and go through
 a prompt token by token. Models of state spaces alone, and Jamba, Falcon-H1 and Nemotron-H, are
 refused by name.
 

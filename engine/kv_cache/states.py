@@ -6,12 +6,21 @@ each slot of the runner's ``RowTable``, which a step reads and overwrites in pla
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 
+from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.kv_cache.storage import zeros
+from engine.limits import num_row_lines
 from engine.models.recurrent import LayerState
 from engine.models.spec import DecoderSpec
+
+
+def num_state_lines(config: EngineConfig, num_states: int, num_snapshots: int) -> int:
+    """Lines of each layer's states: those of rows, one of what pads them, those of snapshots."""
+    return num_row_lines(config, num_states) + 1 + num_snapshots
 
 
 def make_states(
@@ -45,3 +54,11 @@ def make_states(
             f"the states of {num_lines} sequences, {size / 2**20:,.0f} MiB, do not fit {device}: "
             f"{reason}"
         ) from None
+
+
+def copy_states(states: Sequence[LayerState], pairs: Iterable[tuple[int, int]]) -> None:
+    """In each layer, copy from one line to another, pair by pair. Nothing waits for the device."""
+    tensors = [tensor for layer in states for tensor in layer.tensors()]
+    for source, target in pairs:
+        for tensor in tensors:
+            tensor[target].copy_(tensor[source])

@@ -103,12 +103,14 @@ def plan_memory(
     codes: torch.dtype | None = None,
     num_sharers: int = 1,
     share_bytes: int | None = None,
+    lines_a_state: int = 1,
 ) -> MemoryPlan:
     """How many blocks there are, and the longest context. Called once the weights are loaded.
 
     With ``draft_bytes_per_token``, a draft model has as many blocks of its own. ``codes``: as in
     :class:`KVCache`. ``num_sharers``: processes that plan for as large a cache each; on a CPU they
     share its memory, of which all of them together may take ``share_bytes``, weights included.
+    ``lines_a_state``: for each sequence that may have a state there are so many.
 
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` is longer than the model's.
@@ -126,11 +128,11 @@ def plan_memory(
         available, usual_bytes = available // num_sharers, usual_bytes // num_sharers
         if share_bytes is not None:
             available = max(0, min(available, share_bytes // num_sharers - weights_bytes))
-    num_states = _num_states(spec, scheduler, dtype, device, available)
+    num_states = _num_states(spec, scheduler, dtype, device, available, lines_a_state)
     num_snapshots = 0
     if cache.enable_prefix_caching:
         num_snapshots = _num_snapshots(spec, dtype, available)
-    num_lines = num_states + 1 + num_snapshots
+    num_lines = lines_a_state * num_states + 1 + num_snapshots
     state_bytes = num_lines * spec.state_bytes(dtype.itemsize)
     available -= state_bytes
     num_host_blocks = _host_blocks(cache, block_bytes, num_sharers)
@@ -213,13 +215,14 @@ def _num_states(
     dtype: torch.dtype,
     device: torch.device,
     available: int,
+    lines_a_state: int,
 ) -> int:
     """How many sequences may have a state at once; 0 where the model has none. One line more pads
     captured batches."""
     each = spec.state_bytes(dtype.itemsize)
     if not each:
         return 0
-    fitting = int(available * STATE_SHARE[device.type]) // each - 1
+    fitting = (int(available * STATE_SHARE[device.type]) // each - 1) // lines_a_state
     if fitting < 1:
         raise ModelLoadError(
             f"no memory for states: a sequence's take {each / 2**20:,.1f} MiB, "

@@ -92,7 +92,7 @@ class Block:
         if isinstance(layer.mixer, AttentionWeights):
             self._mixer = Attention(spec, layer.mixer, kernels, index, peers)
         else:
-            self._mixer = bind_recurrent(spec, layer.mixer, operations, index)
+            self._mixer = bind_recurrent(spec, layer.mixer, operations, index, peers)
         self._feed = bind_mlp(spec, layer.mlp, operations, index)
         self._beside: ExpertsBeside | None = None
         if layer.beside is not None:

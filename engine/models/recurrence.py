@@ -78,6 +78,7 @@ class MambaSpec:
     conv_bias: bool = True
     bias: bool = False  # of both projections
     time_step_limit: tuple[float, float] = (0.0, math.inf)
+    divides_group: bool = False  # of the only group's heads a rank has a part
 
     @property
     def inner_size(self) -> int:
@@ -85,9 +86,15 @@ class MambaSpec:
         return self.num_heads * self.head_dim
 
     @property
+    def mixed_sizes(self) -> tuple[int, int, int]:
+        """Widths of what is written to states and, of all groups, of what writes and reads it."""
+        shared = self.num_groups * self.state_size
+        return self.inner_size, shared, shared
+
+    @property
     def channels(self) -> int:
         """That the convolution goes over."""
-        return self.inner_size + 2 * self.num_groups * self.state_size
+        return sum(self.mixed_sizes)
 
     @property
     def projected_size(self) -> int:

@@ -15,10 +15,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
 from engine.models.adapters import project
 from engine.models.linear import Linear, LinearMethod
 from engine.models.loader import stored
+from engine.models.norms import SharedRmsNorm
+from engine.models.peers import Peers
 from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec, ShortConvSpec
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
@@ -167,7 +170,12 @@ class Mamba:
     """A selective state space at work; see ``engine.models.block.Mixer``."""
 
     def __init__(
-        self, spec: MambaSpec, weights: MambaWeights, operations: Operations, index: int
+        self,
+        spec: MambaSpec,
+        weights: MambaWeights,
+        operations: Operations,
+        index: int,
+        peers: Peers | None,
     ) -> None:
         self._weights = weights
         self._sizes = spec.inner_size, spec.channels, spec.num_heads
@@ -180,6 +188,10 @@ class Mamba:
             spec.time_step_limit,
         )
         self._operations = operations
+        self._shared_norm: SharedRmsNorm | None = None
+        if spec.divides_group:
+            assert peers is not None
+            self._shared_norm = SharedRmsNorm(weights.norm[0], spec.norm_eps, peers)
         self._input_name = f"{index}.recurrent.input.weight"
         self.output, self.output_name = weights.output, f"{index}.recurrent.output.weight"
 
@@ -193,6 +205,9 @@ class Mamba:
         mixed = do.short_conv(mixed, w.conv, w.conv_bias, inputs, rows, True)
         factors = w.log_a, w.dt_bias, w.skip
         y = do.selective_scan(mixed, steps, *factors, sums, rows, self._shape)
+        if self._shared_norm is not None:
+            gated = y.view(gate.shape).float() * functional.silu(gate.float())
+            return self._shared_norm(gated).to(y.dtype)
         return do.gated_rms_norm(y.view(len(read), self._groups, -1), gate, w.norm, self._eps, True)
 
 
@@ -214,12 +229,16 @@ class ShortConv:
 
 
 def bind_recurrent(
-    spec: DecoderSpec, weights: RecurrentWeights, operations: Operations, index: int
+    spec: DecoderSpec,
+    weights: RecurrentWeights,
+    operations: Operations,
+    index: int,
+    peers: Peers | None,
 ) -> GatedDelta | Mamba | ShortConv:
-    """Layer ``index`` of the model at work."""
+    """Layer ``index`` of the model, or of this rank's share of it, at work."""
     if isinstance(weights, MambaWeights):
         assert isinstance(spec.recurrence, MambaSpec)
-        return Mamba(spec.recurrence, weights, operations, index)
+        return Mamba(spec.recurrence, weights, operations, index, peers)
     if isinstance(weights, ShortConvWeights):
         return ShortConv(weights, operations, index)
     assert isinstance(spec.recurrence, GatedDeltaSpec)

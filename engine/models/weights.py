@@ -39,12 +39,17 @@ _KEYS_AND_VALUES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A tensor of the decoder: ``parts`` are the lengths along its first dimension."""
+    """A tensor of the decoder: ``parts`` are the lengths along its first dimension.
+
+    Where checkpoints have several things in one tensor (queries, keys and values, say), a part has
+    several *runs*, of which ranks share out each by itself.
+    """
 
     parts: tuple[int, ...]
     trailing: tuple[int, ...] = ()  # the other dimensions
     is_norm: bool = False  # near one, rather than near zero
     is_exact: bool = False  # float32 whatever the model's dtype
+    runs: tuple[tuple[int, ...], ...] = ()  # the lengths of each part's; empty: each part is one
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,6 +62,10 @@ class Parameter:
             return slice(0, sum(self.parts))
         begin = sum(self.parts[:part])
         return slice(begin, begin + self.parts[part])
+
+    def runs_of(self, part: int) -> tuple[int, ...]:
+        """The lengths of a part's runs."""
+        return self.runs[part] if self.runs else (self.parts[part],)
 
     def part_shape(self, part: int | None) -> tuple[int, ...]:
         """Of what fills a part."""
@@ -193,13 +202,16 @@ def _ends(spec: DecoderSpec) -> dict[str, Parameter]:
 
 def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
     hidden, qkv = spec.hidden_size, spec.projected_sizes
+    runs: tuple[tuple[int, ...], ...] = ()
+    if spec.gate_size:  # of the queries' part; its gates come first
+        runs = ((spec.gate_size, spec.query_size), *((size,) for size in qkv[1:]))
     found = {
-        "qkv.weight": Parameter(qkv, (hidden,)),
+        "qkv.weight": Parameter(qkv, (hidden,), runs=runs),
         "output.weight": Parameter((hidden,), (spec.attended_size,)),
         **(_latent(spec, spec.latent) if spec.latent else {}),
     }
     if spec.qkv_bias:
-        found["qkv.bias"] = Parameter(qkv)
+        found["qkv.bias"] = Parameter(qkv, runs=runs)
     if spec.output_bias:
         found["output.bias"] = Parameter((hidden,))
     if spec.has_sinks:
@@ -291,13 +303,14 @@ def _recurrent(spec: RecurrenceSpec, hidden: int) -> dict[str, Parameter]:
 
 def _short_conv(spec: ShortConvSpec, hidden: int) -> dict[str, Parameter]:
     channels = spec.channels
+    fused = (channels,) * 3
     found = {
-        "input.weight": Parameter((3 * channels,), (hidden,)),
+        "input.weight": Parameter((3 * channels,), (hidden,), runs=(fused,)),
         "conv.weight": Parameter((channels,), (spec.width,)),
         "output.weight": Parameter((hidden,), (channels,)),
     }
     if spec.bias:
-        found["input.bias"] = Parameter((3 * channels,))
+        found["input.bias"] = Parameter((3 * channels,), runs=(fused,))
         found["conv.bias"] = Parameter((channels,))
         found["output.bias"] = Parameter((hidden,))
     return found
@@ -306,10 +319,12 @@ def _short_conv(spec: ShortConvSpec, hidden: int) -> dict[str, Parameter]:
 def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
     heads, values = spec.num_value_heads, spec.value_size
     mixed = spec.mixed_sizes if spec.apart else (spec.channels,)
+    runs = () if spec.apart else (spec.mixed_sizes,)
+    fused_runs = (*runs, (values,)) if runs else ()
     return {
-        "input.weight": Parameter((*mixed, values), (hidden,)),
+        "input.weight": Parameter((*mixed, values), (hidden,), runs=fused_runs),
         "gates.weight": Parameter((heads, heads), (hidden,)),
-        "conv.weight": Parameter(mixed, (spec.width,)),
+        "conv.weight": Parameter(mixed, (spec.width,), runs=runs),
         "log_a": Parameter((heads,), is_exact=True),
         "dt_bias": Parameter((heads,), is_exact=True),
         "norm": Parameter((spec.value_dim,), is_norm=True),
@@ -319,9 +334,11 @@ def _gated_delta(spec: GatedDeltaSpec, hidden: int) -> dict[str, Parameter]:
 
 def _mamba(spec: MambaSpec, hidden: int) -> dict[str, Parameter]:
     heads, inner, projected = spec.num_heads, spec.inner_size, spec.projected_size
+    mixed = spec.mixed_sizes
+    fused = ((inner, *mixed, heads),)
     found = {
-        "input.weight": Parameter((projected,), (hidden,)),
-        "conv.weight": Parameter((spec.channels,), (spec.width,)),
+        "input.weight": Parameter((projected,), (hidden,), runs=fused),
+        "conv.weight": Parameter((spec.channels,), (spec.width,), runs=(mixed,)),
         "log_a": Parameter((heads,), is_exact=True),
         "dt_bias": Parameter((heads,), is_exact=True),
         "skip": Parameter((heads,), is_exact=True),
@@ -329,9 +346,10 @@ def _mamba(spec: MambaSpec, hidden: int) -> dict[str, Parameter]:
         "output.weight": Parameter((hidden,), (inner,)),
     }
     if spec.conv_bias:
-        found["conv.bias"] = Parameter((spec.channels,))
+        found["conv.bias"] = Parameter((spec.channels,), runs=(mixed,))
     if spec.bias:
-        found |= {"input.bias": Parameter((projected,)), "output.bias": Parameter((hidden,))}
+        found["input.bias"] = Parameter((projected,), runs=fused)
+        found["output.bias"] = Parameter((hidden,))
     return found
 
 

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,15 +29,18 @@ from engine.child import die_with_parent
 from engine.errors import EngineDead, ModelLoadError
 from engine.framing import encode, receive
 from engine.kv_cache.host_store import HostStore
+from engine.kv_cache.states import copy_states, make_states, num_state_lines
 from engine.kv_cache.storage import KVCache
 from engine.lora.batch import step_adapters
 from engine.models.checkpoint import read_config
 from engine.models.decoder import Decoder
+from engine.models.recurrent import LayerState
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from engine.parallel.board import Attendance
 from engine.parallel.frames import (
     CopyBlocks,
+    CopyStates,
     Exchange,
     Failed,
     Forward,
@@ -144,11 +147,21 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
     plan = make_plan(config, model, model.spec, shard)
     loaded = read_weights(plan, None)
     memory = plan_cache(plan, loaded)
-    send(Loaded(memory.num_blocks, memory.num_host_blocks, memory.weights_bytes))
+    send(
+        Loaded(
+            memory.num_blocks,
+            memory.num_host_blocks,
+            memory.weights_bytes,
+            memory.num_states,
+            memory.num_snapshots,
+        )
+    )
     serve = next(messages, None)
     if not isinstance(serve, Serve):
         return None
     attention = plan.attention
+    num_lines = num_state_lines(config, serve.num_states, serve.num_snapshots)
+    states = make_states(plan.spec, num_lines, attention.dtype, attention.device)
     cache = KVCache(
         plan.spec,
         serve.num_blocks,
@@ -156,6 +169,7 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
         attention.dtype,
         attention.device,
         attention.cache_dtype,
+        states,
         side_by_side=plan.kernels.takes_side_by_side,
     )
     slots = serve.num_host_blocks
@@ -166,7 +180,7 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
     if group is not None:
         modules = share_modules(modules, plan.spec, shard, group)
     decoder = Decoder(plan.spec, modules, plan.kernels, serve.max_model_len, group)
-    return Follower(plan, shard, decoder, cache, host, pipeline)
+    return Follower(plan, shard, decoder, cache, states, host, pipeline)
 
 
 def _meet(
@@ -196,6 +210,7 @@ class Follower:
         shard: which rank this is.
         model: this rank's, joined with the others.
         cache: its keys and values.
+        states: what other layers keep.
         host: blocks in the host's memory; None: none are there.
         pipeline: the way to other stages; None: there are none.
     """
@@ -206,6 +221,7 @@ class Follower:
         shard: Shard,
         model: Decoder,
         cache: KVCache,
+        states: Sequence[LayerState],
         host: HostStore | None,
         pipeline: Pipeline | None,
     ) -> None:
@@ -215,6 +231,7 @@ class Follower:
         self._adapters = make_adapters(plan)
         self._model = model
         self._cache = cache
+        self._states = states
         self._host = host
         self._uploads = Uploads(plan.attention.device)
 
@@ -229,6 +246,9 @@ class Follower:
         elif isinstance(message, Exchange):
             assert self._host is not None
             self._host.exchange(_copies(message.offloads), _copies(message.loads))
+        elif isinstance(message, CopyStates):
+            lines = unpack(message.pairs).reshape(-1, 2).tolist()
+            copy_states(self._states, ((source, target) for source, target in lines))
         elif isinstance(message, LoadAdapter):
             self._adapters.load(message.adapter)
         elif isinstance(message, CopyBlocks):
@@ -241,8 +261,10 @@ class Follower:
         plan, batch = self._plan, _batch(message)
         host_tables = unpack(message.tables).reshape(batch.slots.size, -1)
         last = batch.query_start[1:][batch.sampling_rows] - 1
-        *sent, tables, wanted = self._send(
-            batch.slots, batch.query_start, batch.starts, batch.token_ids, host_tables, last
+        of_states = unpack(message.lines) if message.lines else batch.slots
+        *sent, tables, wanted, lines = self._send(
+            *(batch.slots, batch.query_start, batch.starts, batch.token_ids),
+            *(host_tables, last, of_states),
         )
         rows = StepRows(*sent)
         longest = int(np.diff(batch.query_start).max())
@@ -258,6 +280,7 @@ class Follower:
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions),
+            rows=rows._replace(slots=lines),
         )
         if message.adapters:
             state = self._adapted(state, message, batch)

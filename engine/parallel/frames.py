@@ -1,8 +1,9 @@
 """What rank 0 tells the other ranks, and they it; ``engine/framing.py`` says how it is sent.
 
 Nobody but rank 0 knows of requests. Other ranks are told what one forward pass needs, as arrays of
-int32 in little-endian order, and keep nothing from one step to the next but the KV cache. Tokens
-are not among it: rank 0 may not know them yet, so they come from its device by a broadcast.
+int32 in little-endian order, and keep nothing from one step to the next but the KV cache and the
+states of sequences. Tokens are not among it: rank 0 may not know them yet, so they come from its
+device by a broadcast.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Serve(msgspec.Struct, frozen=True, tag="serve", array_like=True):
     num_blocks: int
     max_model_len: int
     num_host_blocks: int = 0  # slots that each rank has in the host's memory
+    num_states: int = 0  # sequences that may have one at once
+    num_snapshots: int = 0  # of states
 
 
 class Posted(msgspec.Struct, frozen=True, tag="posted", array_like=True):
@@ -57,6 +60,12 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag="copy", array_like=True):
     pairs: bytes  # [c, 2]: source, target
 
 
+class CopyStates(msgspec.Struct, frozen=True, tag="copy_states", array_like=True):
+    """To a rank: copy states, before what comes next."""
+
+    pairs: bytes  # [c, 2]: the lines they come from and go to
+
+
 class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
     """To a rank: compute these rows; in a stage behind the first, from where the one before it came
     to."""
@@ -67,6 +76,7 @@ class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
     sampling_rows: bytes | None  # [S], whose last tokens are wanted; None: all tokens
     adapters: tuple[Adapter, ...] = ()  # those of the rows
     adapter_rows: bytes = b""  # [R], each row's place among them, -1 for none; where there are any
+    lines: bytes = b""  # [R], where each row's states lie; where the model keeps any
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):
@@ -87,6 +97,8 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
     num_blocks: int  # of the KV cache that it would have room for
     num_host_blocks: int  # that its part of the host's memory has room for
     weights_bytes: int
+    num_states: int  # of sequences that it would have room for; 0: its layers keep none
+    num_snapshots: int  # of states that it would have room for
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared", array_like=True):
@@ -99,7 +111,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
     message: str
 
 
-ToRank = Join | Serve | Posted | Met | Exchange | CopyBlocks | LoadAdapter | Forward | Score
+Copy = Exchange | CopyBlocks | CopyStates
+ToRank = Join | Serve | Posted | Met | Copy | LoadAdapter | Forward | Score
 FromRank = Loaded | Prepared | Posted | Met | Failed
 
 _to_rank = msgspec.msgpack.Decoder(ToRank)

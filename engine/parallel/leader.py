@@ -2,7 +2,8 @@
 
     start ─► Join ─► (all read their weights) ─► Loaded ─► Serve ─► Prepared ─► (all meet) ─► Met
     (those of other machines come by themselves: ``gathering.py``; they meet through ``board.py``)
-    then, for each pass: [Exchange] [CopyBlocks] Forward, and Score for each piece of logits
+    then, for each pass: [Exchange] [CopyStates] [CopyBlocks] Forward [CopyStates]
+    and Score for each piece of logits
 
 A rank that is gone is the end of the engine: a part of the model and of every text's cache went
 with it. Streams go on in the engine that replaces this one.
@@ -27,12 +28,15 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import EngineDead, ModelLoadError
 from engine.framing import encode
+from engine.kv_cache.states import num_state_lines
 from engine.models.modules import Modules
 from engine.models.spec import DecoderSpec
 from engine.parallel.board import Relay
 from engine.parallel.enlisting import Enlist
+from engine.parallel.fitting import fitting
 from engine.parallel.frames import (
     CopyBlocks,
+    CopyStates,
     Exchange,
     Failed,
     Forward,
@@ -83,6 +87,7 @@ class Team:
         refuse_unshared(config, spec)
         self.shard = Shard.of(config, 0)
         self._spec = spec
+        self._num_lines = partial(num_state_lines, config)
         theirs = _of_others(config, spec)
         self._gathering = Gathering(config, partial(_invite, theirs)) if config.nodes else None
         self._directory = Scratch("ranks")
@@ -122,9 +127,17 @@ class Team:
         if self._gathering is not None:
             self._take_in(self._gathering.wait())
             loaded += self._expect_all(Loaded, range(here, self.shard.num_ranks))
-        memory = _fitting(memory, loaded)
+        memory = fitting(memory, loaded, self._num_lines)
         self._block_size = memory.block_size
-        self._tell(Serve(memory.num_blocks, memory.max_model_len, memory.num_host_blocks))
+        self._tell(
+            Serve(
+                memory.num_blocks,
+                memory.max_model_len,
+                memory.num_host_blocks,
+                memory.num_states,
+                memory.num_snapshots,
+            )
+        )
         self._expect_all(Prepared)
         self._fate.watch(self._ranks)
         self._connect(device, dtype)
@@ -163,6 +176,10 @@ class Team:
         """All ranks copy blocks. Raises EngineDead."""
         self._tell(CopyBlocks(pack(np.array(copies, np.int32))))
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """All ranks copy states, from line to line. Raises EngineDead."""
+        self._tell(CopyStates(pack(np.array(pairs, np.int32))))
+
     def load_adapter(self, adapter: Adapter) -> None:
         """All ranks have an adapter ready. Raises EngineDead."""
         self._tell(LoadAdapter(adapter))
@@ -185,7 +202,8 @@ class Team:
         rows = pack(batch.sampling_rows) if trims else None
         tables = pack(table.host_tables[batch.slots, :width])
         where = pack(batch.query_start), pack(batch.starts), tables
-        self._tell(Forward(*where, rows, adapters, places))
+        lines = pack(batch.slots) if self._spec.is_recurrent else b""
+        self._tell(Forward(*where, rows, adapters, places, lines))
         try:
             yield
         except EngineDead:
@@ -352,20 +370,3 @@ def _end(
     for rank in ranks:
         rank.end(_END_GRACE_S)
     directory.close()
-
-
-def _fitting(memory: MemoryPlan, others: Sequence[Loaded]) -> MemoryPlan:
-    """The plan with no more blocks than every rank has room for."""
-    num_blocks = min(memory.num_blocks, *(told.num_blocks for told in others))
-    num_host_blocks = min(memory.num_host_blocks, *(told.num_host_blocks for told in others))
-    block_bytes = memory.bytes_per_token * memory.block_size
-    saved = (memory.num_blocks - num_blocks) * block_bytes
-    return msgspec.structs.replace(
-        memory,
-        num_blocks=num_blocks,
-        kv_cache_bytes=num_blocks * block_bytes,
-        free_bytes=memory.free_bytes + saved,
-        max_model_len=min(memory.max_model_len, num_blocks * memory.block_size),
-        num_host_blocks=num_host_blocks,
-        host_bytes=num_host_blocks * block_bytes,
-    )

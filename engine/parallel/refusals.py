@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
+from engine.models.recurrence import GatedDeltaSpec, MambaSpec
 from engine.models.spec import DecoderSpec
 
 
@@ -52,6 +53,7 @@ def _of_layers(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[s
     heads = spec.num_kv_heads
     if spec.latent is None and heads % size and size % heads:
         yield f"num_key_value_heads ({heads}) neither divides it nor is divided by it"
+    yield from _of_states(spec, size)
     for what, count in _divided(spec, whole_experts=config.enable_expert_parallel):
         if count % size:
             yield f"{what} ({count}) cannot be divided by it"
@@ -64,6 +66,18 @@ def _of_layers(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[s
         yield "norms over all heads are shared out only where they are RMS norms"
 
 
+def _of_states(spec: DecoderSpec, size: int) -> Iterator[str]:
+    recurrence = spec.recurrence
+    if isinstance(recurrence, GatedDeltaSpec):
+        heads = recurrence.num_key_heads
+        if heads % size and size % heads:
+            yield f"linear_num_key_heads ({heads}) neither divides it nor is divided by it"
+    if isinstance(recurrence, MambaSpec) and recurrence.num_groups > 1:
+        groups = recurrence.num_groups
+        if groups % size:
+            yield f"mamba_n_groups ({groups}) is more than one and cannot be divided by it"
+
+
 def _divided(spec: DecoderSpec, *, whole_experts: bool) -> Iterator[tuple[str, int]]:
     """What every rank has an equal part of, by the names of config.json."""
     yield "num_attention_heads", spec.num_heads
@@ -73,3 +87,9 @@ def _divided(spec: DecoderSpec, *, whole_experts: bool) -> Iterator[tuple[str, i
         if not whole_experts:
             yield "moe_intermediate_size", spec.moe.intermediate_size
         yield "shared_expert_intermediate_size", spec.moe.shared_intermediate_size
+    if isinstance(spec.recurrence, GatedDeltaSpec):
+        yield "linear_num_value_heads", spec.recurrence.num_value_heads
+    elif isinstance(spec.recurrence, MambaSpec):
+        yield "mamba_n_heads", spec.recurrence.num_heads
+    elif spec.recurrence is not None:
+        yield "hidden_size", spec.recurrence.channels

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from engine.config import EngineConfig
+from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec
 from engine.models.spec import DecoderSpec, MoeSpec
 from engine.models.weights import Parameter, parameters
 from engine.parallel.stages import stage_of
@@ -98,14 +99,14 @@ class Cut:
     Attributes:
         whole: the parameter.
         own: the rank's, of as many parts.
-        begins: its first row of each part.
+        begins: its first row of each run of each part.
         columns: its run of the second dimension; None: all, or there is none.
         is_zero: it holds zeros in place of the values.
     """
 
     whole: Parameter
     own: Parameter
-    begins: tuple[int, ...]
+    begins: tuple[tuple[int, ...], ...]
     columns: slice | None
     is_zero: bool = False
 
@@ -117,9 +118,12 @@ class Cut:
         """What the rank has of a part by itself, as if that were the parameter."""
         if part is None:
             return self
-        whole = replace(self.whole, parts=self.whole.parts[part : part + 1])
-        own = replace(self.own, parts=self.own.parts[part : part + 1])
-        return replace(self, whole=whole, own=own, begins=self.begins[part : part + 1])
+        at = slice(part, part + 1)
+        whole, own = (
+            replace(parameter, parts=parameter.parts[at], runs=parameter.runs[at])
+            for parameter in (self.whole, self.own)
+        )
+        return replace(self, whole=whole, own=own, begins=self.begins[at])
 
     def pieces(self, part: int | None) -> Iterator[Piece]:
         """The runs of rows of a part, or of all parts: their places within what fills it, and
@@ -129,8 +133,11 @@ class Cut:
         for at in parts:
             if not self.own.parts[at]:
                 continue
-            begin = self.whole.rows(at).start - filled + self.begins[at]
-            yield Piece(slice(begin, begin + self.own.parts[at]), self.own.rows(at))
+            run, own = self.whole.rows(at).start - filled, self.own.rows(at).start
+            lengths = self.whole.runs_of(at), self.own.runs_of(at), self.begins[at]
+            for length, share, begin in zip(*lengths, strict=True):
+                yield Piece(slice(run + begin, run + begin + share), slice(own, own + share))
+                run, own = run + length, own + share
 
 
 def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
@@ -149,6 +156,7 @@ def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         num_kv_heads=max(1, spec.num_kv_heads // size),
         intermediate_size=spec.intermediate_size // size,
         moe=None if spec.moe is None else _share_of_experts(spec.moe, shard),
+        recurrence=None if spec.recurrence is None else _share_of_states(spec.recurrence, size),
     )
 
 
@@ -188,10 +196,33 @@ def _share_of_experts(moe: MoeSpec, shard: Shard) -> MoeSpec:
     return replace(moe, intermediate_size=inner, shared_intermediate_size=shared)
 
 
+def _share_of_states(spec: RecurrenceSpec, size: int) -> RecurrenceSpec:
+    """Fewer heads, or channels. Key heads that are fewer than the ranks are had by several, and
+    what a group's heads have together by all who have one of them."""
+    if isinstance(spec, GatedDeltaSpec):
+        return replace(
+            spec,
+            num_key_heads=max(1, spec.num_key_heads // size),
+            num_value_heads=spec.num_value_heads // size,
+        )
+    if isinstance(spec, MambaSpec):
+        return replace(
+            spec,
+            num_heads=spec.num_heads // size,
+            num_groups=max(1, spec.num_groups // size),
+            divides_group=size > spec.num_groups,
+        )
+    return replace(spec, channels=spec.channels // size)
+
+
 def _cut(whole: Parameter, own: Parameter, shard: Shard, *, is_zero: bool) -> Cut:
     """A parameter by the lengths of the rank's: every dimension that is shorter is cut."""
     begins = tuple(
-        _begin(length, share, shard) for length, share in zip(whole.parts, own.parts, strict=True)
+        tuple(
+            _begin(length, share, shard)
+            for length, share in zip(whole.runs_of(part), own.runs_of(part), strict=True)
+        )
+        for part in range(len(whole.parts))
     )
     columns = None
     if whole.trailing != own.trailing:
@@ -202,7 +233,7 @@ def _cut(whole: Parameter, own: Parameter, shard: Shard, *, is_zero: bool) -> Cu
 
 def _cut_table(whole: Parameter, shard: Shard) -> Cut:
     begin, end = shard.bounds(whole.parts[0])
-    return Cut(whole, replace(whole, parts=(end - begin,)), (begin,), None)
+    return Cut(whole, replace(whole, parts=(end - begin,)), ((begin,),), None)
 
 
 def _begin(length: int, share: int, shard: Shard) -> int:

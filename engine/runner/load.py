@@ -14,8 +14,9 @@ import torch
 from engine.client import LoadProgress
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
-from engine.kv_cache.states import make_states
+from engine.kv_cache.states import make_states, num_state_lines
 from engine.kv_cache.storage import KVCache, plan_memory
+from engine.limits import num_row_lines
 from engine.lora.store import AdapterStore
 from engine.models.attention import other_heads
 from engine.models.checkpoint import ModelConfig, fingerprint, read_config
@@ -152,11 +153,8 @@ class LoadedDecoder:
         config, spec = plan.config, plan.spec
         kernels, attention = plan.kernels, plan.attention
         dtype, device = attention.dtype, attention.device
-        # A step that other stages compute holds its rows, though they may be removed meanwhile.
-        lines_a_row = 2 if plan.config.pipeline_parallel_size > 1 else 1
-        max_num_rows = lines_a_row * (memory.num_states or config.scheduler.max_num_seqs)
-        # Those of rows, of what pads them, and of snapshots.
-        num_lines = max_num_rows + 1 + memory.num_snapshots
+        max_num_rows = num_row_lines(config, memory.num_states)
+        num_lines = num_state_lines(config, memory.num_states, memory.num_snapshots)
         states = make_states(spec, num_lines, dtype, device)
         cache = KVCache(
             spec,
@@ -204,7 +202,7 @@ class LoadedDecoder:
             rehearsals=rehearsals,
             team=team,
             host=HostBlocks(cache, slots, draft, team) if slots else None,
-            snapshots=Snapshots(states, rows) if states else None,
+            snapshots=Snapshots(states, rows, team) if memory.num_states else None,
             rest=partial(RestingModel, self),
         )
 
@@ -334,6 +332,7 @@ def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
         draft_bytes_per_token=sum(part.bytes_per_token for part in guessers),
         codes=attention.cache_dtype,
         num_sharers=config.ranks_here,
+        lines_a_state=num_row_lines(config, 1),
         share_bytes=config.host_share_bytes,
     )
 

@@ -30,11 +30,6 @@ def _problems(config: EngineConfig) -> Iterator[tuple[str, str]]:
             f"speculation {speculation.method!r}",
             "from which refused drafts cannot be taken back",
         )
-    if config.tensor_parallel_size > 1:
-        yield (
-            f"tensor_parallel_size {config.tensor_parallel_size}",
-            "which is not shared out to ranks",
-        )
     if config.pipeline_parallel_size > 1:
         yield (
             f"pipeline_parallel_size {config.pipeline_parallel_size}",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from engine.kv_cache.states import copy_states
 from engine.models.recurrent import LayerState
 from engine.runner.rows import RowTable
 from engine.types import StateCopy
+
+if TYPE_CHECKING:
+    from engine.parallel.leader import Team
 
 
 class Snapshots:
@@ -14,27 +19,34 @@ class Snapshots:
     Nothing waits for the device.
 
     Args:
-        states: of all layers that keep one.
+        states: of all layers that keep one and are here.
         rows: whose slots are the lines of rows.
+        team: the ranks that have the rest of the model, in the same lines; None: it is all here.
     """
 
-    def __init__(self, states: Sequence[LayerState], rows: RowTable) -> None:
-        self._tensors = [tensor for layer in states for tensor in layer.tensors()]
+    def __init__(
+        self, states: Sequence[LayerState], rows: RowTable, team: Team | None = None
+    ) -> None:
+        self._states = states
         self._rows = rows
+        self._team = team
         self._first = rows.spare_slot + 1
 
     def restore(self, copies: Iterable[StateCopy]) -> None:
         """Rows begin with what snapshots hold."""
-        for row_id, line in copies:
-            (slot,) = self._rows.slots((row_id,))
-            self._copy(self._first + line, slot)
+        self._copy([(self._first + line, self._slot(row_id)) for row_id, line in copies])
 
     def save(self, copies: Iterable[StateCopy]) -> None:
         """Snapshots hold what rows have come to."""
-        for row_id, line in copies:
-            (slot,) = self._rows.slots((row_id,))
-            self._copy(slot, self._first + line)
+        self._copy([(self._slot(row_id), self._first + line) for row_id, line in copies])
 
-    def _copy(self, source: int, target: int) -> None:
-        for tensor in self._tensors:
-            tensor[target].copy_(tensor[source])
+    def _slot(self, row_id: str) -> int:
+        (slot,) = self._rows.slots((row_id,))
+        return slot
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        if self._team is not None:
+            self._team.copy_states(pairs)
+        copy_states(self._states, pairs)
