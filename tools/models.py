@@ -48,9 +48,9 @@ of keys and values, as large for a long text as for a short one
 ([kv-cache.md](kv-cache.md#states)). With such models `--speculation`, `--pipeline-parallel-size`
 and `--kv-offload-bytes` are refused at start, and so is `quire quantize`; `--tensor-parallel-size`
 shares their heads and states out ([parallel.md](parallel.md)); `--quantization` rounds them as they
-load, but for the small projections that a delta rule's decay comes from. On a GPU these layers' kernels have not been run yet, and go through
-a prompt token by token. Models of state spaces alone, and Jamba, Falcon-H1 and Nemotron-H, are
-refused by name.
+load, but for the small projections that a delta rule's decay comes from. On a GPU these layers'
+kernels have not been run yet, and go through a prompt token by token. Models of state spaces alone,
+and Jamba, Falcon-H1 and Nemotron-H, are refused by name.
 
 Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
 
