@@ -48,11 +48,17 @@ class AttentionSpec:
         return self.cache_dtype or self.dtype
 
     def by_heads(self) -> dict[tuple[int, int], AttentionSpec]:
-        """What layers with one kind of heads ask for, by ``num_kv_heads`` and ``head_dim``."""
-        own = OtherHeads(self.num_kv_heads, self.head_dim, self.windows)
+        """What layers with one kind of heads ask for, by ``num_kv_heads`` and ``head_dim``. Where
+        a rank has one head of each kind, two may be the same."""
+        windows: dict[tuple[int, int], dict[int | None, None]] = {}
+        for kind in (OtherHeads(self.num_kv_heads, self.head_dim, self.windows), *self.others):
+            seen = windows.setdefault((kind.num_kv_heads, kind.head_dim), {})
+            seen.update(dict.fromkeys(kind.windows))
         return {
-            (kind.num_kv_heads, kind.head_dim): replace(self, **kind._asdict(), others=())
-            for kind in (own, *self.others)
+            (heads, dim): replace(
+                self, num_kv_heads=heads, head_dim=dim, windows=tuple(seen), others=()
+            )
+            for (heads, dim), seen in windows.items()
         }
 
 

@@ -1,4 +1,4 @@
-"""Tiny Gemma 4 models: layers with heads of their own, which are not shared out to ranks."""
+"""Tiny Gemma 4 models: layers with heads of their own, which ask ranks for tests of their own."""
 
 from __future__ import annotations
 

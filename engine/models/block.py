@@ -96,7 +96,7 @@ class Block:
         self._feed = bind_mlp(spec, layer.mlp, operations, index)
         self._beside: ExpertsBeside | None = None
         if layer.beside is not None:
-            self._beside = ExpertsBeside(spec, layer.beside, operations, index)
+            self._beside = ExpertsBeside(spec, layer.beside, operations, index, peers)
         self._part: LayerPart | None = None
         if layer.part is not None:
             self._part = LayerPart(spec, layer.part, operations)
@@ -121,7 +121,7 @@ class Block:
     def output(self, attended: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
         """What the mixer gave of some tokens -> [n, hidden_size], to be added."""
         out = project(self._mixer.output, attended, adapters, self._mixer.output_name)
-        return self._finish(out, self._attention_after)
+        return self._finish(self._sum(out), self._attention_after)
 
     def mlp(
         self, read: torch.Tensor, adapters: Adapters | None, stream: torch.Tensor
@@ -129,8 +129,7 @@ class Block:
         """[n, hidden_size] -> [n, hidden_size], to be added; ``stream`` is what ``read`` is the
         norm of."""
         out = self._feed(read, adapters)
-        if self._beside is not None:
-            out = self._beside(out, stream)
+        out = self._sum(out) if self._beside is None else self._beside(out, stream)
         return self._finish(out, self._mlp_after)
 
     @property
@@ -148,9 +147,11 @@ class Block:
             x += self._part(x, part)
         return x if self._stream_scale == 1.0 else x.mul_(self._stream_scale)
 
+    def _sum(self, out: torch.Tensor) -> torch.Tensor:
+        """Over all ranks."""
+        return out if self._peers is None else self._peers.all_reduce(out)
+
     def _finish(self, out: torch.Tensor, after: Norm | None) -> torch.Tensor:
-        if self._peers is not None:
-            out = self._peers.all_reduce(out)
         if after is not None:
             out = after(out)
         return out if self._scale == 1.0 else out.mul_(self._scale)

@@ -12,6 +12,7 @@ from engine.models.adapters import Adapters
 from engine.models.mlp import Activate, Mlp, bind_activation
 from engine.models.modules import BesideWeights, ExpertWeights, MlpWeights
 from engine.models.norms import bind_norm
+from engine.models.peers import Peers
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.cpu.experts import PanelExperts
 from kernels.moe import ExpertMatrices, Gating, RoutingRule
@@ -104,7 +105,12 @@ class ExpertsBeside:
     a norm of its own, and what they give is normed and added up."""
 
     def __init__(
-        self, spec: DecoderSpec, weights: BesideWeights, operations: Operations, index: int
+        self,
+        spec: DecoderSpec,
+        weights: BesideWeights,
+        operations: Operations,
+        index: int,
+        peers: Peers | None,
     ) -> None:
         assert spec.moe is not None
         activate = bind_activation(spec, operations)
@@ -114,11 +120,15 @@ class ExpertsBeside:
         self._experts_after = bind_norm(spec.norm, weights.experts_after, operations)
         self._router_norm = weights.router_norm
         self._rms_norm, self._eps = operations.rms_norm, spec.norm.eps
+        self._peers = peers
 
     def __call__(self, out: torch.Tensor, stream: torch.Tensor) -> torch.Tensor:
-        """What the MLP gave and the residual stream, both [n, hidden_size] -> [n, hidden_size]."""
+        """What the MLP gave here, not summed over ranks, and the residual stream, both
+        [n, hidden_size] -> [n, hidden_size], of all ranks."""
         routed = self._rms_norm(stream, self._router_norm, self._eps)
         mixed = self.experts(self._norm(stream), None, routed)
+        if self._peers is not None:
+            out, mixed = self._peers.all_reduce(torch.stack((out, mixed))).unbind()
         return self._mlp_after(out).add_(self._experts_after(mixed))
 
 

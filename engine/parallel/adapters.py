@@ -23,7 +23,10 @@ def own_delta(cuts: Mapping[str, Cut]) -> Callable[[str, Delta], Delta | None]:
         if cut is None:
             return None
         down = delta.down if cut.columns is None else delta.down[:, cut.columns].contiguous()
-        rows = [delta.up[rows] for rows, _ in cut.pieces(None)]
-        return Delta(down, torch.cat(rows))
+        runs = [run for run, _ in cut.pieces(None)]
+        behind = delta.up.shape[0] - cut.whole.shape[0]
+        if behind:  # values that are keys: their rows come once more
+            runs.append(slice(runs[-1].start + behind, runs[-1].stop + behind))
+        return Delta(down, torch.cat([delta.up[run] for run in runs]))
 
     return own

@@ -112,4 +112,8 @@ def share_modules(
     head = modules.head
     if head is not None and spec.generates:
         head = SharedHead(head, spec.vocab_size, shard, group, announce)
-    return replace(modules, embed=embed, head=head)
+    per_layer = modules.per_layer
+    if per_layer is not None:
+        bounds = shard.bounds(spec.per_layer_vocab_size)
+        per_layer = per_layer._replace(embed=SharedEmbedding(per_layer.embed, bounds, group))
+    return replace(modules, embed=embed, head=head, per_layer=per_layer)

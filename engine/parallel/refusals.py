@@ -17,11 +17,10 @@ def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
         ModelLoadError: it cannot; one line that names the setting or what does not divide.
     """
     size, stages = config.tensor_parallel_size, config.pipeline_parallel_size
-    if spec.has_unlike_layers and config.num_ranks > 1:
-        asked = f"tensor_parallel_size {size}" if size > 1 else f"pipeline_parallel_size {stages}"
+    if spec.has_unlike_layers and stages > 1:
         raise ModelLoadError(
-            f"{asked}: layers of {spec.architecture} models have heads unlike other layers', which "
-            "are not shared out"
+            f"pipeline_parallel_size {stages}: layers of {spec.architecture} models have heads "
+            "unlike other layers', which stages do not have"
         )
     if stages > 1:
         for problem in _of_stages(config, spec, stages):
@@ -50,9 +49,9 @@ def _of_layers(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[s
     if config.batch_invariant:
         yield "sums over ranks are not batch-invariant, so not with batch_invariant"
     yield from _of_heads(config)
-    heads = spec.num_kv_heads
-    if spec.latent is None and heads % size and size % heads:
-        yield f"num_key_value_heads ({heads}) neither divides it nor is divided by it"
+    for heads, what in _kv_heads(spec).items():
+        if heads % size and size % heads:
+            yield f"{what} ({heads}) neither divides it nor is divided by it"
     yield from _of_states(spec, size)
     for what, count in _divided(spec, whole_experts=config.enable_expert_parallel):
         if count % size:
@@ -64,6 +63,16 @@ def _of_layers(config: EngineConfig, spec: DecoderSpec, size: int) -> Iterator[s
         yield f"there are {spec.vocab_size} tokens"
     if spec.wide_qk_norm and spec.norm.kind != "rms":
         yield "norms over all heads are shared out only where they are RMS norms"
+
+
+def _kv_heads(spec: DecoderSpec) -> dict[int, str]:
+    """How many its layers have, and what config.json calls it; of several such numbers, each."""
+    if spec.latent is not None:
+        return {}
+    others = [layer.heads.num_kv_heads for layer in spec.layers if layer.heads is not None]
+    # Where windowed layers have their own, the model's are those of layers that see everything.
+    name = "num_global_key_value_heads" if others else "num_key_value_heads"
+    return {spec.num_kv_heads: name} | dict.fromkeys(others, "num_key_value_heads")
 
 
 def _of_states(spec: DecoderSpec, size: int) -> Iterator[str]:
@@ -81,7 +90,7 @@ def _of_states(spec: DecoderSpec, size: int) -> Iterator[str]:
 def _divided(spec: DecoderSpec, *, whole_experts: bool) -> Iterator[tuple[str, int]]:
     """What every rank has an equal part of, by the names of config.json."""
     yield "num_attention_heads", spec.num_heads
-    if spec.moe is None or not all(layer.experts for layer in spec.layers):
+    if spec.moe is None or spec.moe.beside_mlp or not all(layer.experts for layer in spec.layers):
         yield "intermediate_size", spec.intermediate_size
     if spec.moe is not None:
         if not whole_experts:

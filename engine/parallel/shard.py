@@ -26,12 +26,12 @@ from typing import NamedTuple
 
 from engine.config import EngineConfig
 from engine.models.recurrence import GatedDeltaSpec, MambaSpec, RecurrenceSpec
-from engine.models.spec import DecoderSpec, MoeSpec
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 from engine.models.weights import Parameter, parameters
 from engine.parallel.stages import stage_of
 
 # Cut by tokens; ranks may have one more than others.
-_TABLES = ("embedding", "head")
+_TABLES = ("embedding", "head", "per_layer.embedding")
 # Added to what all ranks made together, so only the first rank has them and the others zeros.
 _ADDED_ONCE = (".output.bias", ".down.bias", ".experts.down.bias")
 
@@ -154,6 +154,7 @@ def share_of(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
         spec,
         num_heads=spec.num_heads // size,
         num_kv_heads=max(1, spec.num_kv_heads // size),
+        layers=tuple(_share_of_layer(layer, size) for layer in spec.layers),
         intermediate_size=spec.intermediate_size // size,
         moe=None if spec.moe is None else _share_of_experts(spec.moe, shard),
         recurrence=None if spec.recurrence is None else _share_of_states(spec.recurrence, size),
@@ -194,6 +195,14 @@ def _share_of_experts(moe: MoeSpec, shard: Shard) -> MoeSpec:
         return replace(moe, held=held, shared_intermediate_size=shared)
     inner = moe.intermediate_size // shard.size
     return replace(moe, intermediate_size=inner, shared_intermediate_size=shared)
+
+
+def _share_of_layer(layer: LayerSpec, size: int) -> LayerSpec:
+    """What it has in place of the model's heads and width."""
+    heads, inner = layer.heads, layer.intermediate_size
+    if heads is not None:
+        heads = replace(heads, num_kv_heads=max(1, heads.num_kv_heads // size))
+    return replace(layer, heads=heads, intermediate_size=None if inner is None else inner // size)
 
 
 def _share_of_states(spec: RecurrenceSpec, size: int) -> RecurrenceSpec:

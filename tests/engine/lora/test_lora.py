@@ -85,16 +85,19 @@ def served(request, tmp_path_factory):
     return make_served(request.param, tmp_path_factory.mktemp("lora"), ADAPTERS)
 
 
-def make_served(kind, root, options_of):
-    base = tiny_models.save(kind, root / "base")
+def make_served(kind, root, options_of, **changes):
+    def build():
+        return tiny_models.build(kind, **changes)
+
+    base = tiny_models.save(kind, root / "base", **changes)
     rng = random.Random(2)
     shared = [rng.randrange(3, 160) for _ in range(19)]
     prompts = [shared + [rng.randrange(3, 160) for _ in range(n)] for n in (1, 6)]
     prompts += [[rng.randrange(3, 160) for _ in range(n)] for n in (2, 13)]
-    adapters, texts = {}, {None: continuations(tiny_models.build(kind), prompts)}
+    adapters, texts = {}, {None: continuations(build(), prompts)}
     for seed, (name, options) in enumerate(options_of.items()):
         path = root / name
-        merged = make_adapter(tiny_models.build(kind), kind, path, seed, **options)
+        merged = make_adapter(build(), kind, path, seed, **options)
         adapters[name] = Adapter(id=f"{kind}-{name}", name=name, path=str(path))
         texts[name] = continuations(merged, prompts)
     return base, adapters, prompts, texts

@@ -1,0 +1,164 @@
+"""Gemma 4 shared out to ranks: heads of two kinds, experts beside MLPs, embeddings of each layer,
+layers that read the keys and values of another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.models.checkpoint import read_config
+from engine.parallel.shard import Shard, cuts_of
+from engine.runner import load_runner
+from engine.types import SamplingParams
+from tests import tiny_gemmas, tiny_models
+from tests.engine.handmade import load, request
+from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run
+from tests.engine.parallel.test_shared_logits import logits_of, prompt, shared_logits
+from tests.engine.parallel.test_shared_texts import engine, texts_of
+
+TWO_HEADS = {"num_key_value_heads": 2}  # two ranks have one each, and both the one of other layers
+NUM_OUTPUT = 12
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
+
+
+def said_by(kind, directory, **changes) -> torch.Tensor:
+    """What Hugging Face's model says of the prompt; it lies in the directory then."""
+    model = tiny_models.build(kind, **{**TWO_HEADS, **changes})
+    model.save_pretrained(directory)
+    with torch.no_grad():
+        return model(torch.tensor([prompt()])).logits[0]
+
+
+@pytest.mark.parametrize("kind", tiny_gemmas.GEMMAS)
+def test_two_ranks_say_what_hugging_face_says(tmp_path, kind):
+    expected = said_by(kind, tmp_path)
+    torch.testing.assert_close(shared_logits(tmp_path, 2), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_shared"])
+@pytest.mark.parametrize("head_dim", [8, 16])
+def test_more_ranks_than_heads_of_any_kind(tmp_path, kind, head_dim):
+    """Of each kind a rank has one then; where both are as wide, kinds are told apart no more."""
+    shape = {"num_attention_heads": 8, "global_head_dim": head_dim}
+    expected = said_by(kind, tmp_path, **shape)
+    torch.testing.assert_close(shared_logits(tmp_path, 4), expected, atol=1e-4, rtol=0)
+
+
+def test_experts_may_lie_whole(tmp_path):
+    expected = said_by("gemma4_moe", tmp_path)
+    logits = shared_logits(tmp_path, 2, enable_expert_parallel=True)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_shared"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "quantization": "int8"},
+        {"dtype": "bfloat16", "quantization": "int4"},
+        {"cache_dtype": "int8"},
+    ],
+    ids=lambda changes: "-".join(changes.values()),
+)
+def test_rounded_models_are_shared_out(tmp_path, kind, changes):
+    """Not to the last bit: scales are of a rank's own part, and sums are rounded once more."""
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
+    directory = tiny_models.save(kind, tmp_path, **{**TWO_HEADS, **shape, "head_dim": 16})
+    exact, alone = logits_of(load(directory)), logits_of(load(directory, **changes))
+    shared = shared_logits(directory, 2, **changes)
+    assert (shared - exact).norm() < 1.5 * (alone - exact).norm()
+
+
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_shared"])
+def test_each_row_equals_its_merged_model(kind, tmp_path):
+    """Adapters of keys that are values add to both."""
+    two = {name: ADAPTERS[name] for name in ("all", "root")}
+    base, adapters, prompts, texts = make_served(kind, tmp_path, two, **TWO_HEADS)
+    core, runner = engine(base, num_blocks=512, max_num_batched_tokens=17)
+    order = [(name, i) for i in range(len(prompts)) for name in (None, *adapters)]
+    tokens = run(core, requests_of(adapters, prompts, order))
+    runner._team.close()
+    for name, i in order:
+        assert tokens[f"{name}-{i}"] == texts[name][i], (name, i)
+
+
+SCHEDULES = {
+    "chunks of five": {"max_num_batched_tokens": 5},
+    "overlapped": {"overlap": True},
+    "passes": {"max_step_passes": 4},
+    "preempted": {"num_blocks": 20},
+}
+PROMPTS = tuple(tuple(range(begin, begin + count)) for begin, count in ((20, 37), (60, 30), (3, 5)))
+
+
+@pytest.fixture(scope="module", params=["gemma4_moe", "gemma4_shared"])
+def checkpoint(request, tmp_path_factory):
+    """(directory, greedy continuations of the prompts by Hugging Face's generate)."""
+    model = tiny_models.build(request.param, **TWO_HEADS)
+    directory = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(directory)
+    return directory, [tiny_models.greedy_tokens(model, each, NUM_OUTPUT) for each in PROMPTS]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_greedy_texts_equal_hugging_face_under_any_schedule(checkpoint, name):
+    directory, expected = checkpoint
+    core, runner = engine(directory, **SCHEDULES[name])
+    for again in range(2):  # the second round finds the first one's prefixes
+        for index, each in enumerate(PROMPTS):
+            core.add(request(f"{again}/{index}", each, GREEDY))
+        texts = texts_of(core)
+        assert [texts[f"{again}/{index}"] for index in range(len(PROMPTS))] == expected
+    assert (core.stats.num_preemptions > 0) == (name == "preempted")
+    assert core.stats.prefix_cache_hits > 0 or name == "preempted"
+    runner._team.close()
+
+
+def plans_of(directory):
+    """Memory as one process plans it, and as one of two ranks does."""
+    plans = []
+    for size in (1, 2):
+        _, runner = engine(directory, size)
+        plans.append(runner.info.memory)
+        if size > 1:
+            runner._team.close()
+    return plans
+
+
+def test_a_rank_has_its_heads_of_each_kind(tmp_path):
+    """Of two layers one of two, of the other two the only one: keys and values in float32."""
+    alone, shared = plans_of(tiny_models.save("gemma4", tmp_path, **TWO_HEADS))
+    assert alone.bytes_per_token == 2 * 4 * (2 * 2 * 8 + 2 * 16)
+    assert shared.bytes_per_token == 2 * 4 * (2 * 1 * 8 + 2 * 16)
+
+
+def test_each_tokens_embeddings_lie_with_one_rank(tmp_path):
+    """Those of the layers among them, which are most of a small model."""
+    directory = tiny_models.save("gemma4_shared", tmp_path, **TWO_HEADS)
+    alone, shared = plans_of(directory)
+    assert shared.weights_bytes < 0.6 * alone.weights_bytes
+    spec = read_config(str(directory)).spec
+    cuts = [cuts_of(spec, Shard(rank, 2))["per_layer.embedding"] for rank in range(2)]
+    runs = [run for cut in cuts for run, _ in cut.pieces(None)]
+    assert runs == [slice(0, 80), slice(80, 160)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, "num_key_value_heads (3) neither divides it nor is divided by it"),
+        (
+            {**TWO_HEADS, "num_global_key_value_heads": 3},
+            "num_global_key_value_heads (3) neither divides it nor is divided by it",
+        ),
+        ({**TWO_HEADS, "intermediate_size": 81}, "intermediate_size (81) cannot be divided by it"),
+    ],
+)
+def test_what_does_not_divide_is_refused_by_name(tmp_path, changes, problem):
+    directory = tiny_models.save("gemma4_moe", tmp_path, **changes)
+    with pytest.raises(ModelLoadError) as caught:
+        load_runner(EngineConfig(model=str(directory), tensor_parallel_size=2))
+    assert str(caught.value) == f"tensor_parallel_size 2: {problem}"
