@@ -24,6 +24,8 @@ MakeCase = partial[Case]  # the name is bound; takes the device and the dtype
 
 _LLAMA_8B = {"heads": 32, "kv_heads": 8, "head_dim": 128, "block_size": 64}
 _QWEN_0_6B = {"heads": 16, "kv_heads": 8, "head_dim": 128, "block_size": 64}
+# Where all is seen.
+_GEMMA4_31B = {"heads": 32, "kv_heads": 4, "head_dim": 512, "block_size": 64}
 _QWEN3_NEXT = GatedDeltaShape(16, 32, 128, 128)
 _GRANITE_4 = ScanShape(128, 1, 64, 128)
 _TINY = {"heads": 4, "kv_heads": 2, "head_dim": 32, "block_size": 16}
@@ -90,6 +92,8 @@ def full_suite() -> list[MakeCase]:
         _prefill("8b", _LLAMA_8B, 8, 1024, 0),
         _prefill("8b", _LLAMA_8B, 1, 2048, 6144),
         _prefill("0.6b", _QWEN_0_6B, 1, 8192, 0),
+        _decode("gemma4-31b", _GEMMA4_31B, 8, 4096),
+        _prefill("gemma4-31b", _GEMMA4_31B, 1, 2048, 2048),
         _invariant("8b", _LLAMA_8B, 64, 1, 1023),
         _invariant("8b", _LLAMA_8B, 1, 8192, 0),
         *(_matmul(rows, 4096, 28672) for rows in (1, 64, 256, 8192)),

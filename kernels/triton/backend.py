@@ -11,7 +11,8 @@ from kernels.triton.launch import refuse_device
 from kernels.triton.plan import TILE_ROWS, AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
 
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
+_MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit the shared memory
 
 
 class TritonAttention:
@@ -37,10 +38,11 @@ class TritonAttention:
             return f"more than {TILE_ROWS} heads share a KV head"
         if spec.value_dim is not None:
             return _refuse_latents(spec, spec.value_dim)
-        if spec.head_dim > _MAX_HEAD_DIM:
-            return f"a head size of {spec.head_dim} is over {_MAX_HEAD_DIM}"
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"no kernel for {spec.dtype}"
+        most = _MAX_HEAD_DIM_FLOAT32 if spec.dtype == torch.float32 else _MAX_HEAD_DIM
+        if spec.head_dim > most:
+            return f"a head size of {spec.head_dim} is over {most}, in {spec.dtype}"
         has_fp8 = spec.cache_dtype == torch.float8_e4m3fn
         if has_fp8 and spec.device.type == "cuda":
             is_old = torch.cuda.get_device_capability(spec.device) < (8, 9)

@@ -20,9 +20,10 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import dot_width, launch, persistent_programs, power_of_2
 from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split_of, place_of
-from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh, weigh
+from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
 
 _TILE = 64
+_PROGRAMS = 3  # that fit a multiprocessor together; of heads over 256 one less
 _MERGE_TILE = 16
 
 
@@ -51,9 +52,10 @@ def decode_attention(
     partial = torch.empty((capacity, num_heads, head_dim), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
     dim = dot_width(head_dim)
+    programs = persistent_programs(query.device, _PROGRAMS - (dim > 256))
     launch(
         _split_kernel,
-        (min(capacity * num_kv_heads, persistent_programs(query.device)),),
+        (min(capacity * num_kv_heads, programs),),
         output,
         partial,
         partial_lse,
@@ -82,8 +84,8 @@ def decode_attention(
         DIM=dim,
         BLOCK_SIZE=block_size,
         SPLIT_SIZE=SPLIT_SIZE,
-        # Widened, the widest heads' tile would not fit the registers.
-        TILE=_TILE // 2 if cache.key_scales is not None and dim > 128 else _TILE,
+        # A tile of the widest heads would not fit the registers, nor one of wide heads' codes.
+        TILE=_TILE // 2 if dim > (256 if cache.key_scales is None else 128) else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=4,
@@ -260,14 +262,16 @@ def _attend_run(
         is_seen = slots < seq_len
         if WINDOW > 0:
             is_seen = is_seen & (slots >= seq_len - WINDOW)
-        rows = row_offsets(table, slots, is_seen, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE)
+        first_row, rows = rows_of_tile(
+            table, tile, is_seen, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
+        )
         offsets = rows[:, None] * HEAD_DIM + dims[None, :]
         # What lies past the end belongs to nobody and may be anything: it is not read.
         is_read = is_seen[:, None] & (dims < HEAD_DIM)[None, :]
-        k = load_rows(keys + offsets, is_read, q.dtype)
+        k = load_rows(keys + first_row * HEAD_DIM + offsets, is_read, q.dtype)
         scores = dot(q, tl.trans(k))
         if key_scales is not None:
-            scores *= tl.load(key_scales + rows, mask=is_seen, other=0.0)[None, :]
+            scores *= tl.load(key_scales + first_row + rows, mask=is_seen, other=0.0)[None, :]
         if HAS_SOFTCAP:
             scores = tanh(scores * scale_in_cap) * softcap
         else:
@@ -275,8 +279,8 @@ def _attend_run(
         scores = tl.where(is_seen[None, :], scores, -float("inf"))
         weights, shrink, top, total = weigh(scores, top, total, False)
         if value_scales is not None:
-            weights *= tl.load(value_scales + rows, mask=is_seen, other=0.0)[None, :]
-        v = load_rows(values + offsets, is_read, q.dtype)
+            weights *= tl.load(value_scales + first_row + rows, mask=is_seen, other=0.0)[None, :]
+        v = load_rows(values + first_row * HEAD_DIM + offsets, is_read, q.dtype)
         acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
     # A row of length 0 is padding: its mean is 0.
     total = tl.where(total > 0.0, total, 1.0)

@@ -19,7 +19,7 @@ from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.decode import merge_splits
 from kernels.triton.launch import dot_width, launch, persistent_programs, power_of_2
 from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, place_of
-from kernels.triton.tiles import LOG2_E, dot, dot_add, row_offsets, weigh
+from kernels.triton.tiles import LOG2_E, dot, dot_add, rows_of_tile, weigh
 
 MAX_RANK = 512
 _HEADS = 16  # of a single query in one program: the fewest rows of a product
@@ -316,8 +316,8 @@ def _attend_latents(
         slots = tile + tl.arange(0, TILE)
         # What lies past the end belongs to nobody and may be anything: it is not read.
         is_used = slots < end
-        rows = row_offsets(table, slots, is_used, 0, 1, BLOCK_SIZE, TILE)
-        base = keys + rows[:, None] * WIDTH
+        first_row, rows = rows_of_tile(table, tile, is_used, 0, 1, BLOCK_SIZE, TILE)
+        base = keys + first_row * WIDTH + rows[:, None] * WIDTH
         k = tl.load(base + ranks[None, :], mask=is_used[:, None] & in_rank, other=0.0)
         k_turned = base + RANK_DIM + ropes[None, :]
         k_rope = tl.load(k_turned, mask=is_used[:, None] & in_rope, other=0.0)

@@ -10,9 +10,6 @@ from triton import knobs
 # Triton decides this once, when a kernel is defined; it cannot change afterwards.
 INTERPRETED: bool = knobs.runtime.interpret
 
-# Programs of a persistent grid, no more than fit a multiprocessor together: one that has to
-# wait for its place would begin its share when the others have done theirs.
-_PROGRAMS_A_PROCESSOR = 3
 _INTERPRETED_PROGRAMS = 2
 _LEAST_DOT = 16
 
@@ -38,10 +35,12 @@ def refuse_device(device: torch.device) -> str | None:
     return None
 
 
-def persistent_programs(
-    device: torch.device, programs_a_processor: int = _PROGRAMS_A_PROCESSOR
-) -> int:
-    """Size of a grid whose programs take work until none is left."""
+def persistent_programs(device: torch.device, programs_a_processor: int) -> int:
+    """Size of a grid whose programs take work until none is left.
+
+    ``programs_a_processor``: no more than fit a multiprocessor together. One that has to wait for
+    its place would begin its share when the others have done theirs.
+    """
     if device.type != "cuda":
         return _INTERPRETED_PROGRAMS
     return programs_a_processor * torch.cuda.get_device_properties(device).multi_processor_count

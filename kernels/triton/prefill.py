@@ -14,6 +14,11 @@ their width and are taken in order; one that holds nothing for the query, before
 after its position, has all its scores at -inf: it multiplies by 2^0 or what is still 0, and adds
 0. What is left are the compiler's liberties: in the parts without a mask it may fuse the scale
 into the subtraction of the maximum, which rounds once less, and so ``invariant`` forbids it to.
+
+Sums of 128 rows of 256 numbers are all that the registers hold. A tile of wider heads, up to 512
+(Gemma 4's where all is seen), is taken by two programs, each of which makes all scores and sums
+half of each value: keys are read and multiplied twice. With half of the rows each, values would be
+too, and the products with a tile would be too few to hide how long it takes to come.
 """
 
 from __future__ import annotations
@@ -25,9 +30,10 @@ import triton.language as tl
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.launch import dot_width, launch
 from kernels.triton.plan import TILE_ROWS, AttentionPlan
-from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, row_offsets, tanh, weigh
+from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
 
 _TILE = 64
+_MOST_SUMS = 256  # of a value's numbers in one program
 
 
 def prefill_attention(
@@ -51,9 +57,13 @@ def prefill_attention(
     dim, is_coded = dot_width(head_dim), cache.key_scales is not None
     # Float32 takes twice the bytes, of which nobody expects speed: it has to fit.
     is_wide = query.dtype.itemsize > 2
+    sums = min(dim, _MOST_SUMS)
+    # Without fused roundings, or widened, wide heads' tile would not fit the registers; nor that of
+    # the widest the shared memory.
+    is_half = is_wide or dim > sums or (dim > 128 and (invariant or is_coded))
     launch(
         _prefill_kernel,
-        (tiles.capacity * num_kv_heads,),
+        (tiles.capacity * num_kv_heads, dim // sums),
         output,
         query,
         cache.keys,
@@ -77,10 +87,10 @@ def prefill_attention(
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         DIM=dim,
+        SUMS=sums,
         BLOCK_SIZE=block_size,
         ROWS=TILE_ROWS,
-        # Without fused roundings, or widened, the widest heads' tile would not fit the registers.
-        TILE=_TILE // 2 if is_wide or (dim > 128 and (invariant or is_coded)) else _TILE,
+        TILE=_TILE // 2 if is_half else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
         num_warps=8,
@@ -125,13 +135,14 @@ def _prefill_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
+    SUMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """One query tile of one KV head."""
+    """One query tile of one KV head, and ``SUMS`` numbers of each value."""
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     # The grid is as large as a bound.
     if tile >= tl.load(tile_starts + num_rows):
@@ -175,9 +186,16 @@ def _prefill_kernel(
     table = tables + tl.load(lines + row).to(tl.int64) * table_stride
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, DIM], tl.float32)
-    for part in tl.static_range(0 if WINDOW > 0 else 1, 3):
-        if part == 0:
+    acc = tl.zeros([ROWS, SUMS], tl.float32)
+    value_dims = dims
+    if SUMS < DIM:
+        value_dims = tl.program_id(1) * SUMS + tl.arange(0, SUMS)
+    # With more than one loop the products of the widest heads would wait for each other (ptxas).
+    FIRST_PART: tl.constexpr = 2 if SUMS < DIM else 0 if WINDOW > 0 else 1
+    for part in tl.static_range(FIRST_PART, 3):
+        if SUMS < DIM:
+            part_begin, part_end = lowest, end
+        elif part == 0:
             part_begin, part_end = lowest, unmasked
         elif part == 1:
             part_begin, part_end = unmasked, seen_by_all
@@ -186,15 +204,18 @@ def _prefill_kernel(
         for begin_slot in range(part_begin, part_end, TILE):
             slots = begin_slot + tl.arange(0, TILE)
             is_used = slots < seq_len
-            rows = row_offsets(table, slots, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE)
-            offsets = rows[:, None] * HEAD_DIM + dims[None, :]
-            is_read = (dims < HEAD_DIM)[None, :]
+            first_row, rows = rows_of_tile(
+                table, begin_slot, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
+            )
+            is_key, is_value = (dims < HEAD_DIM)[None, :], (value_dims < HEAD_DIM)[None, :]
             if part != 1:
-                is_read = is_read & is_used[:, None]
-            k = load_rows(keys + offsets, is_read, q.dtype)
+                is_key, is_value = is_key & is_used[:, None], is_value & is_used[:, None]
+            places = rows[:, None] * HEAD_DIM
+            key_places = keys + first_row * HEAD_DIM + (places + dims[None, :])
+            k = load_rows(key_places, is_key, q.dtype)
             scores = dot(q, tl.trans(k))
             if key_scales is not None:
-                scores *= tl.load(key_scales + rows, mask=is_used, other=0.0)[None, :]
+                scores *= tl.load(key_scales + first_row + rows, mask=is_used, other=0.0)[None, :]
             if HAS_SOFTCAP:
                 scores = tanh(scores * scale_in_cap) * softcap
             else:
@@ -207,13 +228,16 @@ def _prefill_kernel(
             # A query whose window begins later has seen nothing yet.
             weights, shrink, top, total = weigh(scores, top, total, WINDOW > 0)
             if value_scales is not None:
-                weights *= tl.load(value_scales + rows, mask=is_used, other=0.0)[None, :]
-            v = load_rows(values + offsets, is_read, q.dtype)
+                value_scale = tl.load(value_scales + first_row + rows, mask=is_used, other=0.0)
+                weights *= value_scale[None, :]
+            value_places = values + first_row * HEAD_DIM + (places + value_dims[None, :])
+            v = load_rows(value_places, is_value, q.dtype)
             acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
     if sinks is not None:
         sink = tl.load(sinks + heads) * LOG2_E
         total += tl.exp2(sink - top)
     # A row of length 0 is padding: its output is 0.
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    target = output + (tokens * num_heads + heads)[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(target, acc.to(output.dtype.element_ty), mask=in_tile)
+    target = output + (tokens * num_heads + heads)[:, None] * HEAD_DIM + value_dims[None, :]
+    is_made = is_query[:, None] & (value_dims < HEAD_DIM)[None, :]
+    tl.store(target, acc.to(output.dtype.element_ty), mask=is_made)

@@ -53,27 +53,32 @@ def sigmoid(x):
 
 
 @triton.jit
-def row_offsets(
+def rows_of_tile(
     table,
-    slots,
+    begin,
     is_used,
     head,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Rows of a cache seen as [rows, head_dim] for ``TILE`` neighbouring slots of a sequence.
+    """Rows of a cache seen as [rows, head_dim] for the ``TILE`` slots of a sequence from ``begin``.
 
-    ``slots`` starts at a multiple of ``TILE``: where a block holds whole tiles, all of them lie
-    in one block and its number is read once.
+    ``begin`` is a multiple of ``TILE``: where a block holds whole tiles, all of them lie in one
+    block, its number is read once, and what differs between their places is known beforehand.
+
+    Returns:
+        The sum of a first row, int64, and of [TILE] others.
     """
+    places = tl.arange(0, TILE)
     if BLOCK_SIZE % TILE == 0:
-        first = tl.min(slots, axis=0)
-        block = tl.load(table + first // BLOCK_SIZE).to(tl.int64)
-        return (block * NUM_KV_HEADS + head) * BLOCK_SIZE + slots % BLOCK_SIZE
+        block = tl.load(table + begin // BLOCK_SIZE).to(tl.int64)
+        return (block * NUM_KV_HEADS + head) * BLOCK_SIZE + begin % BLOCK_SIZE, places
     else:
+        slots = begin + places
         blocks = tl.load(table + slots // BLOCK_SIZE, mask=is_used, other=0).to(tl.int64)
-        return (blocks * NUM_KV_HEADS + head) * BLOCK_SIZE + slots % BLOCK_SIZE
+        rows = blocks * (NUM_KV_HEADS * BLOCK_SIZE) + slots % BLOCK_SIZE
+        return head * BLOCK_SIZE, rows
 
 
 @triton.jit

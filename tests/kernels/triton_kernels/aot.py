@@ -5,8 +5,8 @@
 Each case calls a wrapper with ``meta`` tensors in the shapes of a real model; the launch is
 replaced by Triton's ahead-of-time compilation of the same arguments, so that what is compiled
 is what a GPU would run: the same specialisation, tile sizes, warps and stages. Prints a JSON line
-for each kernel: its registers, stack bytes (where spilled registers go), shared memory and the
-matrix instructions in its PTX; the PTX itself goes to the folder.
+for each kernel: its registers, stack bytes (where spilled registers go), shared memory, the matrix
+instructions in its PTX, and what its machine code does in loops; the PTX itself goes to the folder.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def _describe(compiled: Any) -> dict[str, Any]:
         usage = subprocess.run(
             [_TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
+        code = _instructions(file.name)
     ptx = compiled.asm["ptx"]
     return {
         "registers": int(re.search(r"REG:(\d+)", usage)[1]),
@@ -74,9 +75,36 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "wgmma_shapes": sorted(set(re.findall(r"wgmma\.mma_async\S*?\.(m\d+n\d+k\d+)", ptx))),
         "mma": len(re.findall(r"\bmma\.sync", ptx)),
         "cp_async": ptx.count("cp.async."),
+        "products": sum("HGMMA" in text for _, text in code),
+        "product_waits": sum("WARPGROUP.DEPBAR" in text for _, text in code),
+        "reloads_in_loops": _in_loops(code, "LDL"),
         "ptx": ptx,
         "ttgir": compiled.asm["ttgir"],
     }
+
+
+def _instructions(cubin: str) -> list[tuple[int, str]]:
+    """Address and text of each."""
+    sass = subprocess.run(
+        [_TOOL, "-sass", cubin], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.+?);", sass)
+    return [(int(address, 16), text) for address, text in found]
+
+
+def _in_loops(code: list[tuple[int, str]], name: str) -> int:
+    """Instructions of this name that some jump backwards goes round; each such jump counts them."""
+    jumps = [
+        (int(target[1], 16), address)
+        for address, text in code
+        if (target := re.search(r"\bBRA.* (0x[0-9a-f]+)", text))
+    ]
+    return sum(
+        begin <= address < end and name in text
+        for begin, end in jumps
+        if begin < end
+        for address, text in code
+    )
 
 
 def main() -> None:

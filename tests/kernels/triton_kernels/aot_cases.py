@@ -272,6 +272,7 @@ _SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None]] = {
     "qwen2-0.5b": (14, 2, 64, 64, None, None),
     "mistral-7b-window": (32, 8, 128, 64, 4096, None),
     "gemma2-9b": (16, 8, 256, 64, 4096, 50.0),
+    "gemma4-31b-full": (32, 4, 512, 64, None, None),
     "tiny-heads": (6, 2, 8, 4, None, None),  # smaller than a matrix product can be
 }
 
@@ -318,10 +319,11 @@ CASES: dict[str, Callable[[], object]] = {
     },
     **{
         f"{kind}-{name}-{codes}": partial(run, *_SHAPES[name], codes=dtype)
-        for name in ("llama-8b", "qwen2-0.5b", "gemma2-9b")
+        for name in ("llama-8b", "qwen2-0.5b", "gemma2-9b", "gemma4-31b-full")
         for codes, dtype in _CODES.items()
         for kind, run in (("decode", decode), ("prefill", prefill))
     },
+    "cache-writes-gemma4-31b-full": partial(cache_writes, 32, 4, 512),
     **{
         f"cache-writes-llama-8b-{codes}": partial(cache_writes, 32, 8, 128, codes=dtype)
         for codes, dtype in _CODES.items()

@@ -38,9 +38,8 @@ def compile_cases(folder: Path, *names: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-# Heads of 256 read from codes want more registers than there are: a few bytes are spilled, and two
-# programs share a multiprocessor in place of three. That is slower, not wrong.
-_WIDE_CODES = ("gemma2-9b-int8", "gemma2-9b-fp8")
+# Some that are wanted before a loop and behind it again may go to the stack meanwhile.
+_MOST_STACK_BYTES = 64
 _MOST_SHARED_BYTES = 227 * 1024  # of a program
 
 
@@ -49,11 +48,11 @@ def check(reports: list[dict[str, Any]]) -> None:
         assert report["shared_bytes"] <= _MOST_SHARED_BYTES, report
         if report["case"].endswith("float32"):
             continue  # it has to run, no more: its products are made by other units, from the stack
-        if report["case"].endswith(_WIDE_CODES):
-            assert report["stack_bytes"] <= 64, report
-            continue
         # Spilled registers go to the stack, and nothing else here does.
-        assert report["stack_bytes"] == 0, report
+        assert report["stack_bytes"] <= _MOST_STACK_BYTES, report
+        assert report["reloads_in_loops"] == 0, report
+        # The products of a tile are in flight together, if the assembler sees that they can be.
+        assert 2 * report["product_waits"] <= report["products"], report
         if report["kernel"] == "_prefill_kernel":
             assert report["wgmma"] > 0, report
         if report["kernel"] == "_latent_prefill_kernel":
@@ -65,9 +64,10 @@ def check(reports: list[dict[str, Any]]) -> None:
             assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"] == "_split_kernel":
             assert report["mma"] > 0, report
-            # Three programs share a multiprocessor (launch.py), or a persistent grid waits.
-            assert 3 * 32 * report["num_warps"] * report["registers"] <= 65536, report
-            assert 3 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
+            # So many share a multiprocessor (decode.py), or a persistent grid waits.
+            programs = 2 if "gemma4" in report["case"] else 3
+            assert programs * 32 * report["num_warps"] * report["registers"] <= 65536, report
+            assert programs * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"] == "_matmul_kernel":
             # The same instruction whatever the number of rows: so are the bits (matmul.py).
             assert report["wgmma_shapes"] == ["m64n128k16"], report
@@ -79,6 +79,11 @@ def test_attention_compiles_for_hopper(tmp_path: Path) -> None:
     reports = compile_cases(tmp_path, "decode-llama-8b", "prefill-llama-8b")
     assert {"_split_kernel", "_prefill_kernel"} <= {report["kernel"] for report in reports}
     check(reports)
+
+
+def test_the_widest_heads_compile_for_hopper(tmp_path: Path) -> None:
+    """512, where a tile of queries and one of keys just fit the shared memory."""
+    check(compile_cases(tmp_path, "decode-gemma4-31b-full", "prefill-gemma4-31b-full"))
 
 
 def test_products_of_few_rows_and_of_many_are_one_instruction(tmp_path: Path) -> None:

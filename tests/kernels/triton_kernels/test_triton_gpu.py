@@ -42,7 +42,10 @@ def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (37, None), (None, 20.0)])
 @pytest.mark.parametrize(
     ("kv_heads", "group", "head_dim", "block_size"),
-    [(2, 1, 64, 16), (1, 4, 80, 32), (2, 7, 96, 64), (1, 16, 128, 128), (1, 2, 256, 16)],
+    [
+        *((2, 1, 64, 16), (1, 4, 80, 32), (2, 7, 96, 64), (1, 16, 128, 128), (1, 2, 256, 16)),
+        *((1, 8, 512, 64), (2, 3, 320, 16)),
+    ],
 )
 def test_attention_equals_the_definition(
     dtype: torch.dtype,

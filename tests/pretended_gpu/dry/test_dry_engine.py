@@ -33,7 +33,10 @@ ANY_WAY = (
     ),
 )
 PLAIN = ANY_WAY[:2]
-_KEEPS_LAYERS = ("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text", "granitemoehybrid")
+_KEEPS_LAYERS = (
+    *("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text", "granitemoehybrid"),
+    *("gemma4", "gemma4_moe", "gemma4_shared"),
+)
 # The first says one token again and again.
 REPEATING = (
     SamplingParams(temperature=0.0, logit_bias={21: 50.0}, max_tokens=8, ignore_eos=True),
@@ -111,6 +114,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "sinks and experts": ("gpt_oss", {}),
     "chunks": ("llama4", {}),
     "learned positions": ("gpt2", {}),
+    "heads of several kinds": ("gemma4", {}),
+    "experts beside an MLP": ("gemma4_moe", {}),
+    "shared keys and values": ("gemma4_shared", {}),
     "gated delta rules": ("qwen3_5_text", {}),
     "convolutions": ("lfm2", {}),
     "selective scans": ("granitemoehybrid", {}),

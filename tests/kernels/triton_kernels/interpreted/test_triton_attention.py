@@ -71,6 +71,28 @@ def test_mixed_batches_equal_the_definition(
     )
 
 
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+@pytest.mark.parametrize(("head_dim", "window", "softcap"), [(512, None, None), (320, 37, 20.0)])
+def test_the_widest_heads_equal_the_definition(
+    head_dim: int, window: int | None, softcap: float | None, cache_dtype: torch.dtype | None
+) -> None:
+    """Each of two programs makes half of a value; in halves that a head does not fill, too."""
+    problem = make_problem(
+        [1, 13, 1, 70, 2, 1],
+        [0, 90, SPLIT_SIZE + 66, 0, 63, 127],
+        num_kv_heads=2,
+        group=3,
+        head_dim=head_dim,
+        block_size=64,
+        window=window,
+        softcap=softcap,
+        dtype=torch.float16,
+        cache_dtype=cache_dtype,
+    )
+    check(problem, 2e-3)
+    assert error(run(problem, invariant=True), problem) < 2e-3
+
+
 @pytest.mark.parametrize("window", [None, 600])
 def test_long_rows_are_split_and_merged(window: int | None) -> None:
     """Lengths around the split size, one split to several, beside short rows."""
@@ -271,7 +293,9 @@ def test_refusals() -> None:
     spec = make_problem([1], [1]).spec
     backend = TritonAttention()
     assert backend.refuse(spec) is None
-    assert "512" in (backend.refuse(replace(spec, head_dim=512)) or "")
+    assert "640" in (backend.refuse(replace(spec, head_dim=640, dtype=torch.float16)) or "")
+    assert "512" in (backend.refuse(replace(spec, head_dim=512, dtype=torch.float32)) or "")
+    assert backend.refuse(replace(spec, head_dim=512, dtype=torch.bfloat16)) is None
     assert "evenly" in (backend.refuse(replace(spec, num_heads=3)) or "")
     assert "CPU" in (backend.refuse(replace(spec, device=torch.device("cuda"))) or "")
     chosen, refusals = select_kernels("triton", spec)
