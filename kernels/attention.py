@@ -48,8 +48,8 @@ class AttentionSpec:
         return self.cache_dtype or self.dtype
 
     def by_heads(self) -> dict[tuple[int, int], AttentionSpec]:
-        """What layers with one kind of heads ask for, by ``num_kv_heads`` and ``head_dim``. Where
-        a rank has one head of each kind, two may be the same."""
+        """What layers with one kind of heads ask for, by ``num_kv_heads`` and ``head_dim``, of the
+        kinds that there are here. Where a rank has one head of each, two may be the same."""
         windows: dict[tuple[int, int], dict[int | None, None]] = {}
         for kind in (OtherHeads(self.num_kv_heads, self.head_dim, self.windows), *self.others):
             seen = windows.setdefault((kind.num_kv_heads, kind.head_dim), {})
@@ -59,6 +59,7 @@ class AttentionSpec:
                 self, num_kv_heads=heads, head_dim=dim, windows=tuple(seen), others=()
             )
             for (heads, dim), seen in windows.items()
+            if seen or not self.others
         }
 
 

@@ -40,17 +40,16 @@ Gemma 4's layers have heads of two kinds, and each kind its own shape of the KV 
 share keys and values with an earlier one (E2B, E4B) have none in the cache. Heads of 512, which it
 has where all is seen, have kernels on a CPU, and on a GPU in bfloat16 and float16: these have been
 compiled and interpreted, and not run on one yet. Its decode steps are not recorded on a CPU, as
-Gemma's before are not. `--pipeline-parallel-size` and `quire quantize` do not take it.
+Gemma's before are not. `quire quantize` does not take it.
 
 Layers with the gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid), a selective state space
 (Mamba-2: Granite 4.0 H, Bamba) or a short convolution (LFM2) keep a state of each sequence in place
-of keys and values, as large for a long text as for a short one
-([kv-cache.md](kv-cache.md#states)). With such models `--speculation`, `--pipeline-parallel-size`
-and `--kv-offload-bytes` are refused at start, and so is `quire quantize`; `--tensor-parallel-size`
-shares their heads and states out ([parallel.md](parallel.md)); `--quantization` rounds them as they
-load, but for the small projections that a delta rule's decay comes from. On a GPU these layers'
-kernels have not been run yet, and go through a prompt token by token. Models of state spaces alone,
-and Jamba, Falcon-H1 and Nemotron-H, are refused by name.
+of keys and values, as large for a long text as for a short one ([kv-cache.md](kv-cache.md#states)).
+With such models `--speculation` and `--kv-offload-bytes` are refused at start, and so is `quire
+quantize`; ranks and stages have the states of their heads and layers ([parallel.md](parallel.md));
+`--quantization` rounds them as they load, but for the small projections that a delta rule's decay
+comes from. On a GPU these layers' kernels have not been run yet, and go through a prompt token by
+token. Models of state spaces alone, and Jamba, Falcon-H1 and Nemotron-H, are refused by name.
 
 Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
 

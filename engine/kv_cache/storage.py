@@ -198,12 +198,12 @@ def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype, codes: torch.dtype | 
 def _in_order(
     spec: DecoderSpec, paged: Sequence[LayerCache], states: Sequence[LayerState]
 ) -> list[LayerCache | LayerState]:
-    """One for each layer of the model; of a layer that reads another's, that one."""
+    """One for each layer that is here; of a layer that reads another's, that one."""
     blocks, lines = iter(paged), iter(states)
     found: list[LayerCache | LayerState] = []
     for layer in spec.layers:
         if layer.reads is not None:
-            found.append(found[layer.reads])
+            found.append(found[layer.reads - spec.first_layer])
         else:
             found.append(next(lines) if layer.recurrent else next(blocks))
     return found
@@ -332,7 +332,7 @@ def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torc
     """Upper estimate of what one step needs besides weights and cache."""
     layers = [spec.of_layer(layer) for layer in set(spec.layers)]
     widest = max(max(2 * o.intermediate_size, o.query_size + 2 * o.kv_size) for o in layers)
-    per_layer = 3 * spec.num_layers * spec.per_layer_size
+    per_layer = 3 * spec.num_layers_ahead * spec.per_layer_size
     a_token = (3 * spec.hidden_size + 2 * widest + per_layer) * dtype.itemsize
     # Logits and what sampling makes of them: float32, a few copies.
     a_sequence = 6 * 4 * spec.vocab_size

@@ -92,13 +92,14 @@ class Decoder:
             taps: told of what enters the layers.
 
         Returns:
-            [num_wanted or num_tokens, hidden_size], ready for ``logits``.
+            [num_wanted or num_tokens, hidden_size], ready for ``logits``; of a stage what ``go_on``
+            takes.
         """
         assert self._embed is not None, "a stage behind the first was asked for embeddings"
         x = self._embed(input_ids, state.positions)
         if self._per_layer is not None:
             state = replace(state, per_layer=self._per_layer(input_ids, x))
-        return self._walk(x, state, caches, wanted, taps)
+        return self._with_parts(self._walk(x, state, caches, wanted, taps), state)
 
     def go_on(
         self,
@@ -110,13 +111,26 @@ class Decoder:
         """Run the layers of a stage behind the first, from where the one before it came to.
 
         Args:
-            x: [num_tokens, hidden_size], the residual stream; overwritten.
+            x: [num_tokens, entering_size], the residual stream and what is embedded for each layer
+                from here on; overwritten.
             state, caches, wanted: see ``forward``.
 
         Returns:
-            The residual stream, or of the last stage what is ready for ``logits``.
+            The same for the next stage, or of the last stage what is ready for ``logits``.
         """
-        return self._walk(x, state, caches, wanted)
+        spec = self.spec
+        if spec.per_layer_size:
+            x, parts = x.split((spec.hidden_size, spec.entering_size - spec.hidden_size), dim=1)
+            x, shape = x.contiguous(), (spec.num_layers_ahead, spec.per_layer_size)
+            state = replace(state, per_layer=parts.unflatten(1, shape))
+        return self._with_parts(self._walk(x, state, caches, wanted), state)
+
+    def _with_parts(self, x: torch.Tensor, state: StepState) -> torch.Tensor:
+        """The residual stream with what is embedded for the layers of the stages behind."""
+        if state.per_layer is None or self.spec.has_last_norm:
+            return x
+        behind = state.per_layer[:, self.spec.num_layers :].flatten(1)
+        return torch.cat((x, behind), dim=1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head says, in float32: [rows, hidden_size] -> [rows, vocab_size], the scores of

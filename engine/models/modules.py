@@ -173,7 +173,7 @@ def make_modules(
     ends = _make_ends(spec, weights, method) if spec.has_ends else None
     num_bytes = sum(layer_bytes(layer) for layer in layers)
     per_layer = None
-    if spec.per_layer_size:
+    if spec.per_layer_size and spec.has_ends:
         table = make_table(stored(weights, "per_layer.embedding"), method)
         per_layer = make_per_layer(weights, method, *table)
     num_bytes += sum(part.num_bytes for part in (norm, ends, per_layer) if part is not None)

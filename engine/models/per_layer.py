@@ -26,7 +26,7 @@ class PerLayer:
     def __init__(self, spec: DecoderSpec, weights: PerLayerWeights, operations: Operations) -> None:
         self._weights = weights
         self._norm = bind_norm(spec.norm, weights.norm, operations)
-        self._shape = spec.num_layers, spec.per_layer_size
+        self._shape = spec.num_layers_ahead, spec.per_layer_size
         # As a tensor of the model's dtype would hold it, which checkpoints were trained with.
         dtype = weights.norm.weight.dtype
         self._scale = torch.tensor(spec.per_layer_size**0.5, dtype=dtype).item()

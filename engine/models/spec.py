@@ -149,6 +149,7 @@ class StageSpec:
     head, the last one the norm behind all layers."""
 
     begin: int  # the number of its first layer
+    num_layers: int  # of the whole model
     is_first: bool
     is_last: bool
 
@@ -251,6 +252,17 @@ class DecoderSpec:
     def first_layer(self) -> int:
         """The number of the first of its layers among all that the model has."""
         return 0 if self.stage is None else self.stage.begin
+
+    @property
+    def num_layers_ahead(self) -> int:
+        """How many layers of the whole model there are from its first one on."""
+        return self.num_layers if self.stage is None else self.stage.num_layers - self.stage.begin
+
+    @property
+    def entering_size(self) -> int:
+        """Width of what a stage is handed for a token: the residual stream, and what is embedded
+        for each layer that is ahead."""
+        return self.hidden_size + self.num_layers_ahead * self.per_layer_size
 
     @property
     def has_ends(self) -> bool:

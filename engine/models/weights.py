@@ -191,7 +191,7 @@ def _ends(spec: DecoderSpec) -> dict[str, Parameter]:
     if spec.num_labels:
         found["score"] = Parameter((spec.num_labels,), (hidden,))
     if spec.per_layer_size:
-        width = spec.num_layers * spec.per_layer_size
+        width = spec.num_layers_ahead * spec.per_layer_size
         found["per_layer.embedding"] = Parameter((spec.per_layer_vocab_size,), (width,))
         found["per_layer.projection.weight"] = Parameter((width,), (hidden,))
         found |= _norm(spec, "per_layer.norm", spec.per_layer_size)

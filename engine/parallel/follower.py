@@ -186,7 +186,7 @@ def _load(join: Join, shard: Shard, messages: Iterator[ToRank], send: Send) -> F
 def _meet(
     join: Join, shard: Shard, plan: LoadPlan, messages: Iterator[ToRank], send: Send
 ) -> Connections:
-    attention, hidden_size = plan.attention, plan.spec.hidden_size
+    attention = plan.attention
     attendance: Attendance | None = None
     if join.meeting is None:
         attendance = Attendance(messages, send)
@@ -194,7 +194,7 @@ def _meet(
     else:
         store = file_store(Path(join.meeting), shard.num_ranks)
     meeting = Meeting(shard, attention.device, store, join.address)
-    connections = connect(meeting, hidden_size, attention.dtype)
+    connections = connect(meeting, plan.spec, attention.dtype)
     if attendance is None:
         send(Met())
     else:

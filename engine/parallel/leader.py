@@ -230,7 +230,7 @@ class Team:
         else:
             store = file_store(self._meeting, shard.num_ranks)
         meeting = Meeting(shard, device, store, self._address, self._fate.name_lost)
-        self.group, self.pipeline = connect(meeting, self._spec.hidden_size, dtype)
+        self.group, self.pipeline = connect(meeting, self._spec, dtype)
         if relay is None:
             self._expect_all(Met)
         else:

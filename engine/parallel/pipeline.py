@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.models.spec import DecoderSpec
 from engine.parallel.group import Group, Link, Meeting
 
 
@@ -23,12 +24,12 @@ class Connections(NamedTuple):
     pipeline: Pipeline | None  # to other stages; None: there are none
 
 
-def connect(meeting: Meeting, hidden_size: int, dtype: torch.dtype) -> Connections:
+def connect(meeting: Meeting, spec: DecoderSpec, dtype: torch.dtype) -> Connections:
     """Meet the other ranks; all do at once.
 
     Args:
         meeting: of this rank.
-        hidden_size: of the model.
+        spec: of the model, or of what the rank has of it.
         dtype: of its hidden states.
 
     Raises:
@@ -36,7 +37,7 @@ def connect(meeting: Meeting, hidden_size: int, dtype: torch.dtype) -> Connectio
     """
     shard = meeting.shard
     group = Group(meeting) if shard.size > 1 else None
-    pipeline = Pipeline(meeting, hidden_size, dtype) if shard.num_stages > 1 else None
+    pipeline = Pipeline(meeting, spec, dtype) if shard.num_stages > 1 else None
     return Connections(group, pipeline)
 
 
@@ -45,16 +46,17 @@ class Pipeline:
 
     Args:
         meeting: of this rank.
-        hidden_size: of the model.
+        spec: of the model, or of what the rank has of it.
         dtype: of its hidden states.
 
     Raises:
         EngineDead: here and by every method, when another rank is gone.
     """
 
-    def __init__(self, meeting: Meeting, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, meeting: Meeting, spec: DecoderSpec, dtype: torch.dtype) -> None:
         shard = meeting.shard
-        self._size, self._dtype, self._device = hidden_size, dtype, meeting.device
+        self._entering_size, self._hidden_size = spec.entering_size, spec.hidden_size
+        self._dtype, self._device = dtype, meeting.device
         self._before: Link | None = None
         self._behind: Link | None = None
         self._back: Link | None = None
@@ -71,9 +73,9 @@ class Pipeline:
             self._back = link("back", sends=shard.is_last_stage)
 
     def take(self, num_tokens: int) -> torch.Tensor:
-        """What the stage before has made of the next step: [num_tokens, hidden_size]."""
+        """What the stage before has made of the next step: [num_tokens, entering_size]."""
         assert self._before is not None
-        return self._before.receive(self._empty(num_tokens))
+        return self._before.receive(self._empty(num_tokens, self._entering_size))
 
     def hand_on(self, x: torch.Tensor) -> None:
         """Give the next stage, or rank 0 where this is the last, what this one has made of a step;
@@ -86,8 +88,8 @@ class Pipeline:
         """On rank 0, wait for what the last stage has made of the oldest step that was not fetched:
         [num_rows, hidden_size]."""
         assert self._back is not None
-        x = self._empty(num_rows)
+        x = self._empty(num_rows, self._hidden_size)
         return self._back.receive(x) if num_rows else x
 
-    def _empty(self, num_rows: int) -> torch.Tensor:
-        return torch.empty((num_rows, self._size), dtype=self._dtype, device=self._device)
+    def _empty(self, num_rows: int, size: int) -> torch.Tensor:
+        return torch.empty((num_rows, size), dtype=self._dtype, device=self._device)

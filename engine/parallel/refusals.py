@@ -8,6 +8,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.recurrence import GatedDeltaSpec, MambaSpec
 from engine.models.spec import DecoderSpec
+from engine.parallel.stages import most_stages
 
 
 def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
@@ -17,11 +18,6 @@ def refuse_unshared(config: EngineConfig, spec: DecoderSpec) -> None:
         ModelLoadError: it cannot; one line that names the setting or what does not divide.
     """
     size, stages = config.tensor_parallel_size, config.pipeline_parallel_size
-    if spec.has_unlike_layers and stages > 1:
-        raise ModelLoadError(
-            f"pipeline_parallel_size {stages}: layers of {spec.architecture} models have heads "
-            "unlike other layers', which stages do not have"
-        )
     if stages > 1:
         for problem in _of_stages(config, spec, stages):
             raise ModelLoadError(f"pipeline_parallel_size {stages}: {problem}")
@@ -34,6 +30,16 @@ def _of_stages(config: EngineConfig, spec: DecoderSpec, stages: int) -> Iterator
     yield from _of_heads(config)
     if spec.num_layers < stages:
         yield f"the model has {spec.num_layers} layers"
+    most = most_stages(spec)
+    if most < stages:
+        yield (
+            f"the model's {spec.num_layers} layers make {_stages(most)} at most: each has keys and "
+            "values of its own, and those that share them lie together"
+        )
+
+
+def _stages(count: int) -> str:
+    return "1 stage" if count == 1 else f"{count} stages"
 
 
 def _of_heads(config: EngineConfig) -> Iterator[str]:

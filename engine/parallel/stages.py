@@ -6,6 +6,9 @@
 
 Embeddings and head lie with the first stage alone: so a table that is both lies in memory once, and
 all that reads logits is rank 0's. To make up for it that stage has fewer layers.
+
+Each stage has a part of every block of the KV cache, so it has a layer that keeps keys and values;
+and a layer that reads the keys and values of another lies in one stage with it.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from engine.models.weights import parameters
 
 
 def stage_of(spec: DecoderSpec, stage: int, num_stages: int) -> DecoderSpec:
-    """The model that one of so many stages is; no more than there are layers."""
+    """The model that one of so many stages is; no more than ``most_stages``."""
     begin, end = stage_layers(spec, num_stages)[stage]
-    own = StageSpec(begin, is_first=stage == 0, is_last=stage == num_stages - 1)
+    own = StageSpec(begin, spec.num_layers, is_first=stage == 0, is_last=stage == num_stages - 1)
     return replace(spec, layers=spec.layers[begin:end], stage=own)
 
 
@@ -35,23 +38,63 @@ def stage_layers(spec: DecoderSpec, num_stages: int) -> list[tuple[int, int]]:
             sizes[int(number)] += math.prod(parameter.shape)
         else:
             ends += math.prod(parameter.shape)
-    return _even_runs(sizes, num_stages, ends)
+    return _even_runs(sizes, num_stages, ends, _Cuts(spec))
 
 
-def _even_runs(sizes: Sequence[int], num_runs: int, ends: int) -> list[tuple[int, int]]:
-    """Runs of at least one, the first of which also carries ``ends``; the sum of the squares of
+def most_stages(spec: DecoderSpec) -> int:
+    """How many stages its layers could make."""
+    cuts, count, begin = _Cuts(spec), 0, 0
+    for end in range(1, spec.num_layers + 1):
+        if cuts.may_be(begin, end) and (end == spec.num_layers or cuts.may_begin[end]):
+            count, begin = count + 1, end
+    return max(1, count)
+
+
+class _Cuts:
+    """Where a model's layers may be cut.
+
+    Attributes:
+        may_begin: by the number of a layer, whether a stage may begin with it.
+    """
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self._num_paged = [0]  # of the layers before each
+        for layer in spec.layers:
+            is_paged = not layer.recurrent and layer.reads is None
+            self._num_paged.append(self._num_paged[-1] + is_paged)
+        self.may_begin = [True] * spec.num_layers
+        lowest = spec.num_layers  # that is read by those behind
+        for number in reversed(range(spec.num_layers)):
+            reads = spec.layers[number].reads
+            lowest = lowest if reads is None else min(lowest, reads)
+            self.may_begin[number] = lowest >= number
+
+    def may_be(self, begin: int, end: int) -> bool:
+        """Whether layers [begin, end) may be a stage, as far as its beginning is concerned."""
+        return self.may_begin[begin] and self._num_paged[begin] < self._num_paged[end]
+
+
+def _even_runs(
+    sizes: Sequence[int], num_runs: int, ends: int, cuts: _Cuts
+) -> list[tuple[int, int]]:
+    """Runs that may be stages, the first of which also carries ``ends``; the sum of the squares of
     what each carries is least."""
     count = len(sizes)
     until = [0]
     for size in sizes:
         until.append(until[-1] + size)
     # By the number of sizes: the least sum, and where the last of the runs begins in each.
-    least = [math.inf, *((ends + total) ** 2 for total in until[1:])]
+    least = [
+        (ends + until[end]) ** 2 if end and cuts.may_be(0, end) else math.inf
+        for end in range(count + 1)
+    ]
     begins: list[list[int]] = [[0] * (count + 1)]
     for run in range(1, num_runs):
         found, begin_of = [math.inf] * (count + 1), [0] * (count + 1)
         for end in range(run + 1, count + 1):
             for begin in range(run, end):
+                if not cuts.may_be(begin, end):
+                    continue
                 total = least[begin] + (until[end] - until[begin]) ** 2
                 if total < found[end]:
                     found[end], begin_of[end] = total, begin

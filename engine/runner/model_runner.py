@@ -48,7 +48,7 @@ from engine.runner.snapshots import Snapshots
 from engine.runner.transfer import Downloads, Uploads
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
-from engine.types import Adapter, BlockCopy, EngineInfo, StepPlan, StepResult
+from engine.types import Adapter, BlockCopy, EngineInfo, StateCopy, StepPlan, StepResult
 from kernels.attention import AttentionSpec
 from kernels.inputs import StepInputs
 from kernels.operations import Kernels
@@ -206,7 +206,7 @@ class ModelRunner:
             batch = host_batch(rows, self._rows)
             ready = self._load(batch, plan.copies, drafts)
         if self._pipeline is not None:
-            return self._begin(rows, batch, ready)
+            return self._begin(rows, batch, ready, plan.saves)
         sampled, told = self._run(rows, batch, ready)
         if self._snapshots is not None:
             self._snapshots.save(plan.saves)
@@ -362,7 +362,9 @@ class ModelRunner:
 
         return self._choose(rows, batch, inputs, states, drafts, masks)
 
-    def _begin(self, rows: PlanRows, batch: HostBatch, ready: _Ready) -> Launched:
+    def _begin(
+        self, rows: PlanRows, batch: HostBatch, ready: _Ready, saves: tuple[StateCopy, ...]
+    ) -> Launched:
         """Compute the layers that are here, and leave the step to the stages behind. Its tokens
         are chosen when its result is asked for; until then nobody else is given its rows' slots."""
         inputs, pipeline = ready.inputs, self._pipeline
@@ -371,6 +373,8 @@ class ModelRunner:
         with self._spans("forward"):
             hidden, is_of_all = self._forward(batch, inputs)
             pipeline.hand_on(hidden)
+        if self._snapshots is not None:
+            self._snapshots.save(saves)
         slots = batch.slots.tolist()
         self._rows.hold(slots)
         num_wanted = batch.token_ids.size if is_of_all else batch.sampling_rows.size

@@ -30,10 +30,5 @@ def _problems(config: EngineConfig) -> Iterator[tuple[str, str]]:
             f"speculation {speculation.method!r}",
             "from which refused drafts cannot be taken back",
         )
-    if config.pipeline_parallel_size > 1:
-        yield (
-            f"pipeline_parallel_size {config.pipeline_parallel_size}",
-            "which stages of a pipeline do not have",
-        )
     if config.cache.offload_bytes:
         yield "kv_offload_bytes", "without which blocks in the host's memory are of no use"

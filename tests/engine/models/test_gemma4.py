@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config
-from engine.parallel.refusals import refuse_unshared
 from engine.runner import load_runner
 from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits, prompt
@@ -165,9 +164,3 @@ def test_the_unified_kind_has_neither_experts_nor_embeddings_of_layers(tmp_path)
 def test_what_is_not_served_is_refused_by_name(tiny, tmp_path, changes, why):
     with pytest.raises(ModelLoadError, match=why):
         spec_of(tmp_path, changed(tiny[0], **changes))
-
-
-def test_layers_with_heads_of_their_own_are_not_in_stages(tiny):
-    config = EngineConfig(model=str(tiny[0]), pipeline_parallel_size=2)
-    with pytest.raises(ModelLoadError, match=r"_parallel_size 2: .* heads unlike other layers'"):
-        refuse_unshared(config, read_config(str(tiny[0])).spec)

@@ -272,7 +272,6 @@ def test_random_weights_serve(model):
     [
         ({"speculation": SpeculationConfig(method="ngram")}, "speculation 'ngram'"),
         ({"speculation": SpeculationConfig(method="mtp")}, "speculation 'mtp'"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size 2"),
         ({"cache": CacheConfig(offload_bytes=MIB)}, "kv_offload_bytes"),
     ],
 )

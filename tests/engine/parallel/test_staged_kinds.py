@@ -1,0 +1,212 @@
+"""Stages of models whose layers are of several kinds: those that keep a state of each sequence, and
+Gemma 4's, which have heads of two kinds, embeddings of their own and the keys of others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.models.checkpoint import read_config
+from engine.models.weights import parameters
+from engine.parallel.shard import Shard, cuts_of
+from engine.parallel.stages import most_stages, stage_layers
+from engine.runner import load_runner
+from engine.types import SamplingParams
+from tests import tiny_gemmas, tiny_hybrids, tiny_models
+from tests.engine.handmade import load, request
+from tests.engine.lora.test_lora import ADAPTERS, make_served, requests_of, run
+from tests.engine.parallel.test_shared_logits import logits_of, prompt
+from tests.engine.parallel.test_shared_texts import engine, texts_of
+from tests.engine.parallel.test_staged_logits import staged_logits
+
+_LAYERS = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
+_CONVS = {**_LAYERS, "layer_types": ["conv", "full_attention"] * 2}
+_MAMBAS = {"num_hidden_layers": 4, "attn_layer_indices": [1, 3]}
+_GROUPS = {**_MAMBAS, "mamba_n_groups": 2}
+_DELTA = {**_LAYERS, "linear_num_key_heads": 4, "linear_num_value_heads": 4}
+_TWO_HEADS = {"num_key_value_heads": 2}
+# Two stages have a layer each that attends, and two ranks of one equal parts.
+CHANGES = {
+    **dict.fromkeys(tiny_hybrids.HYBRIDS, _LAYERS),
+    **dict.fromkeys(("lfm2", "lfm2_adjusted", "lfm2_moe"), _CONVS),
+    **dict.fromkeys(("olmo_hybrid", "olmo_hybrid_nope"), _DELTA),
+    **dict.fromkeys(("bamba", "bamba_limited"), _GROUPS),
+    **dict.fromkeys(tiny_gemmas.GEMMAS, _TWO_HEADS),
+}
+# What they differ in from others is nothing that stages share.
+LIKE_OTHERS = {
+    *("olmo_hybrid_nope", "lfm2_adjusted", "granitemoehybrid_attention", "bamba_limited"),
+    *("qwen3_5_moe_text", "granitemoehybrid_dense", "lfm2", "gemma4_unified"),
+}
+NUM_OUTPUT = 12
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind in LIKE_OTHERS else ()) for kind in CHANGES],
+)
+def test_two_stages_compute_what_one_process_does(tmp_path, kind):
+    """To the bit: nothing is summed over ranks. What one process says is held to Hugging Face's in
+    ``tests/engine/models``."""
+    directory = tiny_models.save(kind, tmp_path, **CHANGES[kind])
+    alone = logits_of(load(directory, enforce_eager=True))
+    torch.testing.assert_close(staged_logits(directory, 2), alone, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen3_5_text", {"dtype": "bfloat16", "quantization": "int8"}),
+        ("granitemoehybrid", {"dtype": "bfloat16"}),
+        ("gemma4_shared", {"dtype": "bfloat16", "quantization": "int4"}),
+        ("gemma4", {"cache_dtype": "int8"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_rounded_stages_compute_what_one_process_does(tmp_path, kind, changes):
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
+    if kind == "granitemoehybrid":
+        shape |= {"mamba_n_heads": 8, "mamba_d_head": 48}
+    directory = tiny_models.save(kind, tmp_path, **CHANGES[kind], **shape)
+    alone = logits_of(load(directory, enforce_eager=True, **changes))
+    torch.testing.assert_close(staged_logits(directory, 2, **changes), alone, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("stages", [3, 4])
+def test_each_layer_of_gemma_by_itself(tmp_path, stages):
+    """Then a stage has heads of one kind alone."""
+    directory = tiny_models.save("gemma4", tmp_path)
+    alone = logits_of(load(directory, enforce_eager=True))
+    torch.testing.assert_close(staged_logits(directory, stages), alone, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "experts"),
+    [
+        ("qwen3_5_text", {}),
+        ("lfm2_moe", {"enable_expert_parallel": True}),
+        ("granitemoehybrid", {}),
+        ("gemma4_shared", {}),
+        ("gemma4_moe", {"enable_expert_parallel": True}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_two_stages_of_two_ranks_say_what_hugging_face_says(tmp_path, kind, experts):
+    model = tiny_models.build(kind, **CHANGES[kind])
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt()])).logits[0]
+    model.save_pretrained(tmp_path)
+    logits = staged_logits(tmp_path, 2, 2, **experts)
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "gemma4_shared"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_each_parameter_lies_in_one_stage(tmp_path, kind, size):
+    whole = read_config(str(tiny_models.save(kind, tmp_path, **CHANGES[kind]))).spec
+    held = [cuts_of(whole, Shard(0, size, stage=stage, num_stages=2)) for stage in range(2)]
+    names = [name for cuts in held for name in cuts]
+    assert sorted(names) == sorted(parameters(whole))
+
+
+SCHEDULES = {
+    "chunks of five": {"max_num_batched_tokens": 5},
+    "one step at a time": {"overlap": False},
+    "few at once": {"max_num_seqs": 2},
+    "preempted": {"num_blocks": 20},
+}
+PROMPTS = tuple(tuple(range(begin, begin + count)) for begin, count in ((20, 37), (60, 30), (3, 5)))
+
+
+@pytest.fixture(
+    scope="module", params=["qwen3_5_text", "lfm2_moe", "granitemoehybrid", "gemma4_shared"]
+)
+def checkpoint(request, tmp_path_factory):
+    """(directory, greedy continuations of the prompts by Hugging Face's generate)."""
+    model = tiny_models.build(request.param, **CHANGES[request.param])
+    directory = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(directory)
+    return directory, [tiny_models.greedy_tokens(model, each, NUM_OUTPUT) for each in PROMPTS]
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_greedy_texts_equal_hugging_face_under_any_schedule(checkpoint, name, size):
+    """The second round begins with prefixes of the first one's prompts, and the snapshots at their
+    end."""
+    directory, expected = checkpoint
+    core, runner = engine(directory, size, 2, **SCHEDULES[name])
+    for again in range(2):
+        for index, each in enumerate(PROMPTS):
+            core.add(request(f"{again}/{index}", each, GREEDY))
+        texts = texts_of(core)
+        assert [texts[f"{again}/{index}"] for index in range(len(PROMPTS))] == expected
+    assert (core.stats.num_preemptions > 0) == (name == "preempted")
+    assert core.stats.prefix_cache_hits >= 36 + 28 + 4 or name == "preempted"
+    assert core.check() == []
+    runner._team.close()
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "gemma4"])
+def test_each_row_has_its_adapter_in_every_stage(kind, tmp_path):
+    two = {name: ADAPTERS[name] for name in ("all", "root")}
+    base, adapters, prompts, texts = make_served(kind, tmp_path, two, **CHANGES[kind])
+    core, runner = engine(base, 1, 2, num_blocks=512, max_num_batched_tokens=17)
+    order = [(name, i) for i in range(len(prompts)) for name in (None, *adapters)]
+    tokens = run(core, requests_of(adapters, prompts, order))
+    runner._team.close()
+    for name, i in order:
+        assert tokens[f"{name}-{i}"] == texts[name][i], (name, i)
+
+
+def test_a_stage_has_the_states_of_its_layers(tmp_path):
+    """Twice as many lines as sequences may run: a step that is under way holds its rows."""
+    directory = tiny_models.save("qwen3_5_text", tmp_path, **_LAYERS)
+    plans = []
+    for stages in (1, 2):
+        _, runner = engine(directory, 1, stages, max_num_seqs=3)
+        plans.append(runner.info.memory)
+        if stages > 1:
+            (num_lines,) = {len(layer.inputs) for layer in runner._snapshots._states}
+            assert num_lines == 2 * 3 + 1 + plans[-1].num_snapshots
+            runner._team.close()
+    alone, staged = plans
+    assert (staged.num_states, staged.num_snapshots) == (3, alone.num_snapshots)
+    a_line = alone.state_bytes // (3 + 1 + alone.num_snapshots)
+    assert 2 * staged.state_bytes == a_line * (2 * 3 + 1 + staged.num_snapshots)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages"),
+    [("rrrara", [(0, 4), (4, 6)]), ("arrrrr", [(0, 6)]), ("raaarr", [(0, 2), (2, 3), (3, 6)])],
+)
+def test_each_stage_has_a_layer_that_attends(tmp_path, layers, stages):
+    kinds = {"r": "linear_attention", "a": "full_attention"}
+    shape = {"num_hidden_layers": len(layers), "layer_types": [kinds[each] for each in layers]}
+    spec = read_config(str(tiny_models.save("qwen3_5_text", tmp_path, **shape))).spec
+    assert most_stages(spec) == len(stages)
+    assert stage_layers(spec, len(stages)) == stages
+
+
+def test_layers_that_share_keys_lie_together(tmp_path):
+    """Of six the last three read those of layers 1 and 2."""
+    spec = read_config(str(tiny_models.save("gemma4_shared", tmp_path))).spec
+    assert most_stages(spec) == 2
+    assert stage_layers(spec, 2) == [(0, 1), (1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("gemma4_shared", "2 stages"), ("granitemoehybrid", "1 stage")]
+)
+def test_more_stages_than_that_are_refused(tmp_path, kind, most):
+    directory = tiny_models.save(kind, tmp_path)
+    with pytest.raises(ModelLoadError) as caught:
+        load_runner(EngineConfig(model=str(directory), pipeline_parallel_size=3))
+    layers = read_config(str(directory)).spec.num_layers
+    assert str(caught.value) == (
+        f"pipeline_parallel_size 3: the model's {layers} layers make {most} at most: each has keys "
+        "and values of its own, and those that share them lie together"
+    )
