@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from kernels.activations import ActivationKind
 from kernels.attention import AttentionBackend, LayerCache
 from kernels.inputs import StepInputs, StepRows
 from kernels.lora import AdapterRows, AdapterWeights
@@ -32,10 +33,41 @@ class Operations(Protocol):
         """See ``kernels.reference.fused``."""
         ...
 
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, /
+    ) -> torch.Tensor:
+        """See ``kernels.reference.layers``."""
+        ...
+
+    def activate(self, x: torch.Tensor, kind: ActivationKind, /) -> torch.Tensor:
+        """See ``kernels.reference.layers``."""
+        ...
+
+    def softcap(self, x: torch.Tensor, cap: float, /) -> torch.Tensor:
+        """See ``kernels.reference.layers``."""
+        ...
+
+    def temperatures(
+        self, positions: torch.Tensor, first: int, every: int, scale: float, /
+    ) -> torch.Tensor:
+        """See ``kernels.reference.layers``."""
+        ...
+
     def rope_tables(
         self, positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float, /
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``kernels.reference.layers``."""
+        ...
+
+    def norm_rope(
+        self,
+        query: torch.Tensor,
+        norm_weight: torch.Tensor | None,
+        eps: float,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+        /,
+    ) -> torch.Tensor:
+        """See ``kernels.reference.fused``."""
         ...
 
     def norm_rope_store(
@@ -70,6 +102,10 @@ class Operations(Protocol):
         ...
 
     def gelu_mul(self, gate_up: torch.Tensor, /) -> torch.Tensor:
+        """See ``kernels.reference.fused``."""
+        ...
+
+    def erf_gelu_mul(self, gate_up: torch.Tensor, /) -> torch.Tensor:
         """See ``kernels.reference.fused``."""
         ...
 
@@ -302,6 +338,11 @@ class Kernels(NamedTuple):
     def name(self) -> str:
         """``reference``, ``triton`` or ``cpu``."""
         return self.attention.name
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether attention itself holds queries to their chunks; see ``LayerAttention``."""
+        return self.name == "cpu"
 
     @property
     def takes_side_by_side(self) -> bool:

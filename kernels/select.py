@@ -132,7 +132,7 @@ def select_kernels(
         kernels = make(spec)
         if invariant and not isinstance(kernels, str):
             kernels = _invariant(kernels)
-        if spec.chunk is not None and not isinstance(kernels, str):
+        if spec.chunk is not None and not isinstance(kernels, str) and not kernels.takes_chunks:
             kernels = _chunked(kernels)
         if spec.others and not isinstance(kernels, str):
             kernels = _with_several_heads(kernels)

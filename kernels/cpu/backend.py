@@ -99,6 +99,7 @@ class CpuAttention:
             layer.scale,
             layer.softcap or 0.0,
             layer.window or 0,
+            layer.chunk or 0,
             pointer(layer.sinks),
             cache.heads_apart,
             query.data_ptr(),

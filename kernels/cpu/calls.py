@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kernels.activations import ActivationKind
 from kernels.cpu.native import build
 from kernels.moe import GatingKind
 
@@ -22,6 +23,10 @@ FLAG = ctypes.c_bool
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # as in native/simd.h
 # As in native/gating.h.
 GATING_CODES: dict[GatingKind, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
+# As in native/activations.cpp.
+ACTIVATION_CODES: dict[ActivationKind, int] = {
+    **{"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4},
+}
 CODE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}  # as in native/cache_codes.h
 
 _PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
@@ -35,16 +40,24 @@ _NORM_ROPE_STORE = (
     *[COUNT] * 6,
     *[POINTER] * 3,
 )
-# A batch, scale, cap, window, sinks, how blocks lie, queries, keys, values, results.
-_ATTENTION = (POINTER, REAL, REAL, COUNT, POINTER, COUNT, *[POINTER] * 4)
+# A batch, scale, cap, window, chunk, sinks, how blocks lie, queries, keys, values, results.
+_ATTENTION = (POINTER, REAL, REAL, COUNT, COUNT, POINTER, COUNT, *[POINTER] * 4)
 
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_attention": _ATTENTION,
     "quire_attention_codes": (*_ATTENTION, CODE, POINTER, POINTER),
     "quire_rms_norm": (CODE, POINTER, COUNT, POINTER, COUNT, COUNT, COUNT, REAL, POINTER),
     "quire_add_rms_norm": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, REAL, POINTER),
+    "quire_layer_norm": (CODE, POINTER, POINTER, POINTER, COUNT, COUNT, REAL, POINTER),
+    "quire_activate": (CODE, CODE, POINTER, COUNT, COUNT, COUNT, POINTER),
+    "quire_softcap": (POINTER, COUNT, REAL),
     "quire_gate_mul": (CODE, CODE, REAL, REAL, POINTER, COUNT, COUNT, POINTER),
     "quire_rope_tables": (POINTER, POINTER, REAL, COUNT, COUNT, POINTER, POINTER),
+    "quire_temperatures": (POINTER, COUNT, COUNT, REAL, COUNT, POINTER),
+    "quire_norm_rope": (
+        *(CODE, POINTER, POINTER, COUNT, REAL),
+        *(POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
+    ),
     "quire_norm_rope_store": _NORM_ROPE_STORE,
     "quire_norm_rope_store_codes": (*_NORM_ROPE_STORE, CODE, POINTER, POINTER),
     "quire_route": (
@@ -82,7 +95,9 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "quire_apply_gate": (CODE, POINTER, POINTER, COUNT, FLAG, COUNT, COUNT, COUNT, POINTER),
     "quire_copy_blocks": (POINTER, POINTER, POINTER, COUNT, COUNT, COUNT),
-    "quire_copy_rows": (POINTER, COUNT, COUNT, COUNT, POINTER, COUNT),
+    "quire_arithmetic": (CODE, POINTER, CODE, POINTER, CODE, POINTER, REAL, POINTER),
+    "quire_at_least": (POINTER, COUNT, COUNT, POINTER),
+    "quire_copy_rows": (POINTER, COUNT, COUNT, COUNT, POINTER, COUNT, COUNT),
     "quire_rows": (POINTER, POINTER, COUNT, COUNT, POINTER),
     "quire_build_inputs": (COUNT, *[POINTER] * 6, COUNT, COUNT, *[POINTER] * 4),
     "quire_feed_back": (POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, COUNT),

@@ -1,4 +1,4 @@
-"""Writes into the paged KV cache by ``native/kv_store.cpp``."""
+"""Queries, and writes into the paged KV cache, by ``native/kv_store.cpp``."""
 
 from __future__ import annotations
 
@@ -48,6 +48,25 @@ def norm_rope_store(
         scales = (pointer(cache.key_scales), pointer(cache.value_scales))
         function("quire_norm_rope_store_codes")(*arguments, kind, *scales)
     return query
+
+
+def norm_rope(
+    query: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """See ``kernels.reference.fused``."""
+    query = query.contiguous()
+    turned = torch.empty_like(query)
+    head_dim = query.shape[-1]
+    num_weights = 1 if norm_weight is None else norm_weight.numel() // head_dim
+    cos, sin = rotation or (None, None)
+    function("quire_norm_rope")(
+        *(DTYPE_CODES[query.dtype], query.data_ptr(), pointer(norm_weight), num_weights, eps),
+        *(pointer(cos), pointer(sin), *query.shape, turned.data_ptr()),
+    )
+    return turned
 
 
 def copy_blocks(cache: LayerCache, sources: torch.Tensor, targets: torch.Tensor) -> None:

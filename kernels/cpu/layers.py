@@ -1,11 +1,12 @@
-"""Norms, activations and rotations by ``native/layers.cpp`` and ``rope.cpp``; the contract is
-``kernels.reference``'s."""
+"""Norms, activations and rotations by ``native/layers.cpp``, ``activations.cpp`` and ``rope.cpp``;
+the contract is ``kernels.reference``'s."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels.cpu.calls import DTYPE_CODES, GATING_CODES, function
+from kernels.activations import ActivationKind
+from kernels.cpu.calls import ACTIVATION_CODES, DTYPE_CODES, GATING_CODES, function, pointer
 from kernels.moe import GatingKind
 
 
@@ -49,6 +50,38 @@ def add_rms_norm(
     return normed
 
 
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """See ``kernels.reference.layers``."""
+    x = x.contiguous()
+    normed = torch.empty_like(x)
+    dim = x.shape[-1]
+    function("quire_layer_norm")(
+        *(DTYPE_CODES[x.dtype], x.data_ptr(), weight.data_ptr(), pointer(bias)),
+        *(x.numel() // dim, dim, eps, normed.data_ptr()),
+    )
+    return normed
+
+
+def activate(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """See ``kernels.reference.layers``."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    active = x.new_empty(x.shape)
+    function("quire_activate")(
+        *(ACTIVATION_CODES[kind], DTYPE_CODES[x.dtype], x.data_ptr(), x.stride(0), *x.shape),
+        active.data_ptr(),
+    )
+    return active
+
+
+def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """See ``kernels.reference.layers``."""
+    function("quire_softcap")(x.data_ptr(), x.numel(), cap)
+    return x
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See ``kernels.reference.layers``."""
     return _gate_mul(gate_up, "silu")
@@ -57,6 +90,11 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See ``kernels.reference.fused``."""
     return _gate_mul(gate_up, "gelu_tanh")
+
+
+def erf_gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See ``kernels.reference.fused``."""
+    return _gate_mul(gate_up, "gelu")
 
 
 def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
@@ -100,3 +138,11 @@ def rope_tables(
         sin.data_ptr(),
     )
     return cos, sin
+
+
+def temperatures(positions: torch.Tensor, first: int, every: int, scale: float) -> torch.Tensor:
+    """See ``kernels.reference.layers``."""
+    factors = torch.empty(positions.shape, dtype=torch.float32)
+    sizes = first, every, scale, positions.numel()
+    function("quire_temperatures")(positions.data_ptr(), *sizes, factors.data_ptr())
+    return factors

@@ -100,8 +100,8 @@ class PanelLinear(ABC):
     def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
         """What stands behind the first product of an MLP, ``gating(self(x))``, to the last bit:
         [n, inputs] -> [n, outputs / 2]. In one pass, which writes less than half as much, where a
-        gate's outputs are whole panels; torch computes GELU by the error function quicker."""
-        if self._outputs % (2 * PANEL) or gating.kind == "gelu" or x.dtype is not torch.bfloat16:
+        gate's outputs are whole panels."""
+        if self._outputs % (2 * PANEL) or x.dtype is not torch.bfloat16:
             return gating(self(x))
         return self._compute(x, torch.bfloat16, gating)
 

@@ -4,15 +4,20 @@ from kernels.cpu.drafts import accept_drafts
 from kernels.cpu.experts import fused_moe, route
 from kernels.cpu.feedback import feed_back
 from kernels.cpu.inputs import build_inputs
-from kernels.cpu.kv_store import copy_blocks, norm_rope_store
+from kernels.cpu.kv_store import copy_blocks, norm_rope, norm_rope_store
 from kernels.cpu.latent import latent_rope_store
 from kernels.cpu.layers import (
+    activate,
     add_rms_norm,
     clamped_swiglu,
+    erf_gelu_mul,
     gelu_mul,
+    layer_norm,
     rms_norm,
     rope_tables,
     silu_mul,
+    softcap,
+    temperatures,
 )
 from kernels.cpu.lora import add_adapters
 from kernels.cpu.recurrent import (
@@ -30,6 +35,7 @@ from kernels.reference.sampling_step import distribution
 
 __all__ = [
     "accept_drafts",
+    "activate",
     "add_adapters",
     "add_rms_norm",
     "apply_gate",
@@ -39,6 +45,7 @@ __all__ = [
     "copy_blocks",
     "distribution",
     "draw",
+    "erf_gelu_mul",
     "expert_sizes",
     "feed_back",
     "fused_moe",
@@ -48,6 +55,8 @@ __all__ = [
     "gelu_mul",
     "judge_drafts",
     "latent_rope_store",
+    "layer_norm",
+    "norm_rope",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",
@@ -56,4 +65,6 @@ __all__ = [
     "selective_scan",
     "short_conv",
     "silu_mul",
+    "softcap",
+    "temperatures",
 ]

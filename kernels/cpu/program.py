@@ -1,10 +1,11 @@
 """Recorded programs: a step's native calls as one list that is run by one call.
 
 A function that computes by native calls is *run dry*: each call is written down with the addresses
-of its operands, and nothing is computed. What the tensor library is asked for meanwhile may only
-make or view tensors, in a workspace that the program keeps; anything else cannot be part of a
-program, and is refused by name. The same numbers as without a program come out when it is run, and
-no Python stands between two calls: the CPU's counterpart of a CUDA graph.
+of its operands, and nothing is computed. What the tensor library is asked for meanwhile may make or
+view tensors, in a workspace that the program keeps, and copy, add and multiply what is in them
+(``kernels/cpu/held.py``); anything else cannot be part of a program, and is refused by name. The
+same numbers as without a program come out when it is run, and no Python stands between two calls:
+the CPU's counterpart of a CUDA graph.
 
 Programs of one workspace overlap in it, so they are never run at once, and what one leaves there
 is read before another runs.
@@ -24,6 +25,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu.calls import SIGNATURES, Note, recording
+from kernels.cpu.held import Scribe, hold
 from kernels.cpu.memory import own_pages
 from kernels.cpu.native import build
 
@@ -172,7 +174,7 @@ class _DryRun(TorchDispatchMode):
     def __init__(self, layout: _Layout, note: Note) -> None:
         super().__init__()
         self._layout = layout
-        self._note = note
+        self._scribe = Scribe(layout.empty, note)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -195,33 +197,16 @@ class _DryRun(TorchDispatchMode):
             return self._layout.empty(args[1], options.get("dtype") or args[0].dtype)
         if func is _aten.empty_like.default and args[0].is_contiguous():
             return self._layout.empty(args[0].shape, options.get("dtype") or args[0].dtype)
+        with self:  # in inference mode what is made of other operations comes whole
+            made = func.decompose(*args, **options)
+        if made is not NotImplemented:
+            return made
         if func.is_view:
             return func(*args, **options)
-        if func is _aten.embedding.default:
-            return self._rows(*args[:2])
-        if func is _aten.copy_.default and _are_rows(*args[:2]):
-            return self._copy(*args[:2])
-        raise NotRecordableError(f"{func} is no native kernel")
-
-    def _rows(self, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        found = self._layout.empty((*ids.shape, table.shape[1]), table.dtype)
-        row_bytes = table[0].nbytes
-        operands = table.data_ptr(), ids.data_ptr(), ids.numel(), row_bytes, found.data_ptr()
-        self._note("quire_rows", operands)
-        return found
-
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        count, width = source.shape
-        size = source.itemsize
-        read = source.data_ptr(), source.stride(0) * size, count, width * size
-        self._note("quire_copy_rows", (*read, target.data_ptr(), target.stride(0) * size))
-        return target
-
-
-def _are_rows(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether one is copied to the other row by row, as it is."""
-    same = target.shape == source.shape and target.dtype == source.dtype
-    return same and source.ndim == 2 and source.stride(1) == target.stride(1) == 1
+        held = hold(self._scribe, func, args, options)
+        if held is None:
+            raise NotRecordableError(f"{func} is no native kernel")
+        return held
 
 
 def _word(kind: type, argument: Any) -> int:

@@ -24,6 +24,26 @@ def add_rms_norm(
     return rms_norm(residual, weight, eps)
 
 
+def norm_rope(
+    query: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Queries ready to attend, of a layer that stores no keys.
+
+    Args:
+        query: [n, num_heads, head_dim].
+        norm_weight: [1 or num_heads, head_dim], or None; eps, rotation: see ``norm_rope_store``.
+
+    Returns:
+        [n, num_heads, head_dim] contiguous.
+    """
+    if norm_weight is not None:
+        query = rms_norm(query, norm_weight, eps)
+    return query.contiguous() if rotation is None else rope(query, *rotation)
+
+
 def norm_rope_store(
     fused: torch.Tensor,
     norm_weight: torch.Tensor | None,
@@ -92,3 +112,9 @@ def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """``gelu(gate) * up``, GELU by its tanh form (Gemma): [n, 2 d] -> [n, d]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def erf_gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gelu(gate) * up``, GELU by the error function: [n, 2 d] -> [n, d]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate).mul_(up)

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch.nn import functional
+
+from kernels.activations import ActivationKind
+
+_ACTIVATIONS: dict[ActivationKind, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square_(),
+}
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -23,6 +36,24 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide * inverse).mul_(weight).to(x.dtype)
 
 
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` over the last dimension (Ba et al.
+    2016): [..., dim], [dim] and [dim] or None -> [..., dim]."""
+    return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def activate(x: torch.Tensor, kind: ActivationKind) -> torch.Tensor:
+    """Each value by itself: [n, d] -> [n, d]."""
+    return _ACTIVATIONS[kind](x)
+
+
+def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """``cap * tanh(x / cap)`` in place (Gemma 2): [n, d] float32, contiguous."""
+    return x.div_(cap).tanh_().mul_(cap)
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """``silu(gate) * up`` of a fused projection (SwiGLU, Shazeer 2020): [n, 2 d] -> [n, d]."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -40,6 +71,13 @@ def rope_tables(
     angles = torch.outer(positions.to(torch.float32), inverse_frequencies).unsqueeze(1)
     cos, sin = angles.cos(), angles.sin()
     return (cos, sin) if scale == 1.0 else (cos.mul_(scale), sin.mul_(scale))
+
+
+def temperatures(positions: torch.Tensor, first: int, every: int, scale: float) -> torch.Tensor:
+    """``1 + scale * log(1 + floor((p + first) / every))`` (Nakanishi 2025), what the queries at
+    positions [n] int64 are multiplied by: [n] float32."""
+    periods = ((positions + first) // every).float()
+    return 1.0 + scale * torch.log1p(periods)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,25 @@
 
 from kernels.reference.drafts import accept_drafts, draw, judge_drafts
 from kernels.reference.feedback import feed_back
-from kernels.reference.fused import add_rms_norm, gelu_mul, latent_rope_store, norm_rope_store
+from kernels.reference.fused import (
+    add_rms_norm,
+    erf_gelu_mul,
+    gelu_mul,
+    latent_rope_store,
+    norm_rope,
+    norm_rope_store,
+)
 from kernels.reference.inputs import build_inputs
 from kernels.reference.kv_store import copy_blocks
-from kernels.reference.layers import rms_norm, rope_tables, silu_mul
+from kernels.reference.layers import (
+    activate,
+    layer_norm,
+    rms_norm,
+    rope_tables,
+    silu_mul,
+    softcap,
+    temperatures,
+)
 from kernels.reference.lora import add_adapters
 from kernels.reference.moe import clamped_swiglu, expert_sizes, fused_moe, route
 from kernels.reference.recurrent import (
@@ -20,6 +35,7 @@ from kernels.reference.sampling_step import candidates, distribution, sample
 
 __all__ = [
     "accept_drafts",
+    "activate",
     "add_adapters",
     "add_rms_norm",
     "apply_gate",
@@ -29,6 +45,7 @@ __all__ = [
     "copy_blocks",
     "distribution",
     "draw",
+    "erf_gelu_mul",
     "expert_sizes",
     "feed_back",
     "fused_moe",
@@ -38,6 +55,8 @@ __all__ = [
     "gelu_mul",
     "judge_drafts",
     "latent_rope_store",
+    "layer_norm",
+    "norm_rope",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",
@@ -46,4 +65,6 @@ __all__ = [
     "selective_scan",
     "short_conv",
     "silu_mul",
+    "softcap",
+    "temperatures",
 ]

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.reference.layers import rope
 from kernels.triton.launch import launch, power_of_2
 from kernels.triton.tiles import sigmoid
 
@@ -62,6 +63,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         num_warps=_row_warps(width),
     )
     return output
+
+
+def norm_rope(
+    query: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """See ``kernels.reference.fused.norm_rope``; one weight for all heads, and torch rotates."""
+    if norm_weight is not None:
+        query = rms_norm(query.view(-1, query.shape[-1]), norm_weight[0], eps).view(query.shape)
+    return query if rotation is None else rope(query, *rotation)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The triton kernels as one set (``kernels.operations.Operations``)."""
 
-from kernels.reference.layers import rope_tables
+from kernels.reference.fused import erf_gelu_mul
+from kernels.reference.layers import activate, layer_norm, rope_tables, softcap, temperatures
 from kernels.reference.moe import route
 from kernels.reference.sampling_step import candidates
 from kernels.triton.distribution import distribution
@@ -10,7 +11,14 @@ from kernels.triton.gates import apply_gate, gated_rms_norm
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.latent import latent_rope_store
-from kernels.triton.layers import add_rms_norm, clamped_swiglu, gelu_mul, rms_norm, silu_mul
+from kernels.triton.layers import (
+    add_rms_norm,
+    clamped_swiglu,
+    gelu_mul,
+    norm_rope,
+    rms_norm,
+    silu_mul,
+)
 from kernels.triton.lora import add_adapters
 from kernels.triton.moe import expert_sizes, fused_moe
 from kernels.triton.recurrent import gated_delta, selective_scan
@@ -19,6 +27,7 @@ from kernels.triton.short_conv import gated_conv, short_conv
 
 __all__ = [
     "accept_drafts",
+    "activate",
     "add_adapters",
     "add_rms_norm",
     "apply_gate",
@@ -28,6 +37,7 @@ __all__ = [
     "copy_blocks",
     "distribution",
     "draw",
+    "erf_gelu_mul",
     "expert_sizes",
     "feed_back",
     "fused_moe",
@@ -37,6 +47,8 @@ __all__ = [
     "gelu_mul",
     "judge_drafts",
     "latent_rope_store",
+    "layer_norm",
+    "norm_rope",
     "norm_rope_store",
     "rms_norm",
     "rope_tables",
@@ -45,4 +57,6 @@ __all__ = [
     "selective_scan",
     "short_conv",
     "silu_mul",
+    "softcap",
+    "temperatures",
 ]

@@ -8,18 +8,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
+from kernels.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchGeometry,
+    LayerAttention,
+    LayerCache,
+)
 from kernels.chunked import ChunkedAttention
 from kernels.cpu.linear import is_available
 from kernels.reference.attention import ReferenceAttention
 
 HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 16, 4
 
-BACKENDS = [ReferenceAttention]
+BACKENDS: list[AttentionBackend] = [ChunkedAttention(ReferenceAttention())]
 if is_available():
     from kernels.cpu.backend import CpuAttention
 
-    BACKENDS.append(CpuAttention)
+    BACKENDS.append(CpuAttention())  # which knows of chunks itself
 
 
 def spec_of(chunk: int) -> AttentionSpec:
@@ -45,7 +51,7 @@ def masked(query, keys, values, chunk: int | None) -> torch.Tensor:
 ROW = st.tuples(st.integers(1, 70), st.integers(1, 40) | st.just(1))
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("attention", BACKENDS, ids=lambda attention: attention.name)
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(ROW, min_size=1, max_size=5)
@@ -53,7 +59,7 @@ ROW = st.tuples(st.integers(1, 70), st.integers(1, 40) | st.just(1))
     blocks_a_chunk=st.integers(1, 6),
     seed=st.integers(0, 2**16),
 )
-def test_chunks_equal_their_mask(backend, rows, blocks_a_chunk, seed):
+def test_chunks_equal_their_mask(attention, rows, blocks_a_chunk, seed):
     rows = [(length, min(count, length)) for length, count in rows]
     chunk, random = blocks_a_chunk * BLOCK, torch.Generator().manual_seed(seed)
     lengths = np.array([length for length, _ in rows])
@@ -69,7 +75,7 @@ def test_chunks_equal_their_mask(backend, rows, blocks_a_chunk, seed):
         held = places[end - blocks[row] : end]
         tables[row, : blocks[row]] = held
         own.append([x[held].transpose(1, 2).flatten(0, 1)[: lengths[row]] for x in cache[:2]])
-    spec, attention = spec_of(chunk), ChunkedAttention(backend())
+    spec = spec_of(chunk)
     state = attention.plan(BatchGeometry.of(starts, lengths, tables, spec.device), spec)
     for layer in (LayerAttention(DIM**-0.5, chunk=chunk), LayerAttention(DIM**-0.5)):
         actual = attention.forward(state, layer, query, cache)

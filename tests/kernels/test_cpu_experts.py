@@ -24,14 +24,9 @@ pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels 
 needs_panels = pytest.mark.skipif(not linear.is_available(), reason="no panels here")
 
 
-def _gelu(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.gelu(gate) * up
-
-
 GATINGS = {
     "silu": Gating(reference.silu_mul, "silu"),
-    "gelu": Gating(_gelu, "gelu"),
+    "gelu": Gating(reference.erf_gelu_mul, "gelu"),
     "gelu_tanh": Gating(reference.gelu_mul, "gelu_tanh"),
     "clamped_swiglu": Gating(
         functools.partial(reference.clamped_swiglu, alpha=1.702, limit=1.5),

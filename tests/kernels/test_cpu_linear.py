@@ -32,6 +32,7 @@ _SHAPES = ((1, 32), (50, 64), (97, 31), (896, 100), (33, 4864))  # outputs, inpu
 
 _GATINGS = (
     Gating(layers.silu_mul, "silu"),
+    Gating(layers.erf_gelu_mul, "gelu"),
     Gating(layers.gelu_mul, "gelu_tanh"),
     Gating(lambda gate_up: layers.clamped_swiglu(gate_up, 1.7, 0.5), "clamped_swiglu", 1.7, 0.5),
 )

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.activations import ActivationKind
 from kernels.attention import LayerCache
 from kernels.cpu import operations
 from kernels.cpu.native import build
@@ -39,19 +40,97 @@ def test_norms(rows: int, dim: int, dtype: torch.dtype) -> None:
     assert torch.equal(operations.rms_norm(summed, weight, 1e-5), normed)
 
 
+@given(rows=st.integers(1, 40), dim=st.integers(1, 1000), has_bias=st.booleans(), dtype=dtypes)
+@settings(max_examples=40, deadline=None)
+def test_layer_norm(rows: int, dim: int, has_bias: bool, dtype: torch.dtype) -> None:
+    x = (torch.randn(rows, 2 * dim) + 3).to(dtype)[:, :dim]  # rows not side by side
+    weight, bias = torch.randn(2, dim).to(dtype)
+    own = bias if has_bias else None
+    expected = reference.layer_norm(
+        x.double(), weight.double(), None if own is None else own.double(), 1e-5
+    )
+    assert error(operations.layer_norm(x, weight, own, 1e-5), expected) < 4 * TOLERANCE[dtype]
+
+
+@given(
+    rows=st.integers(1, 40),
+    dim=st.integers(1, 1000),
+    kind=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu", "relu2"]),
+    dtype=dtypes,
+)
+@settings(max_examples=60, deadline=None)
+def test_activations(rows: int, dim: int, kind: ActivationKind, dtype: torch.dtype) -> None:
+    wide = (torch.randn(rows, 2 * dim) * 4).to(dtype)
+    wide[0, :2] = torch.tensor((-300.0, 300.0))
+    x = wide[:, :dim]  # rows not side by side
+    expected = reference.activate(x.double(), kind)
+    assert error(operations.activate(x, kind), expected) < TOLERANCE[dtype]
+    if kind.startswith("relu"):
+        assert torch.equal(operations.activate(x, kind), reference.activate(x, kind))
+
+
+@given(rows=st.integers(1, 5), dim=st.integers(1, 9000), cap=st.sampled_from([4.0, 30.0]))
+@settings(max_examples=40, deadline=None)
+def test_softcap(rows: int, dim: int, cap: float) -> None:
+    x = torch.randn(rows, dim) * 40
+    x[0, 0] = float("inf")
+    expected = reference.softcap(x.double(), cap)
+    capped = operations.softcap(x, cap)
+    assert capped.data_ptr() == x.data_ptr()
+    torch.testing.assert_close(capped.double(), expected, rtol=0, atol=cap * 4e-7)
+    assert operations.softcap(torch.tensor([[float("nan")]]), cap).isnan().all()
+
+
+@given(
+    positions=st.lists(st.integers(0, 1 << 22), min_size=1, max_size=40),
+    first=st.integers(0, 1),
+    every=st.sampled_from([1, 8, 8192]),
+)
+def test_temperatures(positions: list[int], first: int, every: int) -> None:
+    at = torch.tensor(positions)
+    made = operations.temperatures(at, first, every, 0.5)
+    torch.testing.assert_close(made, reference.temperatures(at, first, every, 0.5))
+
+
+@given(
+    num_tokens=st.integers(1, 40),
+    heads=st.integers(1, 9),
+    head_dim=st.sampled_from([8, 24, 64, 256, 512]),
+    num_weights=st.sampled_from(["none", "one", "each"]),
+    has_rope=st.booleans(),
+    dtype=dtypes,
+)
+@settings(max_examples=40, deadline=None)
+def test_norm_rope(
+    num_tokens: int, heads: int, head_dim: int, num_weights: str, has_rope: bool, dtype: torch.dtype
+) -> None:
+    query = torch.randn(num_tokens, heads, head_dim).to(dtype)
+    weight = torch.randn(heads if num_weights == "each" else 1, head_dim).to(dtype)
+    angles = torch.rand(num_tokens, 1, head_dim // 2) * 100
+    rotation = (angles.cos(), angles.sin()) if has_rope else None
+    own = None if num_weights == "none" else weight
+    expected = reference.norm_rope(
+        query.double(), None if own is None else own.double(), 1e-6, rotation
+    )
+    turned = operations.norm_rope(query, own, 1e-6, rotation)
+    assert turned.is_contiguous()
+    assert error(turned, expected) < TOLERANCE[dtype]
+
+
 def test_a_norm_with_a_weight_for_each_head() -> None:
     x, weight = torch.randn(5, 3, 24), torch.randn(3, 24)
     expected = reference.rms_norm(x.double(), weight.double(), 1e-6)
     assert error(operations.rms_norm(x, weight, 1e-6), expected) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["silu_mul", "gelu_mul", "erf_gelu_mul"])
 @given(rows=st.integers(1, 40), dim=st.integers(1, 1000), dtype=dtypes)
 @settings(max_examples=40, deadline=None)
-def test_silu_mul(rows: int, dim: int, dtype: torch.dtype) -> None:
+def test_gates(name: str, rows: int, dim: int, dtype: torch.dtype) -> None:
     gate_up = (torch.randn(rows, 2 * dim) * 8).to(dtype)
     gate_up[0, 0] = -300.0
-    expected = reference.silu_mul(gate_up.double())
-    assert error(operations.silu_mul(gate_up), expected) < TOLERANCE[dtype]
+    expected = getattr(reference, name)(gate_up.double())
+    assert error(getattr(operations, name)(gate_up), expected) < TOLERANCE[dtype]
 
 
 @given(

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
 
 from kernels.cpu import linear, operations
 from kernels.cpu.native import build
@@ -71,17 +70,9 @@ def test_a_workspace_grows() -> None:
 
 def test_what_the_tensor_library_computes_is_refused_by_name() -> None:
     x = torch.randn(3, 32)
-    with pytest.raises(NotRecordableError, match=r"aten\.add"):
-        Recorder(Workspace())(lambda: x + 1)
-    assert torch.equal(x + 1, 1 + x)  # and nothing of it is left behind
-
-
-def test_a_table_of_embeddings_is_read_by_a_program() -> None:
-    table, ids = torch.randn(50, 24).bfloat16(), torch.zeros(7, dtype=torch.int64)
-    program, found = Recorder(Workspace())(lambda: functional.embedding(ids, table))
-    ids.copy_(torch.randint(0, 50, (7,)))
-    program()
-    assert torch.equal(found, table[ids])
+    with pytest.raises(NotRecordableError, match=r"aten\.exp"):
+        Recorder(Workspace())(lambda: x.exp())
+    assert torch.equal(x.exp(), torch.exp(x))  # and nothing of it is left behind
 
 
 @given(
@@ -106,27 +97,6 @@ def test_rotations_are_exact_to_the_last_place(
         torch.testing.assert_close(made.double(), exact, rtol=1.3e-7, atol=1e-9)
     twin = reference.rope_tables(at, frequencies, scale)[0]
     assert made.dtype == twin.dtype
-
-
-@needs_panels
-def test_a_part_of_wider_rows_is_copied_by_a_program() -> None:
-    x, wide = torch.zeros(3, 8), torch.full((3, 20), 7.0)
-
-    def copied() -> torch.Tensor:
-        wide[:, 4:12].copy_(x)
-        return wide[:, 2:10].new_empty((3, 8)).copy_(wide[:, 6:14])
-
-    program, result = Recorder(Workspace())(copied)
-    assert len(program) == 2
-    assert (wide == 7.0).all()
-    x.copy_(torch.randn(x.shape))
-    program()
-    assert torch.equal(wide[:, 4:12], x)
-    assert (wide[:, :4] == 7.0).all()
-    assert (wide[:, 12:] == 7.0).all()
-    assert torch.equal(result, wide[:, 6:14])
-    with pytest.raises(NotRecordableError, match="copy_"):  # another dtype
-        Recorder(Workspace())(lambda: wide.new_empty((3, 20), dtype=torch.float16).copy_(wide))
 
 
 @needs_panels

@@ -29,6 +29,7 @@ struct Layer {
   float scale;
   float softcap;       // 0: none
   int64_t window;      // tokens; 0: all
+  int64_t chunk;       // tokens, of which a query sees its own chunk alone; 0: all
   const float* sinks;  // [heads]; null: none
 };
 
@@ -52,7 +53,8 @@ inline int64_t padded(int64_t head_dim) { return (head_dim + LANES - 1) / LANES 
 
 // The first position that a query at `position` sees.
 inline int64_t first_seen(const Layer& layer, int64_t position) {
-  return layer.window ? std::max<int64_t>(0, position + 1 - layer.window) : 0;
+  const int64_t of_chunk = layer.chunk ? position / layer.chunk * layer.chunk : 0;
+  return layer.window ? std::max(of_chunk, position + 1 - layer.window) : of_chunk;
 }
 
 // KV heads that lie one after the other.

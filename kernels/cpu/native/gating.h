@@ -20,9 +20,7 @@ inline Floats gated(Floats gate, Floats up, const Gating& gating) {
   if constexpr (KIND == GatingKind::SILU) {
     return gate / (1.0f + exp(-gate)) * up;
   } else if constexpr (KIND == GatingKind::GELU) {
-    Floats wide;
-    for (int i = 0; i < LANES; ++i) wide[i] = std::erf(gate[i] * 0.70710678f);
-    return 0.5f * gate * (1.0f + wide) * up;
+    return 0.5f * gate * (1.0f + erf(gate * 0.70710678f)) * up;
   } else if constexpr (KIND == GatingKind::GELU_TANH) {
     const Floats inner = 0.79788456f * (gate + 0.044715f * gate * gate * gate);
     return 0.5f * gate * (1.0f + tanh(inner)) * up;

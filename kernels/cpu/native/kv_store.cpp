@@ -144,6 +144,24 @@ void quire_norm_rope_store_codes(int32_t dtype, const void* fused, const void* w
   });
 }
 
+// x, y[tokens][heads][head_dim]; weight[weights][head_dim], of which head h has h % weights, or
+// null.
+void quire_norm_rope(int32_t dtype, const void* x, const void* weight, int64_t weights, float eps,
+                     const float* cos, const float* sin, int64_t tokens, int64_t heads,
+                     int64_t head_dim, void* y) {
+  using namespace quire;
+  const Projection p{tokens, heads, 0, 0, head_dim, 0, eps, cos, sin, nullptr};
+  with_type(dtype, [&]<class T>() {
+    const T *from = static_cast<const T*>(x), *by = static_cast<const T*>(weight);
+    const int64_t grain = std::max<int64_t>(1, GRAIN / (heads * head_dim));
+    parallel_rows(tokens, grain, [=](int64_t begin, int64_t end) {
+      for (int64_t i = begin * heads; i < end * heads; ++i)
+        norm_rope(p, from + i * head_dim, by ? by + i % heads % weights * head_dim : nullptr,
+                  i / heads, static_cast<T*>(y) + i * head_dim);
+    });
+  });
+}
+
 // Blocks of `bytes` each, `apart` from one to the next: stored[targets[i]] = stored[sources[i]].
 void quire_copy_blocks(char* stored, const int64_t* sources, const int64_t* targets, int64_t count,
                        int64_t bytes, int64_t apart) {
@@ -155,3 +173,4 @@ void quire_copy_blocks(char* stored, const int64_t* sources, const int64_t* targ
 
 QUIRE_RECORDED(quire_norm_rope_store)
 QUIRE_RECORDED(quire_norm_rope_store_codes)
+QUIRE_RECORDED(quire_norm_rope)

@@ -56,6 +56,33 @@ void add_rms_norm(const T* x, T* residual, const T* weight, int64_t rows, int64_
 }
 
 template <class T>
+void layer_norm_row(const T* x, const T* weight, const T* bias, int64_t dim, float eps, T* y) {
+  Floats total = {}, squares = {};
+  for (int64_t d = 0; d < dim; d += LANES) total += load(x + d, dim - d);
+  const float mean = sum(total) / dim;
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const Ints is_behind = LANE >= static_cast<int32_t>(std::min(LANES, dim - d));
+    const Floats apart = is_behind ? Floats{} : load(x + d, dim - d) - mean;
+    squares += apart * apart;
+  }
+  const float factor = 1.0f / std::sqrt(sum(squares) / dim + eps);
+  for (int64_t d = 0; d < dim; d += LANES) {
+    Floats normed = (load(x + d, dim - d) - mean) * factor * load(weight + d, dim - d);
+    if (bias) normed += load(bias + d, dim - d);
+    store(y + d, normed, dim - d);
+  }
+}
+
+template <class T>
+void layer_norm(const T* x, const T* weight, const T* bias, int64_t rows, int64_t dim, float eps,
+                T* y) {
+  parallel_rows(rows, grain_rows(dim), [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      layer_norm_row(x + r * dim, weight, bias, dim, eps, y + r * dim);
+  });
+}
+
+template <class T>
 void gate_mul(const Gating& gating, const T* gate_up, int64_t rows, int64_t dim, T* y) {
   parallel_rows(rows, grain_rows(dim), [=](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) gate_row(gating, gate_up + 2 * r * dim, dim, y + r * dim);
@@ -86,6 +113,15 @@ void quire_add_rms_norm(int32_t dtype, const void* x, void* residual, const void
   });
 }
 
+// x, y[rows][dim]; weight, bias[dim], the latter null where there is none.
+void quire_layer_norm(int32_t dtype, const void* x, const void* weight, const void* bias,
+                      int64_t rows, int64_t dim, float eps, void* y) {
+  quire::with_type(dtype, [&]<class T>() {
+    quire::layer_norm(static_cast<const T*>(x), static_cast<const T*>(weight),
+                      static_cast<const T*>(bias), rows, dim, eps, static_cast<T*>(y));
+  });
+}
+
 // gate_up[rows][2 * dim] -> y[rows][dim]; see gating.h.
 void quire_gate_mul(int32_t dtype, quire::GatingKind kind, float alpha, float limit,
                     const void* gate_up, int64_t rows, int64_t dim, void* y) {
@@ -99,4 +135,5 @@ void quire_gate_mul(int32_t dtype, quire::GatingKind kind, float alpha, float li
 
 QUIRE_RECORDED(quire_rms_norm)
 QUIRE_RECORDED(quire_add_rms_norm)
+QUIRE_RECORDED(quire_layer_norm)
 QUIRE_RECORDED(quire_gate_mul)

@@ -1,4 +1,7 @@
-// Cosines and sines of a step's positions (kernels/reference/layers.py, rope_tables).
+// What a step's positions are made into (kernels/reference/layers.py): cosines and sines, and the
+// factors of queries.
+#include <cmath>
+
 #include "parallel.h"
 #include "program.h"
 #include "simd.h"
@@ -67,17 +70,10 @@ extern "C" void quire_rope_tables(const int64_t* positions, const float* frequen
 }
 QUIRE_RECORDED(quire_rope_tables)
 
-// Rows of `bytes` each: out[i] = table[ids[i]].
-extern "C" void quire_rows(const char* table, const int64_t* ids, int64_t count, int64_t bytes,
-                           char* out) {
-  for (int64_t i = 0; i < count; ++i) std::memcpy(out + i * bytes, table + ids[i] * bytes, bytes);
+// factors[tokens] of positions[tokens], none below -first.
+extern "C" void quire_temperatures(const int64_t* positions, int64_t first, int64_t every,
+                                   float scale, int64_t tokens, float* factors) {
+  for (int64_t i = 0; i < tokens; ++i)
+    factors[i] = 1.0f + scale * std::log1p(static_cast<float>((positions[i] + first) / every));
 }
-QUIRE_RECORDED(quire_rows)
-
-// Rows of `bytes` each, which lie `from_stride` and `to_stride` bytes apart.
-extern "C" void quire_copy_rows(const char* from, int64_t from_stride, int64_t count, int64_t bytes,
-                                char* to, int64_t to_stride) {
-  for (int64_t i = 0; i < count; ++i)
-    std::memcpy(to + i * to_stride, from + i * from_stride, bytes);
-}
-QUIRE_RECORDED(quire_copy_rows)
+QUIRE_RECORDED(quire_temperatures)

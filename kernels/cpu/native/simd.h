@@ -222,6 +222,18 @@ inline Floats log(Floats x) {
 
 inline Floats tanh(Floats x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
 
+// The error function to 2e-7 (Abramowitz & Stegun 1964, 7.1.26).
+inline Floats erf(Floats x) {
+  const Floats size = x < 0.0f ? -x : x, t = 1.0f / (1.0f + 0.3275911f * size);
+  Floats y = fill(1.061405429f);
+  y = y * t - 1.453152027f;
+  y = y * t + 1.421413741f;
+  y = y * t - 0.284496736f;
+  y = y * t + 0.254829592f;
+  y = 1.0f - y * t * exp(-size * size);
+  return x < 0.0f ? -y : y;
+}
+
 // Calls body<T>() for the element type of a tensor; the code is `Library.dtype_code`'s in Python.
 template <class Body>
 inline void with_type(int32_t code, Body body) {

@@ -1,0 +1,201 @@
+"""What a program holds of the tensor library's own operations: copies, and sums and products.
+
+Those have the same bits whoever computes them: each value is computed in float32, or is exact, and
+rounded once. What is not of the form that is told here is not held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kernels.cpu.calls import COUNT, DTYPE_CODES, Note, pointer
+
+_aten = torch.ops.aten
+_ADD, _MULTIPLY = range(2)  # as in native/arithmetic.cpp
+_MAX_DIMS = 3
+
+
+class Scribe(NamedTuple):
+    """Where operations are written down."""
+
+    empty: Callable[[Sequence[int], torch.dtype], torch.Tensor]  # makes a tensor of the program
+    note: Note
+
+
+class _Operands(ctypes.Structure):
+    """``Operands`` of native/arithmetic.cpp."""
+
+    _fields_ = (
+        ("sizes", COUNT * _MAX_DIMS),
+        ("x", COUNT * 2),
+        ("y", COUNT * 3),
+        ("out", COUNT * 2),
+    )
+
+
+def hold(
+    scribe: Scribe, operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]
+) -> torch.Tensor | None:
+    """The tensor that will have the operation's result once the program has run; None where no
+    program can hold it."""
+    holds = _HELD.get(operation)
+    return None if holds is None else holds(scribe, *arguments, **options)
+
+
+def _embedding(
+    scribe: Scribe, table: torch.Tensor, ids: torch.Tensor, *_: Any, **__: Any
+) -> torch.Tensor:
+    found = scribe.empty((*ids.shape, table.shape[1]), table.dtype)
+    row_bytes = table[0].nbytes
+    operands = table.data_ptr(), ids.data_ptr(), ids.numel(), row_bytes, found.data_ptr()
+    scribe.note("quire_rows", operands)
+    return found
+
+
+def _copy(
+    scribe: Scribe, target: torch.Tensor, source: torch.Tensor, *_: Any
+) -> torch.Tensor | None:
+    alike = target.shape == source.shape and target.dtype == source.dtype
+    if not (alike and _is_of_rows(target) and _is_of_rows(source)):
+        return None
+    return _copied(scribe, source, target)
+
+
+def _clone(scribe: Scribe, x: torch.Tensor, **_: Any) -> torch.Tensor | None:
+    return _copied(scribe, x, scribe.empty(x.shape, x.dtype)) if _is_of_rows(x) else None
+
+
+def _pad(
+    scribe: Scribe, x: torch.Tensor, pad: Sequence[int], value: float = 0
+) -> torch.Tensor | None:
+    """Zeros behind each row."""
+    if len(pad) != 2 or pad[0] or pad[1] < 0 or value or not _is_of_rows(x):
+        return None
+    width = x.shape[-1]
+    padded = scribe.empty((*x.shape[:-1], width + pad[1]), x.dtype)
+    _copied(scribe, x, padded[..., :width], num_zeros=pad[1])
+    return padded
+
+
+def _cat(scribe: Scribe, parts: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor | None:
+    """Of matrices, side by side."""
+    first = parts[0]
+    alike = all(part.ndim == 2 and part.dtype == first.dtype for part in parts)
+    if dim not in (1, -1) or not alike or not all(map(_is_of_rows, parts)):
+        return None
+    widths = [part.shape[1] for part in parts]
+    joined = scribe.empty((len(first), sum(widths)), first.dtype)
+    for part, place in zip(parts, joined.split(widths, dim=1), strict=True):
+        _copied(scribe, part, place)
+    return joined
+
+
+def _is_of_rows(x: torch.Tensor) -> bool:
+    """Whether what lies behind its first dimension lies together."""
+    return x.ndim > 0 and len(x) > 0 and x[0].is_contiguous()
+
+
+def _copied(
+    scribe: Scribe, source: torch.Tensor, target: torch.Tensor, num_zeros: int = 0
+) -> torch.Tensor:
+    """``target``, both of rows of one size, after each of which ``num_zeros`` zeros are written."""
+    size = source.itemsize
+    read = source.data_ptr(), source.stride(0) * size, len(source), source[0].nbytes
+    written = target.data_ptr(), target.stride(0) * size, num_zeros * size
+    scribe.note("quire_copy_rows", (*read, *written))
+    return target
+
+
+def _at_least(
+    scribe: Scribe, x: torch.Tensor, least: float | None = None, most: float | None = None
+) -> torch.Tensor | None:
+    if x.dtype is not torch.int64 or least is None or most is not None or not x.is_contiguous():
+        return None
+    bounded = scribe.empty(x.shape, x.dtype)
+    scribe.note("quire_at_least", (x.data_ptr(), int(least), x.numel(), bounded.data_ptr()))
+    return bounded
+
+
+def _add(
+    scribe: Scribe, x: torch.Tensor, y: torch.Tensor | float, alpha: float = 1
+) -> torch.Tensor | None:
+    return _new(_ADD, scribe, x, y) if _is_sum(y, alpha) else None
+
+
+def _add_to(
+    scribe: Scribe, x: torch.Tensor, y: torch.Tensor | float, alpha: float = 1
+) -> torch.Tensor | None:
+    return _combined(_ADD, scribe, x, y, x) if _is_sum(y, alpha) else None
+
+
+def _is_sum(y: torch.Tensor | float, alpha: float) -> bool:
+    """Not of a number: one that is added is rounded before, one that multiplies is not."""
+    return isinstance(y, torch.Tensor) and alpha == 1
+
+
+def _multiply(scribe: Scribe, x: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor | None:
+    return _new(_MULTIPLY, scribe, x, y)
+
+
+def _multiply_by(scribe: Scribe, x: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor | None:
+    return _combined(_MULTIPLY, scribe, x, y, x)
+
+
+def _new(
+    kind: int, scribe: Scribe, x: torch.Tensor, y: torch.Tensor | float
+) -> torch.Tensor | None:
+    if torch.result_type(x, y) != x.dtype:
+        return None
+    return _combined(kind, scribe, x, y, scribe.empty(x.shape, x.dtype))
+
+
+def _combined(
+    kind: int, scribe: Scribe, x: torch.Tensor, y: torch.Tensor | float, out: torch.Tensor
+) -> torch.Tensor | None:
+    """``out``, to which ``x`` and ``y``, a number or broadcast to the shape of ``x``, come."""
+    other = y if isinstance(y, torch.Tensor) else None
+    dtype = x.dtype if other is None else other.dtype
+    if x.dtype not in DTYPE_CODES or dtype not in DTYPE_CODES or not 0 < x.ndim <= _MAX_DIMS:
+        return None
+    if other is not None:
+        if torch.broadcast_shapes(x.shape, other.shape) != x.shape:
+            return None
+        other = other.expand(x.shape)
+    of_x, of_y, of_out = (_strides(x if of is None else of) for of in (x, other, out))
+    if of_x[2] != 1 or of_out[2] != 1 or of_y[2] not in (0, 1):
+        return None
+    sizes = (1,) * (_MAX_DIMS - x.ndim) + tuple(x.shape)
+    operands = _Operands(sizes, of_x[:2], of_y, of_out[:2])
+    scribe.note(
+        "quire_arithmetic",
+        (
+            *(kind, ctypes.byref(operands), DTYPE_CODES[x.dtype], x.data_ptr()),
+            *(DTYPE_CODES[dtype], pointer(other)),
+            *(0.0 if isinstance(y, torch.Tensor) else float(y), out.data_ptr()),
+        ),
+    )
+    return out
+
+
+def _strides(x: torch.Tensor) -> tuple[int, ...]:
+    """Three, of as many dimensions; one of size 1 is walked along once, and so by any step."""
+    own = [1 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]
+    return (1,) * (_MAX_DIMS - x.ndim) + tuple(own)
+
+
+_HELD: dict[Any, Callable[..., torch.Tensor | None]] = {
+    _aten.embedding.default: _embedding,
+    _aten.copy_.default: _copy,
+    _aten.clone.default: _clone,
+    _aten.constant_pad_nd.default: _pad,
+    _aten.cat.default: _cat,
+    _aten.clamp.default: _at_least,
+    _aten.add.Tensor: _add,
+    _aten.add_.Tensor: _add_to,
+    _aten.mul.Tensor: _multiply,
+    _aten.mul_.Tensor: _multiply_by,
+}

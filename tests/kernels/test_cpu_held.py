@@ -1,0 +1,111 @@
+"""What recorded programs hold of the tensor library's operations: the same bits as it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from kernels.cpu.native import build
+from kernels.cpu.program import NotRecordableError, Recorder, Workspace
+
+pytestmark = pytest.mark.skipif(build.load() is None, reason="no native kernels here")
+
+dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+
+
+@torch.inference_mode()
+def check(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    """Recorded while ``x`` holds zeros, it gives what it gives by itself, and leaves as much in
+    ``x``."""
+    values = x.clone()
+    x.zero_()
+    program, result = Recorder(Workspace())(lambda: function(x))
+    assert not x.any()
+    x.copy_(values)
+    program()
+    left = x.clone()
+    x.copy_(values)
+    expected = function(x)
+    assert result.dtype == expected.dtype
+    assert torch.equal(result, expected)
+    assert torch.equal(left, x)
+
+
+@given(
+    rows=st.integers(1, 9),
+    heads=st.integers(1, 4),
+    dim=st.integers(1, 300),
+    others=st.sampled_from(["values", "rows", "columns", "one", "number"]),
+    dtype=dtypes,
+    other_dtype=dtypes,
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=120, deadline=None)
+def test_sums_and_products(
+    rows: int,
+    heads: int,
+    dim: int,
+    others: str,
+    dtype: torch.dtype,
+    other_dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """In place and not, of tensors that are broadcast and rows that lie apart; products with a
+    number too."""
+    random = torch.Generator().manual_seed(seed)
+    shapes = {"values": (rows, heads, dim), "rows": (rows, 1, 1), "columns": (dim,), "one": (1,)}
+    y: torch.Tensor | float = 1.0 / 3 + seed
+    if others != "number":
+        y = torch.randn(shapes[others], generator=random).to(other_dtype)
+    wide = torch.randn(rows, heads, 2 * dim, generator=random).to(dtype)
+    check(lambda x: x[..., dim:].mul_(y), wide.clone())
+    is_new = torch.result_type(wide, y) == dtype
+    if is_new:
+        check(lambda x: x[..., dim:] * y, wide.clone())
+    if others == "number":
+        return
+    check(lambda x: x[..., :dim].add_(y), wide.clone())
+    if is_new:
+        check(lambda x: x[..., :dim] + y, wide.clone())
+
+
+def test_what_would_be_of_another_type_is_refused() -> None:
+    x, y = torch.zeros(3, 8, dtype=torch.bfloat16), torch.zeros(3, 8)
+    for function in (
+        lambda: x * y,  # of float32
+        lambda: x + torch.ones(2, 3, 8, dtype=torch.bfloat16),  # of another shape
+        lambda: torch.add(x, x, alpha=2),
+        lambda: x + 1.0,  # which would be rounded before
+        lambda: torch.ones_like(x, dtype=torch.int64) * 2,
+    ):
+        with pytest.raises(NotRecordableError):
+            Recorder(Workspace())(function)
+
+
+def test_copies() -> None:
+    """Of a part of wider rows, to one, side by side, and with zeros behind."""
+    wide = torch.randn(3, 20)
+    check(lambda x: x[:, 4:12].copy_(x[:, 12:]), wide.clone())
+    check(lambda x: x[:, 2:10].new_empty((3, 8)).copy_(x[:, 6:14]), wide.clone())
+    check(lambda x: x.view(3, 5, 4)[:, 1:3].contiguous(), wide.clone())
+    check(lambda x: x[:, 3:9].clone(), wide.clone())
+    check(lambda x: torch.cat((x[:, 9:], x, x[:, :2]), dim=-1), wide.clone())
+    check(lambda x: functional.pad(x[:, 1:], (0, 5)), wide.clone())
+    with pytest.raises(NotRecordableError, match="copy_"):  # another dtype
+        Recorder(Workspace())(lambda: wide.new_empty((3, 20), dtype=torch.float16).copy_(wide))
+    with pytest.raises(NotRecordableError, match="clone"):
+        Recorder(Workspace())(lambda: wide.t().contiguous())
+
+
+def test_rows_of_a_table() -> None:
+    """As embeddings are looked up, also at positions that may be those of padding."""
+    table = torch.randn(50, 24).bfloat16()
+    check(lambda ids: functional.embedding(ids, table), torch.randint(0, 50, (7,)))
+    check(lambda ids: functional.embedding(ids, table), torch.randint(0, 50, (7, 2)))
+    at = torch.tensor([4, -1, 0, 49])
+    check(lambda x: functional.embedding(x.clamp(min=0), table), at)
