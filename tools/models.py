@@ -39,8 +39,7 @@ Of models that read images the text model is served, and what is for images pass
 Gemma 4's layers have heads of two kinds, and each kind its own shape of the KV cache. Layers that
 share keys and values with an earlier one (E2B, E4B) have none in the cache. Heads of 512, which it
 has where all is seen, have kernels on a CPU, and on a GPU in bfloat16 and float16: these have been
-compiled and interpreted, and not run on one yet. Its decode steps are not recorded on a CPU, as
-Gemma's before are not. `quire quantize` does not take it.
+compiled and interpreted, and not run on one yet. `quire quantize` does not take it.
 
 Layers with the gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid), a selective state space
 (Mamba-2: Granite 4.0 H, Bamba) or a short convolution (LFM2) keep a state of each sequence in place

@@ -16,7 +16,6 @@ from engine.models.spec import DecoderSpec, TemperatureSpec
 from engine.models.step_state import StepState
 from kernels.attention import LayerCache, OtherHeads
 from kernels.operations import Kernels
-from kernels.reference.layers import rope
 
 
 class Attention:
@@ -92,7 +91,7 @@ class Attention:
             query *= weights.query_scale
         if self._is_tempered:
             assert spec.temperature is not None
-            query *= _temperatures(state.positions, spec.temperature)
+            query *= self._temperatures(state.positions, spec.temperature)
         attended = self._attention.forward(state.attention, weights.attention, query, cache)
         attended = attended.view(-1, spec.query_size)
         return attended if gate is None else self._operations.apply_gate(attended, gate, True)
@@ -102,14 +101,19 @@ class Attention:
     ) -> torch.Tensor:
         """Attend to the keys and values of another layer, stored already in this step."""
         spec, weights = self._spec, self._weights
-        heads = fused.view(-1, spec.head_dim)
-        if weights.qk_norm is not None:
-            heads = self._operations.rms_norm(heads, weights.qk_norm[0], spec.norm.eps)
-        query = heads.view(-1, spec.num_heads, spec.head_dim)
-        if weights.rope is not None:
-            query = rope(query, *state.rotations[weights.rope])
+        query = self._operations.norm_rope(
+            fused.view(-1, spec.num_heads, spec.head_dim),
+            weights.qk_norm,
+            spec.norm.eps,
+            None if weights.rope is None else state.rotations[weights.rope],
+        )
         attended = self._attention.forward(state.attention, weights.attention, query, cache)
         return attended.view(-1, spec.query_size)
+
+    def _temperatures(self, positions: torch.Tensor, spec: TemperatureSpec) -> torch.Tensor:
+        """What queries are multiplied by: [n] int64 -> [n, 1, 1] float32."""
+        factors = self._operations.temperatures(positions, spec.first, spec.every, spec.scale)
+        return factors.view(-1, 1, 1)
 
     def _norm_values(self, fused: torch.Tensor, norm: torch.Tensor) -> None:
         """Norm each head's value, in place."""
@@ -140,9 +144,3 @@ def _without_gate(fused: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.T
     """The gates of a fused projection, whose rows lie apart, and a copy of what is behind them."""
     gate, rest = fused[:, :size], fused[:, size:]
     return gate, rest.new_empty(rest.shape).copy_(rest)
-
-
-def _temperatures(positions: torch.Tensor, spec: TemperatureSpec) -> torch.Tensor:
-    """What queries are multiplied by: [n] int64 -> [n, 1, 1] float32."""
-    periods = ((positions + spec.first) // spec.every).float()
-    return (1.0 + spec.scale * torch.log1p(periods)).view(-1, 1, 1)

@@ -50,6 +50,7 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self._modules = modules
+        self._operations = kernels.operations
         like = modules.like
         self._embed: Embeddings | None = None
         if modules.embed is not None:
@@ -137,7 +138,7 @@ class Decoder:
         the next token, or [rows, num_labels] where the head is a classifier's.
         """
         assert self._modules.head is not None, "a model without a head was asked for scores"
-        return finish_logits(self.spec, self._modules.head.logits(hidden))
+        return finish_logits(self.spec, self._modules.head.logits(hidden), self._operations)
 
     def likeliest(self, hidden: torch.Tensor) -> Sampled | None:
         """The tokens with the largest logits, [rows, hidden_size] -> [rows], where that is less

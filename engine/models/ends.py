@@ -73,16 +73,17 @@ class Rotations:
             return self._operations.rope_tables(positions, frequencies, scale)
         # Dimensions that are not rotated are not scaled either.
         cos, sin = self._operations.rope_tables(positions, frequencies, 1.0)
-        cos[..., :turned] *= scale
-        sin[..., :turned] *= scale
+        cos[..., :turned].mul_(scale)
+        sin[..., :turned].mul_(scale)
         return cos, sin
 
 
-def finish_logits(spec: DecoderSpec, logits: torch.Tensor) -> torch.Tensor:
-    """What the head says, scaled and capped as the model has it, in place: [n, vocab_size]."""
+def finish_logits(spec: DecoderSpec, logits: torch.Tensor, operations: Operations) -> torch.Tensor:
+    """What the head says, scaled and capped as the model has it, in place: [n, vocab_size]
+    float32."""
     if not spec.generates:
         return logits
     if spec.logit_scale != 1.0:
         logits = logits.mul_(spec.logit_scale)
     cap = spec.logit_softcap
-    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+    return logits if cap is None else operations.softcap(logits, cap)

@@ -65,7 +65,8 @@ class Experts:
             top_groups=spec.top_groups,
             group_best=spec.group_best,
         )
-        self._scale = weights.scale
+        # [num_experts, 1], a table of what each expert's result is multiplied by.
+        self._scales = None if weights.scale is None else weights.scale.unsqueeze(1)
         self._shared = None if weights.shared is None else Mlp(weights.shared, activate)
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
         self._held, self._num_held = spec.held, spec.num_held
@@ -89,8 +90,8 @@ class Experts:
         adapters: none is read for others. Where a rank has some of the experts, what the others
         give is left out. ``routed``: what the router reads in place of ``x``."""
         ids, shares = self._route(x if routed is None else routed, *self._router, self._rule)
-        if self._scale is not None:
-            shares = shares * self._scale[ids]
+        if self._scales is not None:
+            shares = shares.mul_(functional.embedding(ids, self._scales).squeeze(-1))
         if self._held is not None:  # as the experts here are numbered; all others stand for nothing
             ids = ids - self._held[0]
             ids = ids.masked_fill_((ids < 0) | (ids >= self._num_held), self._num_held)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch.nn import functional
 
 from engine.models.adapters import Adapters, project
 from engine.models.linear import GatedLinear, Linear
@@ -51,16 +50,14 @@ def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:
             kind.alpha,
             kind.limit,
         )
-    if kind == "relu":
-        return functional.relu
-    if kind == "relu2":
-        return _squared_relu
-    if spec.gated:
-        known = {"silu": operations.silu_mul, "gelu_tanh": operations.gelu_mul, "gelu": _gelu_mul}
-        return Gating(known[kind], kind)
-    if kind == "silu":
-        return functional.silu
-    return partial(functional.gelu, approximate="tanh" if kind == "gelu_tanh" else "none")
+    if not spec.gated or kind in ("relu", "relu2"):
+        return lambda x: operations.activate(x, kind)
+    known = {
+        "silu": operations.silu_mul,
+        "gelu_tanh": operations.gelu_mul,
+        "gelu": operations.erf_gelu_mul,
+    }
+    return Gating(known[kind], kind)
 
 
 def _bind_entry(gate_up: Linear, activate: Activate) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -68,12 +65,3 @@ def _bind_entry(gate_up: Linear, activate: Activate) -> Callable[[torch.Tensor],
     if isinstance(activate, Gating) and isinstance(gate_up, GatedLinear):
         return partial(gate_up.gated, gating=activate)
     return lambda x: activate(gate_up(x))
-
-
-def _gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.gelu(gate).mul_(up)
-
-
-def _squared_relu(x: torch.Tensor) -> torch.Tensor:
-    return functional.relu(x).square_()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
-from torch.nn import functional
 
 from engine.models.peers import Peers
 from engine.models.spec import NormSpec
 from kernels.operations import Operations
+from kernels.reference.layers import layer_norm
+
+LayerNormOperation = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor
+]
 
 
 class NormWeights(NamedTuple):
@@ -59,15 +64,18 @@ class RmsNorm:
 class LayerNorm:
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` (Ba et al. 2016)."""
 
-    __slots__ = ("_bias", "_eps", "_weight")
+    __slots__ = ("_bias", "_eps", "_norm", "_weight")
 
-    def __init__(self, weights: NormWeights, eps: float) -> None:
+    def __init__(
+        self, weights: NormWeights, eps: float, norm: LayerNormOperation = layer_norm
+    ) -> None:
         self._weight, self._bias = weights
         self._eps = eps
+        self._norm = norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Norm``."""
-        return functional.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
+        return self._norm(x, self._weight, self._bias, self._eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """See ``Norm``."""
@@ -117,4 +125,4 @@ def bind_norm(spec: NormSpec, weights: NormWeights, operations: Operations) -> N
     """The norm that ``spec`` describes, computed by ``operations`` where they have it."""
     if spec.kind == "rms":
         return RmsNorm(weights.weight, spec.eps, operations)
-    return LayerNorm(weights, spec.eps)
+    return LayerNorm(weights, spec.eps, operations.layer_norm)

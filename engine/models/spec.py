@@ -12,6 +12,7 @@ from typing import Literal
 
 from engine.models.recurrence import RecurrenceSpec, layer_state_bytes
 from engine.models.rope_spec import DynamicScaling, LinearScaling, RopeSpec, YarnScaling
+from kernels.activations import ActivationKind
 
 # Where a layer's norms stand, x being the residual stream:
 #   pre:      x += attention(norm(x));        x += mlp(norm(x))            Llama
@@ -61,7 +62,7 @@ class ClampedSwiglu:
 
 
 # relu2 is the square of relu; it and relu are for MLPs without a gate.
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] | ClampedSwiglu
+Activation = ActivationKind | ClampedSwiglu
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ are greedy, one piece is the whole step: it finds the largest logits without wri
 Recording computes nothing and takes some milliseconds, so each number of rows is recorded when it
 first comes, and none is padded; of steps that verify drafts, whose numbers of rows are many, one
 that has come a few times. Steps in which rows have adapters are programs of their own, which are
-told before each run whose is which. What a model does beyond native calls cannot be recorded; its
-steps are then computed as all others are.
+told before each run whose is which. What a step does beyond native calls, sums and products cannot
+be recorded, as matrix products in float32; such steps are then computed as all others are.
 """
 
 from __future__ import annotations

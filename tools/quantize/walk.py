@@ -89,13 +89,13 @@ class LayerWalk:
         """
         spec = self._spec
         weight = weights["norm"] + spec.norm.offset
-        last = bind_norm(
-            spec.norm, NormWeights(weight, weights.get("norm.bias")), self._kernels.operations
-        )
+        operations = self._kernels.operations
+        last = bind_norm(spec.norm, NormWeights(weight, weights.get("norm.bias")), operations)
         head = weights["embedding" if spec.tie_word_embeddings else "head"]
         losses = []
         for stream, ids in zip(x, tokens, strict=True):
-            logits = finish_logits(spec, functional.linear(last(stream[:-1].contiguous()), head))
+            said = functional.linear(last(stream[:-1].contiguous()), head)
+            logits = finish_logits(spec, said, operations)
             losses.append(functional.cross_entropy(logits, ids[1:], reduction="none"))
         return torch.stack(losses)
 

@@ -67,7 +67,8 @@ class DraftHead:
         self.taps = spec.taps
         self._reads_both = spec.kind == "eagle3"
         self._modules = modules
-        operations, eps = kernels.operations, spec.layer.norm.eps
+        self._operations = operations = kernels.operations
+        eps = spec.layer.norm.eps
 
         def norm(weights: NormWeights | None) -> RmsNorm | Unnormed:
             return Unnormed() if weights is None else RmsNorm(weights.weight, eps, operations)
@@ -130,7 +131,8 @@ class DraftHead:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32; -inf of tokens that it does not score."""
         modules = self._modules
-        scores = finish_logits(modules.head_spec, modules.head.logits(self._norm(hidden)))
+        said = modules.head.logits(self._norm(hidden))
+        scores = finish_logits(modules.head_spec, said, self._operations)
         if modules.scored_ids is None:
             return scores
         shape = scores.shape[0], self.spec.vocab_size
