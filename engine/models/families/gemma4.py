@@ -160,8 +160,9 @@ def _told_heads(
     own: dict[str, tuple[int, int]] = {}
     told = reader.section("per_layer_config")
     assert told is not None
+    names = {int(name): name for name in told.names if name.isdecimal()}  # as "04" of many layers
     for i, kind in enumerate(kinds):
-        heads, entry = usual, told.section(str(i))
+        heads, entry = usual, told.section(names.get(i, str(i)))
         if entry is not None:
             num_kv_heads = entry.count("num_key_value_heads", usual[0])
             heads = num_kv_heads, entry.count("head_dim", usual[1])

@@ -118,6 +118,17 @@ def test_published_keys_tell_the_same_as_saved_ones(tiny, tmp_path):
     assert spec_of(tmp_path, published) == saved
 
 
+def test_saved_keys_of_many_layers_are_read(tmp_path):
+    """Transformers numbers them "01", "03" and so on where there are more than ten."""
+    kinds = ["sliding_attention", "full_attention"] * 6
+    directory = tiny_models.save("gemma4", tmp_path, num_hidden_layers=12, layer_types=kinds)
+    saved = read_config(str(directory)).spec
+    published = changed(
+        directory, per_layer_config=None, global_head_dim=16, num_global_key_value_heads=1
+    )
+    assert spec_of(tmp_path, published) == saved
+
+
 def test_what_a_config_leaves_out_is_the_familys(tiny, tmp_path):
     bare = changed(tiny[0], rope_parameters=None, per_layer_config=None)
     told = spec_of(tmp_path, bare)
