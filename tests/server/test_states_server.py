@@ -17,20 +17,30 @@ from tests.server.test_lifecycle import engine_pid
 from tests.servers import running_server
 
 PROMPT = "The capital of France is the city in which most of its people live: "
-NUM_OUTPUT = 200
+NUM_OUTPUT = 120
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
+TWO_RANKS = ("--tensor-parallel-size", "2")
+FOUR_RANKS = (*TWO_RANKS, "--pipeline-parallel-size", "2")
+LAYERS = ["linear_attention", "full_attention"] * 2
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(), TWO_RANKS, pytest.param(FOUR_RANKS, marks=pytest.mark.slow)],
+    ids=["alone", "two ranks", "four ranks"],
+)
+def served(request, tmp_path_factory):
     """(server, its model's directory, the prompt's tokens and how Hugging Face goes on)."""
     directory, demo = tmp_path_factory.mktemp("hybrid"), default_model_dir()
     size = json.loads((demo / "config.json").read_text())["vocab_size"]
-    twin = tiny_models.build("qwen3_5_text", vocab_size=size, max_position_embeddings=512)
+    shape = {"num_hidden_layers": 4, "layer_types": LAYERS, "max_position_embeddings": 512}
+    twin = tiny_models.build("qwen3_5_text", vocab_size=size, **shape)
     twin.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo / name, directory)
     log = tmp_path_factory.mktemp("log") / "server.log"
-    options = ("--dtype", "float32", "--served-model-name", "tiny")
+    options = ("--dtype", "float32", "--served-model-name", "tiny", *request.param)
     with running_server(log, str(directory), *options) as server:
         ids = server.post("/tokenize", {"model": "tiny", "prompt": PROMPT}).json()["tokens"]
         yield server, directory, ids, tiny_models.greedy_tokens(twin, ids, NUM_OUTPUT)

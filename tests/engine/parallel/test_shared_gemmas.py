@@ -90,6 +90,7 @@ SCHEDULES = {
     "overlapped": {"overlap": True},
     "passes": {"max_step_passes": 4},
     "preempted": {"num_blocks": 20},
+    "swapped": {"num_blocks": 20, "offload_bytes": 2**16},
 }
 PROMPTS = tuple(tuple(range(begin, begin + count)) for begin, count in ((20, 37), (60, 30), (3, 5)))
 
@@ -112,8 +113,10 @@ def test_greedy_texts_equal_hugging_face_under_any_schedule(checkpoint, name):
             core.add(request(f"{again}/{index}", each, GREEDY))
         texts = texts_of(core)
         assert [texts[f"{again}/{index}"] for index in range(len(PROMPTS))] == expected
-    assert (core.stats.num_preemptions > 0) == (name == "preempted")
-    assert core.stats.prefix_cache_hits > 0 or name == "preempted"
+    is_short = name in ("preempted", "swapped")
+    assert (core.stats.num_preemptions > 0) == is_short
+    assert core.stats.prefix_cache_hits > 0 or is_short
+    assert (core.stats.tier.num_loaded > 0) == (name == "swapped")
     runner._team.close()
 
 

@@ -111,7 +111,12 @@ WIDTHS = {
 
 @pytest.mark.parametrize(
     ("kind", "written"),
-    [("qwen3_next", "w8a8"), ("qwen3_next", "gptq4"), ("olmo_hybrid", "w8a8"), ("lfm2", "w4a16")],
+    [
+        ("qwen3_next", "w8a8"),
+        pytest.param("qwen3_next", "gptq4", marks=pytest.mark.slow),
+        ("olmo_hybrid", "w8a8"),
+        ("lfm2", "w4a16"),
+    ],
 )
 def test_codes_of_files_are_shared_out_as_they_are(tmp_path, monkeypatch, kind, written):
     """By key heads, as Qwen3-Next fuses them, among them."""
