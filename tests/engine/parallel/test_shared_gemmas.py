@@ -9,8 +9,9 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config
-from engine.parallel.shard import Shard, cuts_of
+from engine.parallel.shard import Shard, cuts_of, share_of
 from engine.runner import load_runner
+from engine.runner.load import attention_spec
 from engine.types import SamplingParams
 from tests import tiny_gemmas, tiny_models
 from tests.engine.handmade import load, request
@@ -46,13 +47,29 @@ def test_more_ranks_than_heads_of_any_kind(tmp_path, kind, head_dim):
     torch.testing.assert_close(shared_logits(tmp_path, 4), expected, atol=1e-4, rtol=0)
 
 
+def test_what_a_rank_asks_of_attention(tmp_path):
+    """Heads that are alike there are one kind, with the windows of both; a stage has its own."""
+    shape = {**TWO_HEADS, "num_attention_heads": 8, "global_head_dim": 8}
+    spec = read_config(str(tiny_models.save("gemma4", tmp_path, **shape))).spec
+
+    def windows(shard: Shard) -> dict[tuple[int, int], set[int | None]]:
+        share = share_of(spec, shard)
+        asked = attention_spec(share, 4, torch.float32, torch.device("cpu")).by_heads()
+        return {heads: set(each.windows) for heads, each in asked.items()}
+
+    assert windows(Shard(0, 1)) == {(2, 8): {12}, (1, 8): {None}}
+    assert windows(Shard(1, 2)) == {(1, 8): {12, None}}
+    assert windows(Shard(0, 1, stage=0, num_stages=4)) == {(2, 8): {12}}
+    assert windows(Shard(0, 1, stage=3, num_stages=4)) == {(1, 8): {None}}
+
+
 def test_experts_may_lie_whole(tmp_path):
     expected = said_by("gemma4_moe", tmp_path)
     logits = shared_logits(tmp_path, 2, enable_expert_parallel=True)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["gemma4", "gemma4_shared"])
+@pytest.mark.parametrize("kind", ["gemma4", "gemma4_moe", "gemma4_shared"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -66,9 +83,12 @@ def test_experts_may_lie_whole(tmp_path):
 def test_rounded_models_are_shared_out(tmp_path, kind, changes):
     """Not to the last bit: scales are of a rank's own part, and sums are rounded once more."""
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
+    if kind == "gemma4_moe":
+        shape["moe_intermediate_size"] = 64
     directory = tiny_models.save(kind, tmp_path, **{**TWO_HEADS, **shape, "head_dim": 16})
     exact, alone = logits_of(load(directory)), logits_of(load(directory, **changes))
-    shared = shared_logits(directory, 2, **changes)
+    whole = kind == "gemma4_moe" and "quantization" in changes
+    shared = shared_logits(directory, 2, **changes, enable_expert_parallel=whole)
     assert (shared - exact).norm() < 1.5 * (alone - exact).norm()
 
 
