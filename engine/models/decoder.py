@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import frexp
 
 import torch
 
@@ -144,5 +145,7 @@ class Decoder:
         """The tokens with the largest logits, [rows, hidden_size] -> [rows], where that is less
         work than making all of these; None where it is not."""
         head, spec = self._modules.head, self.spec
-        is_plain = spec.generates and spec.logit_scale == 1.0 and spec.logit_softcap is None
+        # A power of two scales without rounding: no two logits become one.
+        keeps_order = frexp(spec.logit_scale)[0] == 0.5 and spec.logit_softcap is None
+        is_plain = spec.generates and keeps_order
         return head.likeliest(hidden) if is_plain and isinstance(head, GreedyHead) else None

@@ -104,11 +104,15 @@ def live(
     return told, replayed
 
 
-@pytest.mark.parametrize("max_loaded", [8, 1], ids=["all at once", "one slot"])
-def test_the_same_bits_as_steps_from_python(tmp_path: Path, max_loaded: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "max_loaded"),
+    [("llama", 8), ("llama", 1), ("gemma3", 8)],
+    ids=["all at once", "one slot", "gemma3"],
+)
+def test_the_same_bits_as_steps_from_python(tmp_path: Path, kind: str, max_loaded: int) -> None:
     """Also when adapters of more ranks come, which move what recorded steps read."""
     shape = {**SHAPE, "num_key_value_heads": KV_HEADS}
-    directory = tiny_models.save("llama", tmp_path / "base", **shape)
+    directory = tiny_models.save(kind, tmp_path / "base", **shape)
     adapters = [None] + [
         make_adapter(tmp_path / str(rank), LLAMA_LAYERS, rank, rank) for rank in (2, 5, 3, 8)
     ]
