@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import frexp
 
 import torch
 
@@ -145,7 +144,6 @@ class Decoder:
         """The tokens with the largest logits, [rows, hidden_size] -> [rows], where that is less
         work than making all of these; None where it is not."""
         head, spec = self._modules.head, self.spec
-        # A power of two scales without rounding: no two logits become one.
-        keeps_order = frexp(spec.logit_scale)[0] == 0.5 and spec.logit_softcap is None
-        is_plain = spec.generates and keeps_order
-        return head.likeliest(hidden) if is_plain and isinstance(head, GreedyHead) else None
+        if not spec.generates or spec.logit_scale <= 0 or not isinstance(head, GreedyHead):
+            return None
+        return head.likeliest(hidden, spec.logit_scale, spec.logit_softcap)

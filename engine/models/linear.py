@@ -53,8 +53,9 @@ class Head(Linear, Protocol):
 class GreedyHead(Head, Protocol):
     """One that can tell the likeliest token without making all logits."""
 
-    def likeliest(self, x: torch.Tensor) -> Sampled:
-        """Of each row [n, inputs], as sampling at temperature 0 chooses from its ``logits``."""
+    def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:
+        """Of each row [n, inputs], as sampling at temperature 0 chooses from its ``logits``, times
+        ``scale`` above 0, and then capped where there is a cap."""
         ...
 
 

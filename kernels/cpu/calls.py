@@ -33,7 +33,8 @@ _PRODUCT = (POINTER, COUNT, COUNT)  # activations, rows, inputs
 # Bias, y, outputs; y is float32, how it is gated or null, AMX may be used.
 _RESULT = (POINTER, POINTER, COUNT, FLAG, POINTER, FLAG)
 _ROWS = (COUNT, *[POINTER] * 3)  # of a step; see kernels/inputs.py
-_LIKELIEST = (POINTER, COUNT, FLAG, POINTER, POINTER)  # bias, outputs, AMX, token ids, finite
+# Bias, outputs, scale and cap of scores, AMX may be used, token ids, finite.
+_LIKELIEST = (POINTER, COUNT, REAL, REAL, FLAG, POINTER, POINTER)
 _NORM_ROPE_STORE = (
     *(CODE, POINTER, POINTER, REAL),
     *[POINTER] * 3,
@@ -107,7 +108,10 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_candidates": (*[POINTER] * 5, COUNT, COUNT, POINTER),
     "quire_dense": (*_PRODUCT, POINTER, *_RESULT),
     "quire_dense_likeliest": (*_PRODUCT, POINTER, *_LIKELIEST),
-    "quire_screened_likeliest": (*_PRODUCT, *[POINTER] * 6, COUNT, FLAG, POINTER, POINTER),
+    "quire_screened_likeliest": (
+        *(*_PRODUCT, *[POINTER] * 6, COUNT),
+        *(REAL, REAL, FLAG, POINTER, POINTER),
+    ),
     "quire_dense_rows": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),
     "quire_int8": (*_PRODUCT, POINTER, POINTER, POINTER, *_RESULT),
     "quire_int8_likeliest": (*_PRODUCT, POINTER, POINTER, POINTER, *_LIKELIEST),

@@ -150,17 +150,20 @@ class PanelLinear(ABC):
 class PanelHead(PanelLinear):
     """Those that find the likeliest of their outputs without writing all of them down."""
 
-    def likeliest(self, x: torch.Tensor) -> Sampled:
-        """The largest of each row of ``logits(x)``; not finite where it is infinite, or any nan."""
-        return self._choose(f"{self._product}_likeliest", self._held, x)
+    def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:
+        """The largest of each row of ``logits(x)``, times ``scale`` above 0, and then capped as by
+        ``kernels.reference.layers.softcap``; not finite where it is infinite, or any nan."""
+        return self._choose(f"{self._product}_likeliest", self._held, x, scale, cap)
 
-    def _choose(self, name: str, held: tuple[Any, ...], x: torch.Tensor) -> Sampled:
+    def _choose(
+        self, name: str, held: tuple[Any, ...], x: torch.Tensor, scale: float, cap: float | None
+    ) -> Sampled:
         x = self._read(x)
         token_ids = torch.empty(len(x), dtype=torch.int64)
         is_finite = torch.empty(len(x), dtype=torch.bool)
         function(name)(
-            *(x.data_ptr(), len(x), self._inputs, *held, self._outputs, self._amx),
-            *(token_ids.data_ptr(), is_finite.data_ptr()),
+            *(x.data_ptr(), len(x), self._inputs, *held, self._outputs, scale, cap or 0.0),
+            *(self._amx, token_ids.data_ptr(), is_finite.data_ptr()),
         )
         return Sampled(token_ids, is_finite)
 

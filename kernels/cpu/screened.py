@@ -46,8 +46,8 @@ class ScreenedHead(PanelDense):
         """What it takes in memory."""
         return super().num_bytes + num_bytes(*self._parts)
 
-    def likeliest(self, x: torch.Tensor) -> Sampled:
+    def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:
         """See ``PanelHead``."""
         if len(x) > _MAX_ROWS:
-            return super().likeliest(x)
-        return self._choose("quire_screened_likeliest", self._screen, x)
+            return super().likeliest(x, scale, cap)
+        return self._choose("quire_screened_likeliest", self._screen, x, scale, cap)

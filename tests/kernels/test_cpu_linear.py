@@ -230,7 +230,9 @@ def test_memory_is_that_of_the_rounded_weights():
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("kind", [linear.PanelDense, linear.PanelInt8])
 @pytest.mark.parametrize("rows", [1, 5, 33, 70])
-def test_the_likeliest_output_is_the_first_of_the_largest_logits(kind, rows):
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (0.3, None), (1.0, 30.0), (0.7, 2.0)])
+def test_the_likeliest_output_is_the_first_of_the_largest_logits(kind, rows, scale, cap):
+    """As they are scaled and capped: the last cap makes many the same."""
     x, weight, bias = _problem(rows, 150, 96, seed=rows)
     weight[40:110] = weight[0:70].clone()  # many logits come twice, in other panels
     bias[40:110] = bias[0:70].clone()
@@ -238,9 +240,12 @@ def test_the_likeliest_output_is_the_first_of_the_largest_logits(kind, rows):
     threads = torch.get_num_threads()
     for count in (1, 2):
         torch.set_num_threads(count)
-        token_ids, is_finite = layer.likeliest(x)
+        token_ids, is_finite = layer.likeliest(x, scale, cap)
+        logits = layer.logits(x) * scale
         assert is_finite.all()
-        assert torch.equal(token_ids, layer.logits(x).argmax(1))
+        assert torch.equal(
+            token_ids, (logits if cap is None else layers.softcap(logits, cap)).argmax(1)
+        )
     torch.set_num_threads(threads)
 
 

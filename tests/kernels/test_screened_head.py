@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.cpu import linear
+from kernels.cpu.layers import softcap
 from kernels.cpu.screened import ScreenedHead
 from tests.kernels import cpu_targets
 
@@ -25,8 +26,16 @@ def _normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def _same(head: ScreenedHead, plain: linear.PanelDense, x: torch.Tensor) -> bool:
-    found, expected = head.likeliest(x), plain.logits(x)
+def _same(
+    head: ScreenedHead,
+    plain: linear.PanelDense,
+    x: torch.Tensor,
+    scale: float = 1.0,
+    cap: float | None = None,
+) -> bool:
+    found, expected = head.likeliest(x, scale, cap), plain.logits(x) * scale
+    if cap is not None:
+        softcap(expected, cap)
     assert found.is_finite.all()
     return torch.equal(found.token_ids, expected.argmax(1))
 
@@ -40,6 +49,42 @@ def test_the_token_is_that_of_the_whole_product(make, outputs, inputs):
         x = _normal(seed % 8 + 1, inputs, seed=seed)
         x[0, :3] *= 50  # as trained models' activations have it
         assert _same(head, plain, x)
+
+
+@pytest.mark.parametrize(("scale", "cap"), [(0.3, None), (7.0, None), (1.0, 30.0), (0.0625, 4.0)])
+def test_scores_that_are_scaled_and_capped(make, scale, cap):
+    weight = _normal(3072, 256, seed=20)
+    weight[:1500] *= 0.3
+    head, plain = make(weight)
+    for seed in range(20):
+        x = 0.5 * _normal(seed % 8 + 1, 256, seed=seed)
+        assert _same(head, plain, x, scale, cap)
+    assert head._patience.tolist() == _AS_AT_FIRST  # by screening, that is
+
+
+@pytest.mark.parametrize("cap", [0.5, 4.0, 10.0])
+def test_scores_that_a_cap_makes_equal(make, cap):
+    """Of many that reach the cap it is the first, not the one that was the largest before."""
+    weight = _normal(3072, 256, seed=21)
+    head, plain = make(weight)
+    num_moved = 0
+    for seed in range(12):
+        x = _normal(4, 256, seed=seed)
+        assert _same(head, plain, x, 1.0, cap)
+        num_moved += int(
+            (head.likeliest(x, 1.0, cap).token_ids != plain.likeliest(x).token_ids).sum()
+        )
+    assert num_moved or cap == 10.0
+
+
+def test_close_scores_that_a_cap_brings_closer(make):
+    close = _normal(1, 256, seed=1) + 2**-7 * _normal(40, 256, seed=2)
+    weight = torch.cat((0.2 * _normal(3000, 256, seed=3), close)).bfloat16()
+    head, plain = make(weight)
+    for seed in range(30):
+        x = (weight[-1:].float() / 8 + 0.02 * _normal(4, 256, seed=seed)).bfloat16()
+        assert _same(head, plain, x, 1.0, 30.0)
+        assert _same(head, plain, x, 1.0, 12.0)
 
 
 def test_codes_alone_would_be_wrong_where_it_is_right(make):

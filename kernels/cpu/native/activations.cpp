@@ -1,4 +1,5 @@
 // What is done to each value by itself (kernels/reference/layers.py).
+#include "logits.h"
 #include "parallel.h"
 #include "program.h"
 #include "simd.h"
@@ -38,6 +39,9 @@ inline void with_activation(Activation kind, Body body) {
 }
 
 }  // namespace
+
+[[gnu::noinline]] Floats softcapped(Floats x, float cap) { return cap * tanh(x / cap); }
+
 }  // namespace quire
 
 extern "C" {
@@ -66,7 +70,7 @@ void quire_softcap(float* x, int64_t count, float cap) {
   const int64_t vectors = (count + LANES - 1) / LANES;
   parallel_rows(vectors, GRAIN / LANES, [=](int64_t begin, int64_t end) {
     for (int64_t at = begin * LANES; at < end * LANES; at += LANES)
-      store(x + at, cap * tanh(load(x + at, count - at) / cap), count - at);
+      store(x + at, softcapped(load(x + at, count - at), cap), count - at);
   });
 }
 

@@ -164,11 +164,12 @@ def test_the_same_bits_as_steps_from_python(model, kind: str, quantization) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "quantization"), [("llama", None), ("llama", "int8"), ("granite", None)]
+    ("kind", "quantization"),
+    [("llama", None), ("llama", "int8"), ("granite", None), ("gemma2", None), ("gemma2", "int8")],
 )
 def test_greedy_rows_alone_make_no_logits(model, kind: str, quantization) -> None:
     """And choose what they choose where a seeded row beside them has all logits made; also where
-    these are scaled by a power of two."""
+    these are scaled or capped."""
     core = make(model(kind, **SHAPE), eager=False, quantization=quantization)
     prompts = [tuple(range(3 + i, 12 + 2 * i)) for i in range(5)]
     sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

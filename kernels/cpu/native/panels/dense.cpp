@@ -23,12 +23,14 @@ void quire_dense(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed
   });
 }
 
-// For each row the output whose sum is the largest, and whether that is finite, as is all else.
+// For each row the output whose sum, as it is finished, is the largest, and whether that is finite,
+// as is all else.
 void quire_dense_likeliest(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed,
-                           const float* bias, int64_t outputs, bool amx, int64_t* token_ids,
-                           bool* is_finite) {
+                           const float* bias, int64_t outputs, float scale, float cap, bool amx,
+                           int64_t* token_ids, bool* is_finite) {
   const GivenRows given(x, rows, inputs, amx);
-  find_likeliest(rows, outputs, given.rows().max_part(), bias, token_ids, is_finite, [&] {
+  const int64_t max_part = given.rows().max_part();
+  find_likeliest(rows, outputs, max_part, bias, {scale, cap}, token_ids, is_finite, [&] {
     return [&, products = DenseProducts()](int64_t begin, int64_t end, int64_t panel,
                                            auto tell) mutable {
       products.sum(given.rows(), begin, end, packed + panel * PANEL * inputs, tell);

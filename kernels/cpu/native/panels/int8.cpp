@@ -27,11 +27,12 @@ void quire_int8(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packe
 // As quire_dense_likeliest.
 void quire_int8_likeliest(const bf16* x, int64_t rows, int64_t inputs, const int8_t* packed,
                           const float* scales, const int32_t* totals, const float* bias,
-                          int64_t outputs, bool amx, int64_t* token_ids, bool* is_finite) {
+                          int64_t outputs, float scale, float cap, bool amx,
+                          int64_t* token_ids, bool* is_finite) {
   const GivenCodes given(x, rows, inputs, amx);
   const Int8Weight weight{packed, scales, totals};
   const int64_t max_part = given.rows().max_part();
-  find_likeliest(rows, outputs, max_part, nullptr, token_ids, is_finite, [&] {
+  find_likeliest(rows, outputs, max_part, nullptr, {scale, cap}, token_ids, is_finite, [&] {
     return [&, products = Int8Products(), scores = Scratch<float>(std::min(rows, max_part) * PANEL)](
                int64_t begin, int64_t end, int64_t panel, auto tell) mutable {
       const Results<float> to{scores.get() - begin * PANEL - panel * PANEL, PANEL, outputs};

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "logits.h"
 #include "results.h"
 
 namespace quire {
@@ -35,7 +36,7 @@ struct BestLanes {
 
 class Likeliest {
  public:
-  explicit Likeliest(int64_t rows) : best_(rows) {}
+  Likeliest(int64_t rows, const Finish& finish) : best_(rows), finish_(finish) {}
 
   // What one thread finds; handed in at its end.
   class Share {
@@ -51,9 +52,11 @@ class Likeliest {
     // A panel's scores but for the bias, of all tokens or null; the panel's are `count` from `first`.
     void look(int64_t row, const float* scores, const float* bias, int64_t count, int64_t first) {
       BestLanes& best = best_[row];
+      const Finish finish = all_.finish_;
       for (int64_t i = 0; i < count; i += LANES) {
         Floats some = load(scores + i, count - i);
         if (bias) some += load(bias + first + i, count - i);
+        some = finish(some);
         if (count - i < LANES) some = LANE < static_cast<int32_t>(count - i) ? some : fill(-INFINITE);
         if (best.yields_to(some)) best.look(some, LANE + static_cast<int32_t>(first + i));
       }
@@ -82,6 +85,7 @@ class Likeliest {
 
  private:
   std::vector<BestLanes> best_;
+  const Finish finish_;
   std::mutex mutex_;
 };
 
@@ -89,8 +93,8 @@ class Likeliest {
 // tell(row, count, scores) for blocks of rows, with scores[count][PANEL], to which `bias` is added.
 template <class Make>
 void find_likeliest(int64_t rows, int64_t outputs, int64_t max_part, const float* bias,
-                    int64_t* token_ids, bool* is_finite, Make make) {
-  Likeliest all(rows);
+                    const Finish& finish, int64_t* token_ids, bool* is_finite, Make make) {
+  Likeliest all(rows, finish);
   for_panels(rows, outputs, max_part, [&] {
     return [&, products = make(), share = Likeliest::Share(all)](int64_t begin, int64_t end,
                                                                  int64_t panel) mutable {

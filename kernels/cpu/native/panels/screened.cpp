@@ -7,7 +7,8 @@
 //
 // Only the few panels with an output that can be the largest, within that slack, are multiplied as
 // quire_dense does, and of those scores the largest is taken: the same token to the last bit, a tie
-// between equal scores included.
+// between equal scores included. Scores that are scaled or capped become equal where they were
+// not: then panels are looked at that could come as near as that.
 #include <cmath>
 
 #include "dense.h"
@@ -20,7 +21,8 @@ using namespace quire;
 
 extern "C" void quire_dense_likeliest(const bf16* x, int64_t rows, int64_t inputs,
                                       const bf16* packed, const float* bias, int64_t outputs,
-                                      bool amx, int64_t* token_ids, bool* is_finite);
+                                      float scale, float cap, bool amx, int64_t* token_ids,
+                                      bool* is_finite);
 
 namespace {
 
@@ -119,6 +121,22 @@ class Digits {
   const Int8Rows rows_;
 };
 
+// How much less than the largest score, which lies between `least` and `most`, another must be to
+// stay less once both are finished.
+//
+// A product with the scale rounds by 2^-24 of it. The cap is off by less than 4e-7 of itself, and
+// rises by its slope, which is the least where scores are largest.
+float nearness(const Finish& finish, float least, float most) {
+  if (finish.scale == 1 && !finish.cap) return 0;
+  const float size = std::max(std::fabs(least), std::fabs(most));
+  const float rounded = size * 0x1p-22f;
+  if (!finish.cap) return rounded;
+  const double flat = std::tanh(double{finish.scale} * (size + 1) / finish.cap);
+  const double slope = finish.scale * (1 - flat * flat);
+  const auto apart = static_cast<float>(rounded + 1e-6 * finish.cap / slope);
+  return apart < 1 ? apart : INFINITE;  // the slope was taken one beyond the largest
+}
+
 // The largest score of each row in each panel, as the codes tell it.
 class PanelBests {
  public:
@@ -141,14 +159,18 @@ class PanelBests {
     });
   }
 
-  // Calls pick(panel) for those with an output that can be the row's largest.
+  // Calls pick(panel) for those with an output that can be the row's largest, as it is finished.
   template <class Pick>
-  void find(int64_t row, float norm, const float* slacks, Pick pick) const {
+  void find(int64_t row, float norm, const float* slacks, const Finish& finish, Pick pick) const {
     const float* bests = bests_.get() + row * stride_;
-    Floats sure = fill(-INFINITE);  // the largest is as large at least
-    for (int64_t p = 0; p < stride_; p += LANES)
+    // The largest is as large at least, and at most.
+    Floats sure = fill(-INFINITE), most = fill(-INFINITE);
+    for (int64_t p = 0; p < stride_; p += LANES) {
       sure = larger(load(bests + p) - load(slacks + p) * norm, sure);
-    const float least = quire::largest(sure);
+      most = larger(load(bests + p) + load(slacks + p) * norm, most);
+    }
+    const float surely = quire::largest(sure);
+    const float least = surely - nearness(finish, surely, quire::largest(most));
     for (int64_t p = 0; p < stride_; p += LANES) {
       const Floats possible = load(bests + p) + load(slacks + p) * norm;
       if (!any_not_less(possible, fill(least))) continue;
@@ -180,12 +202,12 @@ struct Pick {
 
 // All that can hold a row's largest score.
 std::vector<Pick> find_picks(const bf16* x, int64_t rows, int64_t inputs, const Int8Weight& weight,
-                             const float* slacks, int64_t outputs, bool amx) {
+                             const float* slacks, int64_t outputs, const Finish& finish, bool amx) {
   const Digits digits(x, rows, inputs, amx);
   const PanelBests bests(digits, rows, weight, outputs);
   std::vector<Pick> picks;
   for (int64_t r = 0; r < rows; ++r)
-    bests.find(r, digits.norm(r), slacks, [&](int64_t panel) {
+    bests.find(r, digits.norm(r), slacks, finish, [&](int64_t panel) {
       picks.push_back({static_cast<int32_t>(r), static_cast<int32_t>(panel)});
     });
   return picks;
@@ -200,17 +222,20 @@ extern "C" {
 // and how many will after the next in which too many panels stay possible.
 void quire_screened_likeliest(const bf16* x, int64_t rows, int64_t inputs, const bf16* packed,
                               const int8_t* codes, const float* scales, const int32_t* totals,
-                              const float* slacks, int32_t* patience, int64_t outputs, bool amx,
-                              int64_t* token_ids, bool* is_finite) {
+                              const float* slacks, int32_t* patience, int64_t outputs, float scale,
+                              float cap, bool amx, int64_t* token_ids, bool* is_finite) {
   const auto choose_plainly = [&] {
-    quire_dense_likeliest(x, rows, inputs, packed, nullptr, outputs, amx, token_ids, is_finite);
+    quire_dense_likeliest(x, rows, inputs, packed, nullptr, outputs, scale, cap, amx, token_ids,
+                          is_finite);
   };
   if (patience[0] > 0) {
     --patience[0];
     return choose_plainly();
   }
   const Int8Weight weight{codes, scales, totals};
-  const std::vector<Pick> picks = find_picks(x, rows, inputs, weight, slacks, outputs, amx);
+  const Finish finish{scale, cap};
+  const std::vector<Pick> picks =
+      find_picks(x, rows, inputs, weight, slacks, outputs, finish, amx);
   const int64_t panels = (outputs + PANEL - 1) / PANEL;
   if (static_cast<int64_t>(picks.size()) * PANELS_A_PICK > panels + rows) {
     patience[0] = patience[1];
@@ -219,7 +244,7 @@ void quire_screened_likeliest(const bf16* x, int64_t rows, int64_t inputs, const
   }
   patience[1] = 1;
   const GivenRows given(x, rows, inputs, amx);
-  Likeliest all(rows);
+  Likeliest all(rows, finish);
   parallel_runs(picks.size(), [&] {
     return [&, products = DenseProducts(), share = Likeliest::Share(all)](int64_t i) mutable {
       const auto [row, panel] = picks[i];
