@@ -2,7 +2,8 @@
 
 A query sees the tokens of its own chunk of positions, up to itself, and none before. To attention
 such a chunk is a sequence of its own: its first block is the chunk's first, and its length begins
-with it. So the geometry of a step is cut, and the backend underneath knows nothing of chunks:
+with it. So the geometry of a step is cut, and the backend underneath knows nothing of chunks (the
+CPU's knows them itself, ``Kernels.takes_chunks``):
 
     positions   0 ........ 7 | 8 ....... 15 | 16 ... 18        a row of 19 tokens, chunks of 8
     queries             [ 6      ...           18 ]            13 of them

@@ -48,7 +48,9 @@ def hold(
 
 def _embedding(
     scribe: Scribe, table: torch.Tensor, ids: torch.Tensor, *_: Any, **__: Any
-) -> torch.Tensor:
+) -> torch.Tensor | None:
+    if ids.dtype is not torch.int64 or not (ids.is_contiguous() and table.is_contiguous()):
+        return None
     found = scribe.empty((*ids.shape, table.shape[1]), table.dtype)
     row_bytes = table[0].nbytes
     operands = table.data_ptr(), ids.data_ptr(), ids.numel(), row_bytes, found.data_ptr()

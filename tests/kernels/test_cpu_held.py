@@ -74,14 +74,17 @@ def test_sums_and_products(
         check(lambda x: x[..., :dim] + y, wide.clone())
 
 
-def test_what_would_be_of_another_type_is_refused() -> None:
+def test_what_is_not_of_these_forms_is_refused() -> None:
     x, y = torch.zeros(3, 8, dtype=torch.bfloat16), torch.zeros(3, 8)
+    ids = torch.zeros(4, dtype=torch.int64)
     for function in (
         lambda: x * y,  # of float32
         lambda: x + torch.ones(2, 3, 8, dtype=torch.bfloat16),  # of another shape
         lambda: torch.add(x, x, alpha=2),
         lambda: x + 1.0,  # which would be rounded before
-        lambda: torch.ones_like(x, dtype=torch.int64) * 2,
+        lambda: ids * 2,  # of integers
+        lambda: functional.embedding(ids.int(), y),
+        lambda: functional.embedding(ids[::2], y),
     ):
         with pytest.raises(NotRecordableError):
             Recorder(Workspace())(function)
