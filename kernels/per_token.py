@@ -25,10 +25,9 @@ class PerTokenAttention:
     price is that a chunk's tokens do not share what they read.
     """
 
-    is_capturable = False
-
     def __init__(self, inner: AttentionBackend) -> None:
         self.name = inner.name
+        self.is_capturable = inner.is_capturable  # of decode steps, which are as they were
         self._inner = inner
 
     def refuse(self, spec: AttentionSpec) -> str | None:
@@ -36,12 +35,14 @@ class PerTokenAttention:
         return self._inner.refuse(spec)
 
     def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:
-        """Never: the rows are laid out on the host."""
-        return False
+        """See ``AttentionBackend.fits``; rows of one token each are captured alone."""
+        return self._inner.fits(captured, actual, spec)
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> Any:
         """See ``AttentionBackend.plan``."""
         lengths = np.diff(geometry.query_start)
+        if (lengths == 1).all():
+            return self._inner.plan(geometry, spec)
         ends = np.arange(geometry.query_start[-1]) + 1  # tokens of the batch up to each one
         starts = np.repeat(geometry.seq_lens - geometry.query_start[1:], lengths)
         query_start = np.append(0, ends).astype(np.int32)

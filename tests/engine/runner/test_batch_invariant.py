@@ -25,11 +25,12 @@ def directory(request, tmp_path_factory) -> str:
     return str(tiny_models.save(request.param, tmp_path_factory.mktemp(request.param)))
 
 
-def make(directory: str, dtype: str, **scheduler) -> EngineCore:
+def make(directory: str, dtype: str, *, enforce_eager: bool = False, **scheduler) -> EngineCore:
     config = EngineConfig(
         model=directory,
         dtype=dtype,
         batch_invariant=True,
+        enforce_eager=enforce_eager,
         num_threads=2,
         cache=CacheConfig(block_size=4, num_blocks=200),
         scheduler=SchedulerConfig(**scheduler),
@@ -66,6 +67,19 @@ def test_the_same_bits_alone_in_a_crowd_in_chunks_and_with_hits(directory: str, 
         crowd = make(directory, dtype, **limits)
         assert answers(crowd, prompts) == alone
         assert answers(crowd, prompts[::-1])[::-1] == alone
+
+
+@pytest.mark.skipif(not linear.is_available(), reason="no panels here")
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gemma4_shared", "llama4", "gpt_neox"])
+def test_recorded_steps_have_these_bits_too(kind: str, tmp_path) -> None:
+    rng = random.Random(3)
+    prompts = [tuple(rng.randrange(3, 160) for _ in range(n)) for n in (1, 3, 9, 21, 45)]
+    directory = str(tiny_models.save(kind, tmp_path))
+    crowd = make(directory, "bfloat16", max_num_batched_tokens=7)
+    alone = make(directory, "bfloat16", enforce_eager=True)
+    assert answers(crowd, prompts) == [answers(alone, [prompt])[0] for prompt in prompts]
+    assert crowd._runner._graphs._programs
+    assert alone._runner._graphs is None
 
 
 @pytest.mark.skipif(not linear.is_available(), reason="no panels here")
