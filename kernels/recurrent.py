@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# Tokens of a prompt that meet a state together, in kernels where they do not meet it one by one.
+CHUNK = 64
+
 
 class GatedDeltaShape(NamedTuple):
     """A layer of the gated delta rule."""

@@ -81,15 +81,16 @@ ATTENTION_BACKENDS = ("auto", *_MAKERS)
 
 
 def _invariant(kernels: Kernels) -> Kernels | str:
-    """These kernels, with an attention that sums a token's keys in one order however its prompt
-    is cut; the others have one order anyway. Or why there is none.
+    """These kernels, with an attention and states that sum what a token sees in one order however
+    its prompt is cut; the others have one order anyway. Or why there are none.
     """
     if kernels.name == "reference":
         return "its sums depend on the batch"
     if kernels.name == "triton":
+        from kernels.triton import invariant_operations
         from kernels.triton.backend import TritonAttention
 
-        return kernels._replace(attention=TritonAttention(invariant=True))
+        return type(kernels)(TritonAttention(invariant=True), invariant_operations)
     from kernels.per_token import PerTokenAttention
 
     return kernels._replace(attention=PerTokenAttention(kernels.attention))

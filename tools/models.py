@@ -47,8 +47,8 @@ of keys and values, as large for a long text as for a short one ([kv-cache.md](k
 With such models `--speculation` and `--kv-offload-bytes` are refused at start, and so is `quire
 quantize`; ranks and stages have the states of their heads and layers ([parallel.md](parallel.md));
 `--quantization` rounds them as they load, but for the small projections that a delta rule's decay
-comes from. On a GPU these layers' kernels have not been run yet, and go through a prompt token by
-token. Models of state spaces alone, and Jamba, Falcon-H1 and Nemotron-H, are refused by name.
+comes from. On a GPU these layers' kernels, which take prompts 64 tokens at a time, have not been
+run yet. Models of state spaces alone, and Jamba, Falcon-H1 and Nemotron-H, are refused by name.
 
 Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
 

@@ -19,11 +19,13 @@ import torch
 from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.memory import free_host_bytes
+from engine.models.recurrence import GatedDeltaSpec
 from engine.models.recurrent import LayerState
 from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache
 from kernels.cpu.memory import own_pages
+from kernels.recurrent import CHUNK
 
 SCALE_DTYPE = torch.float32
 
@@ -334,6 +336,11 @@ def _activation_bytes(spec: DecoderSpec, scheduler: SchedulerConfig, dtype: torc
     widest = max(max(2 * o.intermediate_size, o.query_size + 2 * o.kv_size) for o in layers)
     per_layer = 3 * spec.num_layers_ahead * spec.per_layer_size
     a_token = (3 * spec.hidden_size + 2 * widest + per_layer) * dtype.itemsize
+    if spec.recurrence is not None:
+        a_token += 4 * spec.recurrence.channels * dtype.itemsize
+    if isinstance(spec.recurrence, GatedDeltaSpec):
+        # What a token finds of its chunk of a prompt, and the inverse that tells what it writes.
+        a_token += 2 * CHUNK * spec.recurrence.num_value_heads * torch.float32.itemsize
     # Logits and what sampling makes of them: float32, a few copies.
     a_sequence = 6 * 4 * spec.vocab_size
     return a_token * scheduler.step_tokens + a_sequence * scheduler.max_num_seqs

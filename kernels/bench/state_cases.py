@@ -11,7 +11,7 @@ from kernels.inputs import StepRows
 from kernels.operations import Operations
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import operations as reference
-from kernels.triton import operations
+from kernels.triton import invariant_operations, operations
 
 _WIDTH = 4
 
@@ -98,11 +98,14 @@ def _case(
     flops: float = 0.0,
 ) -> Case:
     """In place: each side has its own state, which as many tokens have changed by then."""
-    own, twins = state.clone(), state.clone()
+    own, twins, walked = (state.clone() for _ in range(3))
     return Case(
         name,
         run=lambda: run(operations, own),
-        peers={"torch": lambda: run(reference, twins)},
+        peers={
+            "torch": lambda: run(reference, twins),
+            "token by token": lambda: run(invariant_operations, walked),
+        },
         bytes_moved=2.0 * state.nbytes + other_bytes,
         flops=flops,
         peers_wait=True,

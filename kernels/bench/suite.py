@@ -125,7 +125,7 @@ def full_suite() -> list[MakeCase]:
         ),
         *(
             case
-            for rows, queries in ((1, 1), (64, 1), (1, 512))
+            for rows, queries in ((1, 1), (64, 1), (1, 2048))
             for case in _states("hybrid", rows, queries, _QWEN3_NEXT, _GRANITE_4)
         ),
         *(

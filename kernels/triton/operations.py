@@ -4,6 +4,7 @@ from kernels.reference.fused import erf_gelu_mul
 from kernels.reference.layers import activate, layer_norm, rope_tables, softcap, temperatures
 from kernels.reference.moe import route
 from kernels.reference.sampling_step import candidates
+from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, draw, judge_drafts
 from kernels.triton.feedback import feed_back
@@ -21,8 +22,8 @@ from kernels.triton.layers import (
 )
 from kernels.triton.lora import add_adapters
 from kernels.triton.moe import expert_sizes, fused_moe
-from kernels.triton.recurrent import gated_delta, selective_scan
 from kernels.triton.sampling import sample
+from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
 
 __all__ = [

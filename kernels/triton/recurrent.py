@@ -1,8 +1,8 @@
 """Layers that carry a state from token to token; the contract is ``kernels.reference.recurrent``'s.
 
 A program walks along one row's tokens with a strip of a head's state in registers: decoding reads
-and writes each state once. A form that takes a chunk of a prompt's tokens at a time, on matrix
-units, is not built: a long prompt goes token by token here, too.
+and writes each state once. A token's result has the same bits however its text was cut into steps.
+Prompts go faster a chunk at a time, without that promise (``delta_chunks.py``, ``scan_chunks.py``).
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ def gated_delta(
     state: torch.Tensor,
     rows: StepRows,
     shape: GatedDeltaShape,
+    *,
+    most: int | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous."""
+    """See ``kernels.reference.recurrent.gated_delta``; mixed is contiguous.
+
+    Rows of more than ``most`` tokens are left out: their states stay, their results are anything.
+    """
     heads, value_dim = shape.value_heads, shape.value_dim
     y = torch.empty((mixed.shape[0], heads, value_dim), dtype=mixed.dtype, device=mixed.device)
     launch(
@@ -52,6 +57,7 @@ def gated_delta(
         MOST_BETA=2.0 if shape.allows_negative else 1.0,
         WIDE=power_of_2(shape.key_dim),
         STRIP=_STRIP,
+        MOST=most or 0,
         num_warps=1,
     )
     return y
@@ -66,8 +72,13 @@ def selective_scan(
     state: torch.Tensor,
     rows: StepRows,
     shape: ScanShape,
+    *,
+    most: int | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.recurrent.selective_scan``; mixed is contiguous."""
+    """See ``kernels.reference.recurrent.selective_scan``; mixed is contiguous.
+
+    ``most``: as above.
+    """
     heads, head_dim = shape.heads, shape.head_dim
     y = torch.empty((mixed.shape[0], heads, head_dim), dtype=mixed.dtype, device=mixed.device)
     launch(
@@ -91,13 +102,14 @@ def selective_scan(
         SIZE=shape.state_size,
         WIDE=power_of_2(shape.state_size),
         STRIP=_STRIP,
+        MOST=most or 0,
         num_warps=1,
     )
     return y
 
 
 @triton.jit
-def _softplus(x):
+def softplus(x):
     """``log(1 + e^x)``, by its series where e^x is small: a sum with 1 would round it away."""
     u = tl.exp(tl.minimum(x, 20.0))
     series = u * (1.0 - u * (0.5 - u * (1.0 / 3.0 - u * 0.25)))
@@ -127,11 +139,15 @@ def _gated_delta_kernel(
     MOST_BETA: tl.constexpr,
     WIDE: tl.constexpr,
     STRIP: tl.constexpr,
+    MOST: tl.constexpr,  # tokens of a row; 0: any number
 ):
     """A strip of columns of one head's state, through one row's tokens."""
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     row = tl.program_id(0)
     head = tl.program_id(1)
+    begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
+    if MOST > 0 and end - begin > MOST:
+        return
     columns = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
     keys = tl.arange(0, WIDE)
     is_key, is_column = keys < KEY_DIM, columns < VALUE_DIM
@@ -143,7 +159,6 @@ def _gated_delta_kernel(
     rate = -tl.exp(tl.load(log_a + head))
     bias = tl.load(dt_bias + head)
     key_head = head // (HEADS // KEY_HEADS)
-    begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     token = begin.to(tl.int64)
     for _ in range(begin, end):
         query_place = mixed + token * CHANNELS + key_head * KEY_DIM + keys
@@ -157,7 +172,7 @@ def _gated_delta_kernel(
         gate = gates + token * gates_stride + head
         beta = MOST_BETA * sigmoid(tl.load(gate).to(tl.float32))
         alpha = tl.load(gate + HEADS).to(tl.float32)
-        s *= tl.exp(rate * _softplus(alpha + bias))
+        s *= tl.exp(rate * softplus(alpha + bias))
         correction = beta * (value - tl.sum(s * key[:, None], axis=0))
         s += key[:, None] * correction[None, :]
         result = tl.sum(s * query[:, None], axis=0).to(y.dtype.element_ty)
@@ -190,11 +205,15 @@ def _selective_scan_kernel(
     SIZE: tl.constexpr,
     WIDE: tl.constexpr,
     STRIP: tl.constexpr,
+    MOST: tl.constexpr,  # tokens of a row; 0: any number
 ):
     """A strip of columns of one head's state, through one row's tokens."""
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM + 2 * GROUPS * SIZE
     row = tl.program_id(0)
     head = tl.program_id(1)
+    begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
+    if MOST > 0 and end - begin > MOST:
+        return
     columns = tl.program_id(2) * STRIP + tl.arange(0, STRIP)
     lines = tl.arange(0, WIDE)
     is_line, is_column = lines < SIZE, columns < HEAD_DIM
@@ -207,7 +226,6 @@ def _selective_scan_kernel(
     bias, through = tl.load(dt_bias + head), tl.load(skip + head)
     group = head // (HEADS // GROUPS)
     at = head * HEAD_DIM + columns
-    begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     token = begin.to(tl.int64)
     for _ in range(begin, end):
         here = mixed + token * CHANNELS
@@ -216,7 +234,7 @@ def _selective_scan_kernel(
         write = tl.load(shared, mask=is_line, other=0.0).to(tl.float32)
         read = tl.load(shared + GROUPS * SIZE, mask=is_line, other=0.0).to(tl.float32)
         raw = tl.load(time_steps + token * steps_stride + head).to(tl.float32)
-        dt = tl.minimum(tl.maximum(_softplus(raw + bias), least), most)
+        dt = tl.minimum(tl.maximum(softplus(raw + bias), least), most)
         s = s * tl.exp(rate * dt) + write[:, None] * (dt * x)[None, :]
         result = tl.sum(s * read[:, None], axis=0) + through * x
         place = y + token * HEADS * HEAD_DIM + at

@@ -271,9 +271,9 @@ def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) ->
 
 
 def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
-    """Layers that keep a state, for models that have some: rows of several tokens, and of one each;
-    one that begins, and one that pads."""
-    for lengths in ((3, 1, 2, 1), (1, 1, 1, 1)) if spec.has_states else ():
+    """Layers that keep a state, for models that have some: rows of several tokens, cut into chunks
+    and not, and of one each; one that begins, and one that pads."""
+    for lengths in ((3, 70, 20, 1), (1, 1, 1, 1)) if spec.has_states else ():
         ends = torch.tensor((0, *lengths)).cumsum(0).int()
         tokens = int(ends[-1])
         slots, starts = torch.tensor([2, 0, 3, 4]).int(), torch.tensor([0, 7, 2, -1]).int()

@@ -13,6 +13,7 @@ from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.tiled import TiledWeight
 from kernels.triton.decode import decode_attention
+from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, draw, judge_drafts
 from kernels.triton.feedback import feed_back
@@ -26,8 +27,8 @@ from kernels.triton.moe import fused_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
-from kernels.triton.recurrent import gated_delta, selective_scan
 from kernels.triton.sampling import sample
+from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
 
 META = torch.device("meta")
@@ -159,22 +160,37 @@ def inputs() -> None:
     feed_back(newest, ints(64), empty(64, dtype=torch.int64), ints(256), counts)
 
 
+def delta_rule(tokens: int, shape: GatedDeltaShape, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """In a decode step of 64 sequences, or with prompts."""
+    rows = StepRows(ints(64), ints(65), ints(64), ints(64))
+    log_a, dt_bias = (empty(shape.value_heads, dtype=torch.float32) for _ in range(2))
+    state = empty(65, shape.value_heads, shape.key_dim, shape.value_dim, dtype=torch.float32)
+    mixed = empty(tokens, shape.channels, dtype=dtype)
+    gates = empty(tokens, 2 * shape.value_heads, dtype=dtype)
+    return gated_delta(mixed, gates, log_a, dt_bias, state, rows, shape)
+
+
+def state_space(tokens: int, shape: ScanShape, dtype: torch.dtype = BF16) -> torch.Tensor:
+    rows = StepRows(ints(64), ints(65), ints(64), ints(64))
+    floats = [empty(shape.heads, dtype=torch.float32) for _ in range(3)]
+    state = empty(65, shape.heads, shape.state_size, shape.head_dim, dtype=torch.float32)
+    mixed = empty(tokens, shape.channels, dtype=dtype)
+    steps = empty(tokens, shape.heads, dtype=dtype)
+    return selective_scan(mixed, steps, *floats, state, rows, shape)
+
+
 def recurrent(delta: GatedDeltaShape, scan: ScanShape) -> None:
-    """As Qwen3-Next and Granite 4 have them, in decode steps and with a prompt."""
+    """As Qwen3-Next and Granite 4 have them, in decode steps and with prompts."""
     rows = StepRows(ints(64), ints(65), ints(64), ints(64))
     for tokens in (64, 512):
-        floats = [empty(128, dtype=torch.float32) for _ in range(3)]
-        state = empty(65, delta.value_heads, delta.key_dim, delta.value_dim, dtype=torch.float32)
-        mixed, gates = empty(tokens, delta.channels), empty(tokens, 2 * delta.value_heads)
-        y = gated_delta(mixed, gates, *floats[:2], state, rows, delta)
+        y = delta_rule(tokens, delta)
         gated_rms_norm(y, empty(tokens, y[0].numel()), empty(delta.value_dim), 1e-6, False)
         apply_gate(y.flatten(1), empty(tokens, 1), True)
         lines = empty(65, 3, delta.channels)
+        mixed = empty(tokens, delta.channels)
         short_conv(mixed, empty(4, delta.channels), None, lines, rows, True)
         gated_conv(empty(tokens, 3 * 2048), empty(3, 2048), None, empty(65, 2, 2048), rows)
-        state = empty(65, scan.heads, scan.state_size, scan.head_dim, dtype=torch.float32)
-        mixed, steps = empty(tokens, scan.channels), empty(tokens, scan.heads)
-        y = selective_scan(mixed, steps, *floats, state, rows, scan)
+        y = state_space(tokens, scan)
         inner = scan.heads * scan.head_dim
         gated_rms_norm(y.view(tokens, 1, inner), empty(tokens, inner), empty(inner), 1e-5, True)
 
@@ -290,6 +306,16 @@ CASES: dict[str, Callable[[], object]] = {
     "recurrent-qwen3-next-granite-4": partial(
         recurrent, GatedDeltaShape(16, 32, 128, 128), ScanShape(128, 1, 64, 128)
     ),
+    "delta-rule-olmo-hybrid": partial(delta_rule, 512, GatedDeltaShape(30, 30, 96, 192, True)),
+    "state-space-bamba": partial(state_space, 512, ScanShape(128, 1, 64, 256)),
+    **{
+        f"{name}-{str(dtype).removeprefix('torch.')}": partial(run, 512, shape, dtype)
+        for name, run, shape in (
+            ("delta-rule-qwen3-next", delta_rule, GatedDeltaShape(16, 32, 128, 128)),
+            ("state-space-granite-4", state_space, ScanShape(128, 1, 64, 128)),
+        )
+        for dtype in (torch.float16, torch.float32)
+    },
     "matmul-decode-llama-8b": partial(matmul, 8, 4096, 28672),
     "matmul-prefill-llama-8b": partial(matmul, 8192, 4096, 28672),
     **{

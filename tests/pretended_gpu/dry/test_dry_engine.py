@@ -85,6 +85,17 @@ def test_nothing_is_compiled_while_requests_wait(qwen3: str) -> None:
         assert not rig.launches.new(lambda: texts(rig.core, requests_of(ANY_WAY[::-1], 9)))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "granitemoehybrid"])
+def test_the_first_prompt_compiles_what_longer_ones_need(kind: str, tmp_path: Path) -> None:
+    """Where states go through some prompts token by token, through others in chunks."""
+    with on_pretended_gpu(config_of(saved(kind, tmp_path))) as rig:
+        texts(rig.core, requests_of(PLAIN))
+        new = rig.launches.new(lambda: texts(rig.core, requests_of(PLAIN, 60)))
+        # Where texts may be longer than here it is compiled with the captured steps.
+        assert {kernel for kernel, _ in new} <= {"_merge_kernel"}
+
+
 def test_a_row_that_pads_has_no_place_in_a_table_of_positions(tmp_path: Path) -> None:
     config = config_of(saved("gpt2", tmp_path), scheduler={"max_num_seqs": 1})
     with on_pretended_gpu(config, "main"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.recurrent import GatedDeltaShape, ScanShape
+from kernels.recurrent import CHUNK, GatedDeltaShape, ScanShape
 from kernels.reference import operations as reference
-from kernels.triton import operations
+from kernels.triton import invariant_operations, operations
+from kernels.triton.chunks import LEAST
 from tests.kernels.recurrent_cases import (
     Case,
     conv_case,
@@ -17,11 +18,20 @@ from tests.kernels.recurrent_cases import (
     step_rows,
 )
 
+Steps = list[list[tuple[int, int, int]]]  # rows: slot, where it starts, tokens
+
 STEPS = [
     [(5, 0, 1), (2, 0, 4), (0, 0, 2)],
     [(2, 4, 1), (5, 1, 5)],
     [(0, 2, 2), (5, 6, 1), (2, 5, 4), (6, -1, 1)],
     [(5, 7, 1), (6, -1, 1), (0, 4, 1), (6, -1, 1)],  # one token each
+]
+# With rows that are cut into chunks: some of several, one that a token short of a chunk ends, and
+# one with the fewest tokens that are cut.
+PROMPTS = [
+    [(5, 0, 40), (2, 0, LEAST - 1), (0, 0, CHUNK), (1, 0, 100)],
+    [(2, LEAST - 1, LEAST), (5, 40, 1)],
+    [(6, -1, 1), (0, CHUNK, 36), (5, 41, 58), (2, 2 * LEAST - 1, CHUNK - 1), (6, -1, 1)],
 ]
 UNLIMITED = (0.0, float("inf"))
 
@@ -36,8 +46,63 @@ UNLIMITED = (0.0, float("inf"))
         (scan_case, (ScanShape(2, 1, 16, 16, UNLIMITED),)),
     ],
 )
-def test_recurrences(kind, shape: tuple, dtype: torch.dtype) -> None:
-    check(kind(*shape, dtype), dtype)
+@pytest.mark.parametrize("steps", [STEPS, PROMPTS], ids=["short", "prompts"])
+def test_recurrences(kind, shape: tuple, dtype: torch.dtype, steps: Steps) -> None:
+    check(kind(*shape, dtype), dtype, steps)
+
+
+@pytest.mark.parametrize("alpha", [-30.0, 1.0, 60.0])
+def test_a_key_that_comes_again_and_again(alpha: float) -> None:
+    """All but forgotten in no step, or in each; what is written in its place is all there."""
+    shape, tokens = GatedDeltaShape(1, 1, 16, 16, allows_negative=True), CHUNK + 30
+    mixed = torch.randn(tokens, shape.channels)
+    mixed[:, 16:32] = mixed[0, 16:32] + 1e-3 * torch.randn(tokens, 16)
+    gates = torch.cat((torch.randn(tokens, 1) + 1, torch.full((tokens, 1), alpha)), dim=1)
+    ones, rows = torch.ones(1), step_rows([(0, 1, tokens)])
+    state = torch.randn(1, 1, 16, 16)
+    sides = []
+    for twin in (operations, reference):
+        own = state.clone()
+        sides.append((twin.gated_delta(mixed, gates, ones, ones, own, rows, shape), own))
+    for found, expected in zip(*sides, strict=True):
+        close(found, expected, 1e-4)
+
+
+def test_chunks_are_found_among_many_rows() -> None:
+    """More rows than are looked at together; prompts among single tokens."""
+    long = {3: 20, 255: 70, 256: 64, 299: 17}
+    rows = step_rows([(i, 7 * (i % 2), long.get(i, 1)) for i in range(300)])
+    tokens, one = int(rows.query_start[-1]), torch.randn(1)
+    state, gates = torch.randn(300, 1, 16, 16), torch.randn(tokens, 2)
+    delta, scan = GatedDeltaShape(1, 1, 16, 16), ScanShape(1, 1, 16, 16)
+    mixed = torch.randn(tokens, delta.channels)
+    for name, given in (
+        ("gated_delta", (mixed, gates, one, one, state, rows, delta)),
+        ("selective_scan", (mixed, gates[:, :1], one, one, one, state, rows, scan)),
+    ):
+        sides = []
+        for twin in (operations, reference):
+            own = [each.clone() if each is state else each for each in given]
+            sides.append((getattr(twin, name)(*own), own[-3]))
+        for found, expected in zip(*sides, strict=True):
+            close(found, expected, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        delta_case(GatedDeltaShape(1, 2, 16, 16), torch.float32),
+        scan_case(ScanShape(2, 1, 16, 16), torch.float32),
+    ],
+    ids=["delta", "scan"],
+)
+def test_invariant_tokens_have_the_same_bits_in_any_cut(case: Case) -> None:
+    whole, state = run_steps(case, invariant_operations, [[(0, 0, 90)]])
+    for cut in (1, 40, 70):
+        steps = [[(0, 0, cut), (1, 0, 3)], [(1, 3, 30), (0, cut, 90 - cut)]]
+        parts, cut_state = run_steps(case, invariant_operations, steps)
+        assert all(torch.equal(parts[place], value) for place, value in whole.items())
+        assert torch.equal(cut_state[0], state[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -76,9 +141,9 @@ def test_gates(gates_first: bool, dtype: torch.dtype, dim: int) -> None:
         close(operations.apply_gate(*given), reference.apply_gate(*given), tolerance)
 
 
-def check(case: Case, dtype: torch.dtype) -> None:
-    found, state = run_steps(case, operations, STEPS)
-    expected, twins_state = run_steps(case, reference, STEPS)
+def check(case: Case, dtype: torch.dtype, steps: Steps = STEPS) -> None:
+    found, state = run_steps(case, operations, steps)
+    expected, twins_state = run_steps(case, reference, steps)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for place, value in expected.items():
         if place[1] >= 0:

@@ -1,0 +1,113 @@
+"""Device functions of layers with a state that take a prompt's tokens a chunk at a time.
+
+    row 0: | chunk 0 | chunk 1 | 2 |    row 1: too short    row 2: | chunk 3 | chunk 4 |
+
+A row's chunks begin at its first token of the step. Rows of few tokens have none: they are walked
+through token by token (``recurrent.py``), as every decode step is.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.recurrent import CHUNK
+from kernels.triton.launch import INTERPRETED
+
+LEAST = 16  # tokens of a row that is cut into chunks
+_ROWS: tl.constexpr = tl.constexpr(256)
+_UPCAST: tl.constexpr = tl.constexpr(INTERPRETED)
+
+
+def most_chunks(num_tokens: int, num_rows: int) -> int:
+    """A bound on the chunks of so many tokens in so many rows; 0 where each has a single one.
+
+    Else there is one at least: the kernels are compiled with the first prompt, however short.
+    """
+    if num_tokens == num_rows:
+        return 0
+    return num_tokens // CHUNK + max(1, min(num_rows, num_tokens // LEAST))
+
+
+@triton.jit
+def _chunks_of(query_start, rows, is_row, CHUNK: tl.constexpr, LEAST: tl.constexpr):
+    begin = tl.load(query_start + rows, mask=is_row, other=0)
+    length = tl.load(query_start + rows + 1, mask=is_row, other=0) - begin
+    return tl.where(length >= LEAST, tl.cdiv(length, CHUNK), 0)
+
+
+@triton.jit
+def row_of_chunk(chunk, query_start, num_rows, CHUNK: tl.constexpr, LEAST: tl.constexpr):
+    """The row of a chunk, ``num_rows`` where there are fewer, and which of the row's it is."""
+    row, first, before = chunk * 0, chunk * 0, chunk * 0
+    for begin in range(0, num_rows, _ROWS):
+        rows = begin + tl.arange(0, _ROWS)
+        counts = _chunks_of(query_start, rows, rows < num_rows, CHUNK, LEAST)
+        ends = before + tl.cumsum(counts, axis=0)
+        is_before = (ends <= chunk) & (rows < num_rows)
+        row += tl.sum(is_before.to(tl.int32), axis=0)
+        first = tl.maximum(first, tl.max(tl.where(is_before, ends, 0), axis=0))
+        before += tl.sum(counts, axis=0)
+    return row, chunk - first
+
+
+@triton.jit
+def chunks_before(row, query_start, CHUNK: tl.constexpr, LEAST: tl.constexpr):
+    """How many chunks the rows before one have."""
+    counts = tl.zeros([_ROWS], tl.int32)
+    for begin in range(0, row, _ROWS):
+        rows = begin + tl.arange(0, _ROWS)
+        counts += _chunks_of(query_start, rows, rows < row, CHUNK, LEAST)
+    return tl.sum(counts, axis=0)
+
+
+@triton.jit
+def summed(logs, CHUNK: tl.constexpr):
+    """Logarithms of a chunk's decays [CHUNK], 0 behind its last token, summed up to each token, and
+    the sum of all.
+
+    What is left of something after a decay of e^-50 is beneath all rounding. So sums stay small, of
+    which only differences count.
+    """
+    since = tl.cumsum(tl.maximum(logs, -50.0), axis=0)
+    # Not summed by itself, in another order: the last token has to lose nothing of its own.
+    return since, tl.sum(tl.where(tl.arange(0, CHUNK) == CHUNK - 1, since, 0.0), axis=0)
+
+
+@triton.jit
+def decays(since, CHUNK: tl.constexpr):
+    """What is left at a chunk's token t of what token i wrote: [t, i], 0 where i is later.
+
+    ``since`` [CHUNK] is the logarithm of what is left then of the state before the chunk.
+    """
+    places = tl.arange(0, CHUNK)
+    is_seen = places[:, None] >= places[None, :]
+    # Of later tokens the exponential could overflow.
+    return tl.where(is_seen, tl.exp(tl.where(is_seen, since[:, None] - since[None, :], 0.0)), 0.0)
+
+
+@triton.jit
+def product(a, b, DTYPE: tl.constexpr):
+    """``a @ b`` in float32, each of which is of the model's ``DTYPE`` or float32.
+
+    Where that is bfloat16, float32 is cut for the matrix units into what it holds of a number and
+    what it holds of the rest, 16 bits together; a number of the model's is exact. What the rests of
+    two numbers make together is left away.
+    """
+    if _UPCAST:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    elif a.dtype == b.dtype and a.dtype != tl.float32:
+        return tl.dot(a, b)
+    elif DTYPE != tl.bfloat16:  # noqa: SIM300
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="tf32x3")
+    elif a.dtype == tl.bfloat16:
+        high = b.to(tl.bfloat16)
+        low = (b - high.to(tl.float32)).to(tl.bfloat16)
+        return tl.dot(a, low, tl.dot(a, high))
+    else:
+        high = a.to(tl.bfloat16)
+        low = (a - high.to(tl.float32)).to(tl.bfloat16)
+        if b.dtype == tl.bfloat16:
+            return tl.dot(low, b, tl.dot(high, b))
+        else:
+            return tl.dot(low, b.to(tl.bfloat16), product(high, b, DTYPE))

@@ -1,0 +1,4 @@
+"""The triton kernels as one set, for results with the same bits however a text is cut."""
+
+from kernels.triton.operations import *  # noqa: F403
+from kernels.triton.recurrent import gated_delta, selective_scan  # noqa: F401
