@@ -162,12 +162,7 @@ def _prepare_kernel(
 
     a = product(k, tl.trans(k), k.dtype) * left * (beta * unit_k)[:, None]
     a = tl.where(places[:, None] > places[None, :], a, 0.0)
-    inverse = tl.where(places[:, None] == places[None, :], 1.0, 0.0)
-    for j in range(0, count - 1):
-        column = tl.sum(tl.where(places[None, :] == j, a, 0.0), axis=1)
-        line = tl.sum(tl.where(places[:, None] == j, inverse, 0.0), axis=0)
-        inverse -= column[:, None] * line[None, :]
-    tl.store(inverses + target, inverse * beta[None, :])
+    tl.store(inverses + target, _inverse(a, CHUNK, k.dtype) * beta[None, :])
 
     q = tl.load(place, mask=is_read, other=0.0)
     unit_q = _over_length(q) * (1.0 / KEY_DIM**0.5)
@@ -177,6 +172,31 @@ def _prepare_kernel(
     tl.store(place + CHUNK, unit_q * tl.exp(since))
     tl.store(place + 2 * CHUNK, unit_k * tl.exp(whole - since))
     tl.store(place + 3 * CHUNK, tl.exp(whole + 0.0 * since))
+
+
+@triton.jit
+def _inverse(a, CHUNK: tl.constexpr, DTYPE: tl.constexpr):
+    """``(1 + a)^-1`` of a strictly lower triangle [CHUNK, CHUNK].
+
+    Squares of 16 along the diagonal are inverted by elimination, all at once. With T of these and L
+    what lies below them, ``(1 + a)^-1 = (1 + T L)^-1 T``; and T L, of four squares by four, is
+    nothing in its fourth power.
+    """
+    SIDE: tl.constexpr = CHUNK // 4
+    square, place = tl.arange(0, 4), tl.arange(0, SIDE)
+    is_diagonal = square[:, None, None, None] == square[None, None, :, None]
+    own = tl.sum(tl.where(is_diagonal, tl.reshape(a, [4, SIDE, 4, SIDE]), 0.0), axis=2)
+    inverse = tl.where(place[None, :, None] == place[None, None, :], 1.0, own * 0.0)
+    for j in range(0, SIDE - 1):
+        column = tl.sum(tl.where(place[None, None, :] == j, own, 0.0), axis=2)
+        line = tl.sum(tl.where(place[None, :, None] == j, inverse, 0.0), axis=1)
+        inverse -= column[:, :, None] * line[:, None, :]
+    whole = tl.where(is_diagonal, tl.expand_dims(inverse, 2), 0.0)
+    t = tl.reshape(whole, [CHUNK, CHUNK])
+    places = tl.arange(0, CHUNK) // SIDE
+    m = product(t, tl.where(places[:, None] > places[None, :], a, 0.0), DTYPE)
+    m_2 = product(m, m, DTYPE)
+    return t + product(m_2 - m - product(m, m_2, DTYPE), t, DTYPE)
 
 
 @triton.jit
