@@ -160,6 +160,12 @@ def tiny_suite() -> list[MakeCase]:
         _sampling(2, 300, 0.0, 0, 1.0),
         _sampling(2, 300, 1.0, 20, 0.95),
         partial(inputs_case, "inputs", rows=3, context=50, block_size=16),
-        *_states("tiny", 2, 3, GatedDeltaShape(1, 2, 8, 8), ScanShape(2, 1, 8, 8)),
+        *(
+            case
+            for queries in (3, 70)
+            for case in _states(
+                "tiny", 2, queries, GatedDeltaShape(1, 2, 8, 8), ScanShape(2, 1, 8, 8)
+            )
+        ),
         partial(moe_case, "experts", tokens=5, experts=4, top_k=2, hidden=64, inner=32),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,16 @@ pytest.importorskip("triton")
 
 from kernels.attention import AttentionSpec, BatchGeometry, DeviceGeometry, LayerCache
 from kernels.bench.suite import MakeCase, tiny_suite
+from kernels.inputs import StepRows
 from kernels.operations import Kernels
+from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import drafts as reference
+from kernels.reference import operations as reference_operations
 from kernels.triton import operations
 from kernels.triton.backend import TritonAttention
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.selfcheck import check_packed, check_scaled, self_check
+from tests.kernels.recurrent_cases import step_rows
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
 pytestmark = pytest.mark.gpu
@@ -72,6 +77,37 @@ def test_attention_equals_the_definition(
     assert (actual.double() - expected).norm() / expected.norm() < 1e-2
     # A moving error is a race.
     assert torch.equal(run(problem), actual)
+
+
+@pytest.mark.parametrize("nearness", [1.0, 0.05])
+def test_prompts_meet_states_as_by_the_twin(nearness: float) -> None:
+    """In heads of real models; keys that are all alike, and keys that are nearly the same."""
+    random = torch.Generator().manual_seed(3)
+    rows = step_rows([(2, 0, 300), (0, 9, 1), (3, 5, 20), (1, 64, 64)])
+    delta, scan = GatedDeltaShape(2, 4, 128, 128, True), ScanShape(4, 1, 64, 128)
+    tokens = int(rows.query_start[-1])
+    mixed = torch.randn(tokens, delta.channels, generator=random)
+    mixed = (mixed[:1] + nearness * mixed).bfloat16()
+    gates = torch.randn(tokens, 8, generator=random).bfloat16()
+    factors = torch.randn(3, 4, generator=random).unbind()
+    sums, narrow = torch.randn(4, 4, 128, 128), mixed[:, : scan.channels].contiguous()
+    scanned = sums[..., :64].contiguous()
+    for name, given in (
+        ("gated_delta", (mixed, gates, *factors[:2], sums, rows, delta)),
+        ("selective_scan", (narrow, gates[:, :4], *factors, scanned, rows, scan)),
+    ):
+        state, moved = given[-3], [_moved(each) for each in given]
+        found = getattr(operations, name)(*moved)
+        expected = getattr(reference_operations, name)(*given)
+        assert (found.cpu().float() - expected.float()).norm() < 1e-2 * expected.float().norm()
+        assert (moved[-3].cpu() - state).norm() < 1e-3 * state.norm()
+
+
+def _moved(value: Any) -> Any:
+    """A copy on the GPU of a tensor, or of rows."""
+    if isinstance(value, StepRows):
+        return StepRows(*(part.to(DEVICE) for part in value))
+    return value.clone().to(DEVICE) if isinstance(value, torch.Tensor) else value
 
 
 # Those of real models are checked by the benches themselves (``python -m kernels.bench --check``).
