@@ -116,7 +116,8 @@ def _scan_chunks_kernel(
     for first in range(begin, end, CHUNK):
         tokens = (first + places).to(tl.int64)
         is_token = tokens < end
-        is_read, is_value = is_token[:, None] & is_line[None, :], is_token[:, None] & is_column
+        is_read = is_token[:, None] & is_line[None, :]
+        is_value = is_token[:, None] & is_column[None, :]
         here = mixed + tokens[:, None] * CHANNELS
         write = tl.load(here + shared[None, :], mask=is_read, other=0.0)
         read = tl.load(here + (shared + GROUPS * SIZE)[None, :], mask=is_read, other=0.0)
