@@ -56,6 +56,8 @@ def gated_delta(
     y = walk(mixed, gates, log_a, dt_bias, state, rows, shape, most=LEAST - 1)
     heads, num_rows = shape.value_heads, rows.slots.shape[0]
     num_chunks = most_chunks(mixed.shape[0], num_rows)
+    if not num_chunks:
+        return y
     floats = partial(torch.empty, dtype=torch.float32, device=mixed.device)
     inverses, seen = (floats((num_chunks, heads, CHUNK, CHUNK)) for _ in range(2))
     factors = floats((num_chunks, heads, 4, CHUNK))
@@ -87,7 +89,7 @@ def gated_delta(
     )
     launch(
         _delta_chunks_kernel,
-        (num_rows if num_chunks else 0, heads, -(-shape.value_dim // _STRIP)),
+        (num_rows, heads, -(-shape.value_dim // _STRIP)),
         y,
         mixed,
         state,

@@ -40,11 +40,12 @@ def selective_scan(
     factors = log_a, dt_bias, skip
     y = walk(mixed, time_steps, *factors, state, rows, shape, most=LEAST - 1)
     num_rows, wide = rows.slots.shape[0], dot_width(shape.state_size)
+    if not most_chunks(mixed.shape[0], num_rows):
+        return y
     strip = min(dot_width(shape.head_dim), _MOST_SUMS // wide)
-    has_chunks = most_chunks(mixed.shape[0], num_rows) > 0
     launch(
         _scan_chunks_kernel,
-        (num_rows if has_chunks else 0, shape.heads, -(-shape.head_dim // strip)),
+        (num_rows, shape.heads, -(-shape.head_dim // strip)),
         y,
         mixed,
         time_steps,
