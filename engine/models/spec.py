@@ -103,6 +103,9 @@ class MoeSpec:
     # stream, normed by weights of its own, and each expert has a factor (Gemma 4).
     beside_mlp: bool = False
     held: tuple[int, int] | None = None  # the run of experts, [begin, end), that a rank has; all
+    # What config.json calls both widths, for who is told that they do not do.
+    width_key: str = "moe_intermediate_size"
+    shared_width_key: str = "shared_expert_intermediate_size"
 
     @property
     def num_held(self) -> int:

@@ -100,8 +100,8 @@ def _divided(spec: DecoderSpec, *, whole_experts: bool) -> Iterator[tuple[str, i
         yield "intermediate_size", spec.intermediate_size
     if spec.moe is not None:
         if not whole_experts:
-            yield "moe_intermediate_size", spec.moe.intermediate_size
-        yield "shared_expert_intermediate_size", spec.moe.shared_intermediate_size
+            yield spec.moe.width_key, spec.moe.intermediate_size
+        yield spec.moe.shared_width_key, spec.moe.shared_intermediate_size
     if isinstance(spec.recurrence, GatedDeltaSpec):
         yield "linear_num_value_heads", spec.recurrence.num_value_heads
     elif isinstance(spec.recurrence, MambaSpec):

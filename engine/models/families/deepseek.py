@@ -157,6 +157,7 @@ def _experts(reader: ConfigReader) -> MoeSpec:
         normalised=False,
         exact_router=True,
         shared_intermediate_size=inner * (reader.optional_count("n_shared_experts") or 0),
+        shared_width_key="n_shared_experts * moe_intermediate_size",
     )
 
 

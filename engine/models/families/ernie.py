@@ -49,6 +49,7 @@ def ernie4_5_moe(reader: ConfigReader) -> DecoderSpec:
         corrected=True,
         exact_router=True,
         shared_intermediate_size=inner * reader.whole("moe_num_shared_experts", 2),
+        shared_width_key="moe_num_shared_experts * moe_intermediate_size",
     )
     if moe.top_k > moe.num_experts:
         raise reader.error("moe_k", f"exceeds the {moe.num_experts} experts")

@@ -26,6 +26,7 @@ def gpt_oss(reader: ConfigReader) -> DecoderSpec:
         num_experts=reader.count("num_local_experts", 128),
         top_k=top_k,
         intermediate_size=reader.count("intermediate_size"),
+        width_key="intermediate_size",
         normalised=True,  # a softmax over the chosen ones alone, which is the same
         biased=True,
     )

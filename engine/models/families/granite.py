@@ -34,6 +34,8 @@ def granitemoe(reader: ConfigReader) -> DecoderSpec:
         intermediate_size=reader.count("intermediate_size"),
         normalised=True,  # a softmax over the chosen ones alone, which is the same
         shared_intermediate_size=shared,
+        width_key="intermediate_size",
+        shared_width_key="shared_intermediate_size",
     )
     spec = _granite(
         reader,

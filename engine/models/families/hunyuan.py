@@ -39,6 +39,7 @@ def hunyuan_moe(reader: ConfigReader) -> DecoderSpec:
         normalised=True,
         exact_router=True,
         shared_intermediate_size=inner * _one_for_all(reader, "num_shared_expert", 1),
+        shared_width_key="num_shared_expert * intermediate_size",
     )
     reader.require("use_mixed_mlp_moe", True)
     reader.refuse("moe_layer_num_skipped", "is not 0, which is not supported")

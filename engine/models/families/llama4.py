@@ -27,6 +27,8 @@ def llama4_text(reader: ConfigReader) -> DecoderSpec:
         scoring="sigmoid",
         weighs_input=True,
         shared_intermediate_size=inner,
+        width_key="intermediate_size",
+        shared_width_key="intermediate_size",
     )
     temperature = TemperatureSpec(
         reader.number("attn_scale", 0.1), reader.count("floor_scale", 8192)

@@ -41,6 +41,8 @@ def granitemoehybrid(reader: ConfigReader) -> DecoderSpec:
             intermediate_size=inner,
             normalised=True,  # a softmax over the chosen ones alone, which is the same
             shared_intermediate_size=shared,
+            width_key="intermediate_size",
+            shared_width_key="shared_intermediate_size",
         )
     else:
         reader.ignore("num_experts_per_tok")

@@ -32,6 +32,7 @@ def mixtral(reader: ConfigReader) -> DecoderSpec:
         num_experts=reader.count("num_local_experts", 8),
         top_k=reader.count("num_experts_per_tok", 2),
         intermediate_size=reader.count("intermediate_size"),
+        width_key="intermediate_size",
         normalised=True,
     )
     layers = (LayerSpec(window, experts=True),) * num_layers(reader)
@@ -107,6 +108,7 @@ def minimax_m2(reader: ConfigReader) -> DecoderSpec:
         num_experts=reader.count("num_local_experts", 256),
         top_k=reader.count("num_experts_per_tok", 8),
         intermediate_size=reader.count("intermediate_size"),
+        width_key="intermediate_size",
         normalised=True,
         scoring="sigmoid",
         corrected=True,

@@ -55,6 +55,7 @@ def olmoe(reader: ConfigReader) -> DecoderSpec:
         num_experts=reader.count("num_experts", 64),
         top_k=reader.count("num_experts_per_tok", 8),
         intermediate_size=reader.count("intermediate_size"),
+        width_key="intermediate_size",
         normalised=reader.flag("norm_topk_prob"),
     )
     layers = (LayerSpec(experts=True),) * num_layers(reader)
