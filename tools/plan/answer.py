@@ -78,20 +78,26 @@ def greatest_rate(
     def at(rate: float) -> Prediction:
         return predict(replica, at_rate(arrivals, rate), front_ms)
 
-    longest_ms = predict(replica, arrivals[:1], front_ms).e2e_ms
-    # So far apart that each is alone, or nearly.
-    low = at(1e3 / max(longest_ms["max"], 1e-3) / len(arrivals)) if longest_ms else None
-    if low is None or not low.keeps(slo):
+    alone = predict(replica, arrivals[:1], front_ms).e2e_ms
+    if alone is None:
         return None
-    high = low.rate
-    while True:
-        high *= 2.0
-        found = at(high)
-        if not found.keeps(slo):
-            break
-        low = found
-        if high > 1e6:
-            return low  # nothing limits it
+    # So far apart that one is in flight, about: most of what is needed to find the rest quickly.
+    first = at(1e3 / max(alone["max"], 1e-3))
+    if first.keeps(slo):
+        low, high = first, first.rate
+        while True:
+            high *= 2.0
+            found = at(high)
+            if not found.keeps(slo):
+                break
+            low = found
+            if high > 1e6:
+                return low  # nothing limits it
+    else:
+        high = first.rate
+        low = at(high / len(arrivals))  # each is alone, or nearly
+        if not low.keeps(slo):
+            return None
     while high / low.rate > 1.0 + _PRECISION:
         found = at((high * low.rate) ** 0.5)
         if found.keeps(slo):
@@ -122,7 +128,8 @@ def replicas_for(
         most: what one takes, as ``greatest_rate`` found it.
         front_ms: see ``predict``.
     """
-    count = max(1, math.ceil(rate / most.rate))
+    # Fewer than the greatest rate asks for may do: it is known to so much.
+    count = max(1, math.ceil(rate / (most.rate * (1 + _PRECISION))))
     while True:
         found = predict(replica, at_rate(arrivals, rate / count), front_ms)
         if found.keeps(slo):

@@ -56,7 +56,8 @@ def read_calibration(path: Path) -> Calibration:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CalibrationError(f"{path}: {error}") from None
     replica, costs = found.replica, found.replica.cost
-    if min(replica.num_blocks, replica.block_size, replica.max_model_len) < 1:
+    sizes = replica.num_blocks, replica.block_size, replica.max_model_len
+    if min(*sizes, replica.tensor_parallel_size) < 1 or replica.pipeline_parallel_size != 1:
         raise CalibrationError(f"{path}: a replica without room for a request")
     if isinstance(costs, Fitted) and not (
         len(costs.seconds) == NUM_COSTS and sum(costs.seconds) > 0 <= min(costs.seconds)
@@ -109,6 +110,7 @@ def calibrate(config: EngineConfig, seconds: float, on_progress: LoadProgress) -
         enable_prefix_caching=config.cache.enable_prefix_caching,
         num_states=memory.num_states,
         num_snapshots=memory.num_snapshots,
+        tensor_parallel_size=config.tensor_parallel_size,
     )
     return Calibration(replica, errors, info.dtype, config.num_threads)
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from engine.plan_rows import PlanRows
+from tools.plan.least_squares import non_negative
 
 _HUBER = 0.1  # relative error, beyond which a measured step counts less: others used the machine
 _ROUNDS = 12
@@ -85,6 +86,7 @@ class Roofline(msgspec.Struct, frozen=True, tag="roofline"):
     state_bytes: float = 0.0  # of a sequence, read and written for each of its tokens
     efficiency: float = 0.6
     overhead_s: float = 0.0005  # of a step
+    launch_s: float = 0.0  # that a pass takes the host whose kernels it launches one by one
 
     def step_s(self, shape: StepShape) -> float:
         """Seconds that the step takes."""
@@ -94,10 +96,95 @@ class Roofline(msgspec.Struct, frozen=True, tag="roofline"):
         read += 2 * self.state_bytes * (shape.num_decodes + shape.num_prompts)
         flops = 2.0 * self.num_parameters * tokens + self.attention_flops * pairs
         slowest_s = max(read / self.bytes_per_s, flops / self.flops_per_s)
-        return self.overhead_s + slowest_s / self.efficiency
+        launch_s = self.launch_s * shape.num_passes
+        return self.overhead_s + max(slowest_s / self.efficiency, launch_s)
 
 
-Cost = Fitted | Roofline
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """What connects the ranks of a model.
+
+    A collective takes a latency, and the bytes that each rank sends:
+
+        all-reduce    latency + 2 (n - 1) / n * bytes / bandwidth  (a ring: Patarasuk, Yuan 2009)
+        others        latency + bytes / bandwidth
+
+    So the bandwidth is what nccl-tests calls an all-reduce's bus bandwidth. The latency is taken to
+    be the same for any number of ranks.
+    """
+
+    bytes_per_s: float
+    latency_s: float  # of a call
+
+    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
+        """Seconds of a sum that all ranks have."""
+        return self.latency_s + 2 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
+
+    def send_s(self, num_bytes: float) -> float:
+        """Seconds until one rank has what another one had."""
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks of a stage say to each other in a pass, besides what they compute."""
+
+    num_sums: int = 0  # all-reduces
+    sum_bytes: float = 0.0  # of all of these together, of a token
+    num_broadcasts: int = 0
+    broadcast_bytes: float = 0.0  # of a token
+    choice_bytes: float = 0.0  # that come and go for a row that chooses a token: states, logits
+    handed_bytes: float = 0.0  # of a token, to the next stage
+    returned_bytes: float = 0.0  # of a row that chooses a token, from the last stage to the first
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One run of a model's layers, which several ranks have together."""
+
+    share: Roofline  # of the rank that has most
+    num_ranks: int
+    said: Said
+
+    def step_s(self, shape: StepShape, link: Link) -> float:
+        """Seconds from what it is handed to what it hands on."""
+        said, passes = self.said, shape.num_passes
+        tokens = shape.num_decodes + shape.num_prompt_tokens
+        choices = shape.num_decodes + shape.num_prompts
+        taken_s = self.share.step_s(shape)
+        if self.num_ranks > 1:
+            calls = said.num_sums * passes
+            if calls:
+                a_call = said.sum_bytes * tokens / calls
+                taken_s += calls * link.all_reduce_s(a_call, self.num_ranks)
+            told = said.broadcast_bytes * tokens + said.choice_bytes * choices
+            calls = said.num_broadcasts + (2 if said.choice_bytes else 0)
+            taken_s += calls * passes * link.latency_s + told / link.bytes_per_s
+        if said.handed_bytes:
+            taken_s += link.send_s(said.handed_bytes * tokens)
+        if said.returned_bytes:
+            taken_s += link.send_s(said.returned_bytes * choices)
+        return taken_s
+
+
+class Shared(msgspec.Struct, frozen=True, tag="shared"):
+    """A model on several devices: what the ranks of each stage compute, and what they say."""
+
+    stages: tuple[Stage, ...]
+    link: Link
+
+    def step_s(self, shape: StepShape) -> float:
+        """Seconds that a step takes through all stages."""
+        return sum(self.stages_s(shape))
+
+    def stages_s(self, shape: StepShape) -> tuple[float, ...]:
+        """Seconds that it takes in each."""
+        return tuple(stage.step_s(shape, self.link) for stage in self.stages)
+
+
+Cost = Fitted | Roofline | Shared
+
+
+def stages_s(cost: Cost, shape: StepShape) -> tuple[float, ...]:
+    """Seconds that a step takes in each of its stages."""
+    return cost.stages_s(shape) if isinstance(cost, Shared) else (cost.step_s(shape),)
 
 
 def pairs_read(shape: StepShape) -> float:
@@ -134,7 +221,7 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[Fitted, 
     weights = np.ones(len(taken))
     costs = np.zeros(terms.shape[1])
     for _ in range(_ROUNDS):
-        costs = _non_negative(scaled * weights[:, None], weights)
+        costs = non_negative(scaled * weights[:, None], weights)
         errors = np.abs(scaled @ costs - 1.0)
         weights = np.sqrt(np.minimum(1.0, _HUBER / np.maximum(errors, 1e-9)))
     found = sorted(float(error) for error in np.abs(scaled @ costs - 1.0))
@@ -143,19 +230,3 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[Fitted, 
         median_error=statistics.median(found),
         p90_error=found[int(0.9 * (len(found) - 1))],
     )
-
-
-def _non_negative(terms: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares over the terms whose factors are not negative."""
-    active = list(range(terms.shape[1]))
-    while True:
-        size = np.linalg.norm(terms[:, active], axis=0)
-        size[size == 0] = 1.0
-        factors = np.linalg.lstsq(terms[:, active] / size, target, rcond=1e-10)[0] / size
-        worst = int(np.argmin(factors))
-        if factors[worst] >= 0:
-            break
-        del active[worst]
-    result = np.zeros(terms.shape[1])
-    result[active] = factors
-    return result

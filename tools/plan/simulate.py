@@ -26,7 +26,7 @@ from engine.types import (
     StepPlan,
     StepResult,
 )
-from tools.plan.cost import Cost, StepShape
+from tools.plan.cost import Cost, StepShape, stages_s
 from tools.plan.traffic import Arrival
 
 _VOCAB = 1 << 20  # token ids that tell prompts apart; nothing is computed with them
@@ -46,6 +46,13 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     num_states: int = 0  # sequences that may run at once, where layers keep a state of each
     num_snapshots: int = 0  # of states, for prompts that begin as others did
+    tensor_parallel_size: int = 1  # ranks of each of its stages
+    pipeline_parallel_size: int = 1  # stages
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices that it takes."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 class Outcome(NamedTuple):
@@ -81,14 +88,15 @@ class Clock:
 class CostRunner:
     """Computes nothing, and lets the time pass that a step takes.
 
-    Steps follow one another on the device, however early they are launched.
+    Steps follow one another on a device, however early they are launched: on each stage's, where
+    there are several, and each goes through one stage after the other.
     """
 
-    def __init__(self, info: EngineInfo, cost: Cost, clock: Clock) -> None:
+    def __init__(self, info: EngineInfo, cost: Cost, clock: Clock, num_stages: int = 1) -> None:
         self._info = info
         self._cost = cost
         self._clock = clock
-        self._free_s = 0.0  # when the device has done what it was given
+        self._free_s = [0.0] * num_stages  # when each stage has done what it was given
 
     @property
     def info(self) -> EngineInfo:
@@ -98,13 +106,16 @@ class CostRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step when the one before it ends."""
         rows = plan.rows
-        begin_s = max(self._free_s, self._clock.now_s)
+        end_s = max(self._free_s[0], self._clock.now_s)
         if rows:
-            self._free_s = begin_s + self._cost.step_s(StepShape.of(rows))
+            taken_s = stages_s(self._cost, StepShape.of(rows))
+            for stage, seconds in enumerate(taken_s):
+                end_s = max(end_s, self._free_s[stage]) + seconds
+                self._free_s[stage] = end_s
         places = [place for place in range(len(rows)) if place not in rows.silent]
         told = tuple((_TOKEN,) * rows.num_passes.get(place, 1) for place in places)
         ids = tuple(rows.ids[place] for place in places)
-        return _Passing(self._clock, self._free_s, StepResult(ids, told, (None,) * len(ids)))
+        return _Passing(self._clock, end_s, StepResult(ids, told, (None,) * len(ids)))
 
     def mark(self, spans: Spans) -> None:
         """There are no parts to be marked."""
@@ -187,6 +198,8 @@ def _engine(replica: Replica, clock: Clock) -> EngineCore:
         model=replica.name,
         scheduler=replica.scheduler,
         cache=CacheConfig(enable_prefix_caching=replica.enable_prefix_caching),
+        tensor_parallel_size=replica.tensor_parallel_size,
+        pipeline_parallel_size=replica.pipeline_parallel_size,
     )
     info = EngineInfo(
         model=replica.name,
@@ -213,7 +226,8 @@ def _engine(replica: Replica, clock: Clock) -> EngineCore:
         load_s=0.0,
         is_recurrent=replica.num_states > 0,
     )
-    return EngineCore(config, CostRunner(info, replica.cost, clock), clock=clock)
+    runner = CostRunner(info, replica.cost, clock, replica.pipeline_parallel_size)
+    return EngineCore(config, runner, clock=clock)
 
 
 def _request(index: int, arrival: Arrival) -> Request:

@@ -1,0 +1,116 @@
+"""The options of ``quire plan``, and what their numbers may be."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from loadtest.workloads import WORKLOADS
+from tools.plan.errors import PlanError
+
+_DESCRIPTION = """\
+Tell what some traffic will see, the most that one replica takes, and how many are needed: the
+engine's own scheduler over steps whose times were measured here (--calibrate), or follow from a
+device's ceilings (--bandwidth-gb-s and so on). The last line of the output is JSON.
+"""
+_EXAMPLES = """\
+examples:
+  quire plan ./model --calibrate -o here.json            measure this machine, about a minute
+  quire plan here.json --workload chat --rate 20 --ttft-p99-ms 500 --tpot-p99-ms 50
+  quire plan here.json --trace monday.jsonl --ttft-p99-ms 1000
+  quire plan ./Llama-3.1-8B --bandwidth-gb-s 3350 --tflops 990 --memory-gib 80 --rate 40 \\
+      --workload chat --input-len 1000 --output-len 300 --ttft-p99-ms 500 --tpot-p99-ms 40
+  quire plan ./Llama-3.3-70B --bandwidth-gb-s 3350 --tflops 990 --memory-gib 80 --max-ranks 8 \\
+      --rate 10 --workload chat --input-len 1000 --output-len 300 --tpot-p99-ms 60
+  quire plan --measure-link 4                            what connects this machine's devices
+"""
+# What numbers may be: more than 0, at least as much, or a share.
+_POSITIVE = ("seconds", "bandwidth_gb_s", "tflops", "memory_gib", "efficiency", "rate")
+_POSITIVE += ("ttft_p99_ms", "tpot_p99_ms", "link_gb_s")
+_AT_LEAST = {
+    **dict.fromkeys(("num_threads", "num_requests", "input_len", "output_len"), 1),
+    **dict.fromkeys(("max_num_seqs", "max_num_batched_tokens"), 1),
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "max_ranks"), 1),
+    **dict.fromkeys(("measure_link",), 2),
+    **dict.fromkeys(("overhead_ms", "front_ms", "prefix_len", "range_ratio"), 0),
+    **dict.fromkeys(("link_latency_us", "layer_launch_us"), 0),
+}
+_SHARES = ("efficiency", "range_ratio")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options; lengths are named as in ``quire bench``."""
+    parser = argparse.ArgumentParser(
+        prog="quire plan",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "source",
+        nargs="?",
+        help="a calibration's file; or a model's directory, to calibrate or with ceilings",
+    )
+    measured = parser.add_argument_group("calibration").add_argument
+    measured("--calibrate", action="store_true", help="measure SOURCE, a model, on this machine")
+    measured("-o", "--output", type=Path, default=Path("calibration.json"), metavar="FILE")
+    measured("--seconds", type=float, default=60.0, help="of measuring, about")
+    measured("--num-threads", type=int, metavar="N", help="as the server will have")
+    measured("--load-format", choices=("auto", "dummy"), default="auto")
+    ceilings = parser.add_argument_group("a device by its ceilings, in bfloat16").add_argument
+    ceilings("--bandwidth-gb-s", type=float, metavar="B", help="of its memory, 10^9 bytes a second")
+    ceilings("--tflops", type=float, metavar="F", help="of its products, 10^12 operations a second")
+    ceilings("--memory-gib", type=float, metavar="M", help="that it has")
+    ceilings("--efficiency", type=float, default=0.6, help="share of its ceilings that is reached")
+    ceilings("--overhead-ms", type=float, default=0.5, help="of a step, besides")
+    ranks = parser.add_argument_group("several devices for one model").add_argument
+    ranks("--tensor-parallel-size", type=int, metavar="N", help="as the server's setting")
+    ranks("--pipeline-parallel-size", type=int, metavar="N", help="as the server's setting")
+    ranks("--enable-expert-parallel", action="store_true", help="as the server's setting")
+    ranks("--max-ranks", type=int, metavar="N", help="try powers of two up to so many devices")
+    ranks("--link-gb-s", type=float, default=300.0, metavar="B", help="between two of them")
+    ranks("--link-latency-us", type=float, default=20.0, metavar="T", help="of a call to others")
+    ranks(
+        "--layer-launch-us",
+        type=float,
+        default=200.0,
+        metavar="T",
+        help="that launching a layer takes the host: with ranks, steps are not CUDA graphs",
+    )
+    ranks("--measure-link", type=int, metavar="N", help="time all-reduces of so many ranks here")
+    ranks("--device", choices=("cpu", "cuda"), default="cuda", help="that these ranks are on")
+    traffic = parser.add_argument_group("traffic").add_argument
+    traffic("--rate", type=float, metavar="R", help="requests a second, of a Poisson process")
+    traffic("--workload", choices=WORKLOADS, default="fixed", help="how lengths are drawn")
+    traffic("--input-len", type=int, default=256, metavar="N")
+    traffic("--output-len", type=int, default=64, metavar="N")
+    traffic("--range-ratio", type=float, default=0.5, metavar="R")
+    traffic("--prefix-len", type=int, default=0, metavar="N")
+    traffic("--num-requests", type=int, default=400, metavar="N", help="that are tried")
+    traffic("--seed", type=int, default=0)
+    traffic("--trace", type=Path, metavar="FILE", help="requests as they came, as JSON Lines")
+    limits = parser.add_argument_group("limits, and the replica").add_argument
+    limits("--ttft-p99-ms", type=float, metavar="MS", help="to the first token, of 99 of 100")
+    limits("--tpot-p99-ms", type=float, metavar="MS", help="a token after it, of 99 of 100")
+    limits("--front-ms", type=float, default=5.0, help="that HTTP and text add to a first token")
+    limits("--max-num-seqs", type=int, metavar="N", help="as the server's setting")
+    limits("--max-num-batched-tokens", type=int, metavar="N", help="as the server's setting")
+    return parser
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise PlanError where a number makes no sense."""
+    for name, value in vars(options).items():
+        problem = ""
+        if value is None:
+            continue
+        if name in _POSITIVE and not 0 < value < math.inf:
+            problem = "must be more than 0"
+        if name in _AT_LEAST and not _AT_LEAST[name] <= value < math.inf:
+            problem = f"must be at least {_AT_LEAST[name]}"
+        if name in _SHARES and value > 1:
+            problem = "must be at most 1"
+        if problem:
+            raise PlanError(f"--{name.replace('_', '-')}: {problem}, not {value:.6g}")

@@ -1,0 +1,228 @@
+"""A replica on one device or several that are known by their ceilings.
+
+What each rank has follows from the rules by which the engine shares models out
+(``engine/parallel``): its parameters, its heads' keys and values, its states. What ranks say to
+each other follows from what the layers ask of their peers. The scheduler's room is what the rank
+with the least memory has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.kv_cache.storage import MAX_SNAPSHOTS, SNAPSHOT_SHARE, STATE_SHARE
+from engine.limits import num_row_lines
+from engine.models.checkpoint import read_config
+from engine.models.loader import num_parameters
+from engine.models.recurrence import MambaSpec
+from engine.models.spec import DecoderSpec
+from engine.parallel.refusals import refuse_unshared
+from engine.parallel.shard import Shard, cuts_of, num_elements, share_of
+from tools.plan.cost import Cost, Link, Roofline, Said, Shared, Stage
+from tools.plan.errors import PlanError
+from tools.plan.simulate import Replica
+
+_GIB = 2**30
+_USABLE = 0.9  # of a device's memory, as --gpu-memory-utilization has it
+_BLOCK = 64  # tokens, on a GPU
+_MAX_BLOCKS = 2**22  # more than any traffic holds; the books of more take memory here
+_ITEMSIZE = 2  # bytes of a weight, of a number in the KV cache, and of what ranks sum
+_ID_BYTES = 8
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One of those that a replica is to run on.
+
+    Attributes:
+        bytes_per_s: that its memory reads.
+        flops_per_s: of its products.
+        memory_bytes: that it has.
+        efficiency: the share of both ceilings that is reached.
+        overhead_s: of a step, besides.
+        layer_launch_s: that the host takes to launch a layer's kernels where steps are not
+            captured, as with ranks.
+        link: between it and the others.
+    """
+
+    bytes_per_s: float
+    flops_per_s: float
+    memory_bytes: float
+    efficiency: float
+    overhead_s: float
+    layer_launch_s: float
+    link: Link
+
+
+def read_spec(model: str) -> DecoderSpec:
+    """What the model in a directory is. Raises PlanError or ModelLoadError."""
+    spec = read_config(model).spec
+    if not isinstance(spec, DecoderSpec):
+        raise PlanError(f"{model}: the model does not generate text")
+    return spec
+
+
+def replica_of(config: EngineConfig, spec: DecoderSpec, device: Device) -> Replica:
+    """One engine of as many ranks as ``config`` asks for, each on such a device, in bfloat16.
+
+    Raises:
+        ModelLoadError: the model cannot be shared out so.
+        PlanError: a rank's weights do not fit.
+    """
+    size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
+    if config.enable_expert_parallel and size == 1:
+        raise ModelLoadError("enable_expert_parallel needs a tensor_parallel_size above 1")
+    refuse_unshared(config, spec)
+    ranks = [_Rank.of(spec, Shard.of(config, number)) for number in range(config.num_ranks)]
+    rooms = [_room(rank, config, device) for rank in ranks]
+    num_blocks = min(_MAX_BLOCKS, *(room.num_blocks for room in rooms))
+    keeping = [room for room in rooms if room.num_states]
+    return Replica(
+        name=Path(config.model).name,
+        device="cuda",
+        num_blocks=num_blocks,
+        block_size=_BLOCK,
+        max_model_len=min(spec.default_context, num_blocks * _BLOCK),
+        num_states=min((room.num_states for room in keeping), default=0),
+        num_snapshots=min((room.num_snapshots for room in keeping), default=0),
+        scheduler=config.scheduler,
+        cost=_cost(ranks, device, size, num_stages),
+        tensor_parallel_size=size,
+        pipeline_parallel_size=num_stages,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What one rank has."""
+
+    share: DecoderSpec
+    num_parameters: int
+    kv_bytes_per_token: int
+    state_bytes: int
+
+    @classmethod
+    def of(cls, spec: DecoderSpec, shard: Shard) -> _Rank:
+        if shard.num_ranks == 1:
+            share, count = spec, num_parameters(spec)
+        else:
+            share, count = share_of(spec, shard), num_elements(cuts_of(spec, shard))
+        kv_bytes, state_bytes = share.kv_bytes_per_token(_ITEMSIZE), share.state_bytes(_ITEMSIZE)
+        return cls(share, count, kv_bytes, state_bytes)
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.num_parameters * _ITEMSIZE
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a rank has memory for beside its weights."""
+
+    num_blocks: int
+    num_states: int
+    num_snapshots: int
+
+
+def _room(rank: _Rank, config: EngineConfig, device: Device) -> _Room:
+    """As an engine plans it (``engine/kv_cache/storage.py``). Raises PlanError."""
+    room = device.memory_bytes * _USABLE - rank.weights_bytes
+    num_states = num_snapshots = 0
+    if each := rank.state_bytes:
+        lines_a_state = num_row_lines(config, 1)
+        fitting = (int(room * STATE_SHARE["cuda"]) // each - 1) // lines_a_state
+        num_states = max(0, min(config.scheduler.max_num_seqs, fitting))
+        num_snapshots = max(0, min(MAX_SNAPSHOTS, int(room * SNAPSHOT_SHARE) // each))
+        room -= (lines_a_state * num_states + 1 + num_snapshots) * each
+    num_blocks = int(room // (rank.kv_bytes_per_token * _BLOCK))
+    if num_blocks < 1 or (rank.state_bytes and not num_states):
+        needs = rank.weights_bytes / _GIB
+        whose = "the weights" if config.num_ranks == 1 else "a rank's weights"
+        raise PlanError(f"--memory-gib: {whose} alone take {needs:.1f} GiB")
+    return _Room(num_blocks, num_states, num_snapshots)
+
+
+def _cost(ranks: list[_Rank], device: Device, size: int, num_stages: int) -> Cost:
+    """What steps take; of each stage what the rank takes that has most to read."""
+    launch_s = device.layer_launch_s if len(ranks) > 1 else 0.0
+    stages: list[Stage] = []
+    for stage in range(num_stages):
+        of_stage = ranks[stage * size : (stage + 1) * size]
+        rank = max(of_stage, key=lambda each: each.num_parameters)
+        share = Roofline(
+            weights_bytes=rank.weights_bytes,
+            kv_bytes_per_token=max(each.kv_bytes_per_token for each in of_stage),
+            num_parameters=rank.num_parameters,
+            bytes_per_s=device.bytes_per_s,
+            flops_per_s=device.flops_per_s,
+            attention_flops=4.0 * _attended_size(rank.share),
+            state_bytes=rank.state_bytes,
+            efficiency=device.efficiency,
+            overhead_s=device.overhead_s,
+            launch_s=launch_s * rank.share.num_layers,
+        )
+        if len(ranks) == 1:
+            return share
+        stages.append(Stage(share, size, said_of(rank.share, size)))
+    return Shared(tuple(stages), device.link)
+
+
+def _attended_size(spec: DecoderSpec) -> int:
+    """The width of all layers' queries that attend."""
+    return sum(spec.of_layer(layer).query_size for layer in spec.layers if not layer.recurrent)
+
+
+def said_of(share: DecoderSpec, size: int) -> Said:
+    """What a stage's ranks say in a pass, by what each has of the model.
+
+    Args:
+        share: of a rank.
+        size: ranks of the stage.
+    """
+    stage = share.stage
+    handed = returned = 0
+    if stage is not None and not stage.is_last:
+        behind = share.num_layers_ahead - share.num_layers
+        handed = (share.hidden_size + behind * share.per_layer_size) * _ITEMSIZE
+    elif stage is not None and not stage.is_first:
+        returned = share.hidden_size * _ITEMSIZE
+    said = Said(handed_bytes=handed, returned_bytes=returned)
+    if size == 1:
+        return said
+    sums = [each for layer in range(share.num_layers) for each in _sums_of_layer(share, layer)]
+    tables = [share.hidden_size] if share.has_ends else []
+    if share.has_ends and share.per_layer_size:
+        tables.append(share.num_layers_ahead * share.per_layer_size)
+    sums += [width * _ITEMSIZE for width in tables]
+    choice = 0.0
+    if share.has_ends and share.generates:
+        others = share.vocab_size * (size - 1) / size * _FLOAT_BYTES  # logits
+        choice = share.hidden_size * _ITEMSIZE + others
+    return Said(
+        num_sums=len(sums),
+        sum_bytes=sum(sums),
+        num_broadcasts=len(tables),
+        broadcast_bytes=len(tables) * _ID_BYTES,
+        choice_bytes=choice,
+        handed_bytes=handed,
+        returned_bytes=returned,
+    )
+
+
+def _sums_of_layer(share: DecoderSpec, place: int) -> Iterator[int]:
+    """Bytes of a token in each all-reduce of a layer."""
+    layer, stream = share.layers[place], share.hidden_size * _ITEMSIZE
+    if layer.recurrent:
+        if isinstance(share.recurrence, MambaSpec) and share.recurrence.divides_group:
+            yield _FLOAT_BYTES
+    elif share.wide_qk_norm:
+        yield _FLOAT_BYTES
+        yield _FLOAT_BYTES
+    yield stream
+    beside = share.moe is not None and share.moe.beside_mlp and layer.experts
+    yield 2 * stream if beside else stream

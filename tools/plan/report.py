@@ -1,0 +1,82 @@
+"""What people are told of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tools.plan.answer import Prediction
+from tools.plan.search import Tried
+from tools.plan.simulate import Replica
+
+if TYPE_CHECKING:
+    from tools.plan.calibrate import Calibration
+    from tools.plan.link import MeasuredLink
+
+
+def told_of(found: Calibration) -> str:
+    """How many steps were measured, and how well the costs fit."""
+    fit = found.fit
+    return (
+        f"{found.replica.name}: {fit.num_steps:,} steps measured; the fitted costs are off by "
+        f"{fit.median_error:.0%} (median) and {fit.p90_error:.0%} (nine of ten)"
+    )
+
+
+def table(told: Prediction) -> str:
+    """What requests will see, in percentiles."""
+    lines = [f"{'':14}{'p50':>10}{'p95':>10}{'p99':>10}"]
+    for title, values in (
+        ("TTFT, ms", told.ttft_ms),
+        ("TPOT, ms", told.tpot_ms),
+        ("E2E, ms", told.e2e_ms),
+    ):
+        if values is not None:
+            figures = "".join(f"{values[name]:10,.1f}" for name in ("p50", "p95", "p99"))
+            lines.append(f"{title:14}{figures}")
+    notes = f"{told.output_tokens_per_s:,.0f} output tokens/s, {told.preemptions} preemptions"
+    if told.refused:
+        notes += f", {told.refused} of {told.refused + told.requests} could never fit"
+    return "\n".join([*lines, notes, ""])
+
+
+def a_second(rate: float) -> str:
+    """A rate for people: in three digits, a large one whole."""
+    return f"{rate:,.0f} requests a second" if rate >= 100 else f"{rate:.3g} requests a second"
+
+
+def shape_of(replica: Replica) -> str:
+    """How a replica's model is shared out: ``4 ranks in 2 stages``."""
+    size, stages = replica.num_ranks, replica.pipeline_parallel_size
+    ranks = "1 rank" if size == 1 else f"{size} ranks"
+    return ranks if stages == 1 else f"{ranks} in {stages} stages"
+
+
+def table_of_tried(tried: Sequence[Tried]) -> str:
+    """A line for each way to share the model out."""
+    lines = [
+        f"{'tensor':>7}{'pipeline':>9}  {'most, requests/s':>17}{'replicas':>10}{'devices':>9}"
+    ]
+    for each in tried:
+        sizes = f"{each.tensor_parallel_size:7}{each.pipeline_parallel_size:9}"
+        if each.most is None:
+            lines.append(f"{sizes}  {each.problem}")
+            continue
+        needed = ""
+        if each.replicas is not None:
+            needed = f"{each.replicas:10,}{each.replicas * each.num_ranks:9,}"
+        lines.append(f"{sizes}  {each.most.rate:17,.3g}{needed}")
+    return "\n".join(lines)
+
+
+def told_of_link(found: MeasuredLink) -> str:
+    """What was measured, and the options that say it."""
+    rows = "\n".join(
+        f"{size:12,} bytes{seconds * 1e6:12,.0f} us" for size, seconds in found.seconds.items()
+    )
+    link = found.link
+    return (
+        f"All-reduces of {found.num_ranks} ranks ({found.device}):\n{rows}\n"
+        f"The fitted times are off by {found.median_error:.0%} (median).\n\n"
+        f"--link-gb-s {link.bytes_per_s / 1e9:.3g} --link-latency-us {link.latency_s * 1e6:.3g}"
+    )
