@@ -104,7 +104,7 @@ class EngineCore:
         self._clock = clock
         self._info = info = runner.info
         self._resting: Resting | None = None  # while the engine is asleep
-        self._is_shared = config.num_ranks > 1
+        self._has_nodes = config.nodes is not None
         num_snapshots = info.memory.num_snapshots
         self._pool = BlockPool(
             info.memory.num_blocks,
@@ -240,8 +240,8 @@ class EngineCore:
 
     def check_rest(self) -> None:
         """Raise RestRefused where this engine never rests, whatever it does now."""
-        if self._is_shared:
-            raise RestRefused("Ranks of a model do not sleep.", code="tensor_parallel")
+        if self._has_nodes:
+            raise RestRefused("Ranks on several machines do not sleep.", code="several_machines")
 
     def sleep(self, level: int) -> None:
         """Give back the memory of the KV cache and of what is captured, and forget all prefixes.

@@ -12,4 +12,6 @@ other.
 Tensor parallelism: ``shard.py`` says what a rank has of each parameter, ``layers.py`` what stands
 where ranks need one another. Pipeline parallelism: ``stages.py`` says which layers a stage has,
 ``pipeline.py`` how a step goes through all of them. ``refusals.py`` says what cannot be shared out.
+
+Sleep and other weights: ``resting.py`` is rank 0's side, ``seat.py`` that of the others.
 """

@@ -91,6 +91,29 @@ class Score(msgspec.Struct, frozen=True, tag="score", array_like=True):
     num_rows: int
 
 
+class Rest(msgspec.Struct, frozen=True, tag="rest", array_like=True):
+    """To a rank: give its cache back, and of its weights what a level says (``Runner.rest``)."""
+
+    level: int
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake", array_like=True):
+    """To a rank that rests: have a cache again, and its weights where they are to be computed."""
+
+
+class Reread(msgspec.Struct, frozen=True, tag="reread", array_like=True):
+    """To a rank that rests: read its share of other weights of the model, beside those it has."""
+
+    model: str  # their directory, or file
+    generation: int
+
+
+class Settle(msgspec.Struct, frozen=True, tag="settle", array_like=True):
+    """To a rank that has read weights beside those it had: which of them it keeps."""
+
+    adopts: bool  # the new ones
+
+
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
     """From a rank: it has its weights."""
 
@@ -105,15 +128,20 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared", array_like=True):
     """From a rank: it has its cache too, and comes to the meeting."""
 
 
+class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
+    """From a rank: it rests, is awake, or has read."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
-    """From a rank, last of all: why it could not load."""
+    """From a rank: why it could not load, last of all; or not wake or read, while it rests on."""
 
     message: str
 
 
 Copy = Exchange | CopyBlocks | CopyStates
-ToRank = Join | Serve | Posted | Met | Copy | LoadAdapter | Forward | Score
-FromRank = Loaded | Prepared | Posted | Met | Failed
+ToRest = Rest | Wake | Reread | Settle
+ToRank = Join | Serve | Posted | Met | Copy | LoadAdapter | Forward | Score | ToRest
+FromRank = Loaded | Prepared | Posted | Met | Done | Failed
 
 _to_rank = msgspec.msgpack.Decoder(ToRank)
 _from_rank = msgspec.msgpack.Decoder(FromRank)

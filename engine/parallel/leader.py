@@ -4,6 +4,7 @@
     (those of other machines come by themselves: ``gathering.py``; they meet through ``board.py``)
     then, for each pass: [Exchange] [CopyStates] [CopyBlocks] Forward [CopyStates]
     and Score for each piece of logits
+    and between steps: Rest ─► Done, [Reread ─► Done or Failed ─► Settle], Wake ─► Done or Failed
 
 A rank that is gone is the end of the engine: a part of the model and of every text's cache went
 with it. Streams go on in the engine that replaces this one.
@@ -37,6 +38,7 @@ from engine.parallel.fitting import fitting
 from engine.parallel.frames import (
     CopyBlocks,
     CopyStates,
+    Done,
     Exchange,
     Failed,
     Forward,
@@ -46,9 +48,13 @@ from engine.parallel.frames import (
     Loaded,
     Met,
     Prepared,
+    Reread,
+    Rest,
     Score,
     Serve,
+    Settle,
     ToRank,
+    Wake,
     pack,
 )
 from engine.parallel.gathering import Gathering, RemoteRank
@@ -69,7 +75,7 @@ logger = logging.getLogger(__name__)
 
 _END_GRACE_S = 2.0
 _NAMING_S = 2.0
-_Expected = TypeVar("_Expected", Loaded, Prepared, Met)
+_Expected = TypeVar("_Expected", Loaded, Prepared, Met, Done)
 
 
 class Team:
@@ -106,6 +112,7 @@ class Team:
         self.group: Group | None = None
         self.pipeline: Pipeline | None = None
         self._block_size = 0
+        self._rests = False
 
     def meet(self, memory: MemoryPlan, device: torch.device, dtype: torch.dtype) -> MemoryPlan:
         """Wait until all ranks have their weights, and join them.
@@ -165,6 +172,50 @@ class Team:
     def close(self) -> None:
         """End the other ranks. Idempotent; done by itself when nothing refers to the team."""
         self._end()
+
+    # ------------------------------------------------------------ rests
+
+    def rest(self, level: int) -> None:
+        """All ranks give their caches back, and of their weights what ``Runner.rest`` says of the
+        level. Raises EngineDead."""
+        self._rests = True
+        self._tell(Rest(level))
+        self._all_done()
+
+    def wake(self) -> None:
+        """All ranks have caches again, unless they have them.
+
+        Raises:
+            ModelLoadError: one has no memory for it; then they are to ``rest`` again.
+            EngineDead: a rank is gone.
+        """
+        if self._rests:
+            self._tell(Wake())
+            self._all_done()
+            self._rests = False
+
+    @contextlib.contextmanager
+    def reading(self, model: str, generation: int) -> Iterator[None]:
+        """The other ranks read their shares of the weights in ``model`` while the caller reads its
+        own; they keep them where all could read theirs, and those they had where not.
+
+        Raises:
+            ModelLoadError: one could not.
+            EngineDead: a rank is gone.
+        """
+        self._tell(Reread(model, generation))
+        adopts = False
+        try:
+            try:
+                yield
+            except Exception:
+                with contextlib.suppress(ModelLoadError):
+                    self._all_done()
+                raise
+            self._all_done()
+            adopts = True
+        finally:
+            self._tell(Settle(adopts))
 
     # ------------------------------------------------------------ steps
 
@@ -265,13 +316,25 @@ class Team:
         numbers = range(1, self.shard.num_ranks) if ranks is None else ranks
         return [self._expect(number, kind) for number in numbers]
 
+    def _all_done(self) -> None:
+        """Wait until all have done what they were asked. Raises as the first one that could not,
+        once all have told."""
+        problems: list[ModelLoadError] = []
+        for rank in range(1, self.shard.num_ranks):
+            try:
+                self._expect(rank, Done)
+            except ModelLoadError as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
+
     def _expect(self, rank: int, kind: type[_Expected]) -> _Expected:
         try:
             message = next(self._said[rank - 1], None)
         except OSError:
             message = None
         if message is None:
-            raise EngineDead(f"{self._ranks[rank - 1].name} ended while it was loading")
+            raise EngineDead(f"{self._ranks[rank - 1].name} ended while others waited for it")
         if isinstance(message, Failed):
             raise ModelLoadError(message.message)
         assert isinstance(message, kind)

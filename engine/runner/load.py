@@ -19,18 +19,18 @@ from engine.kv_cache.storage import KVCache, plan_memory
 from engine.limits import num_row_lines
 from engine.lora.store import AdapterStore
 from engine.models.attention import other_heads
-from engine.models.checkpoint import ModelConfig, fingerprint, read_config
+from engine.models.checkpoint import ModelConfig, read_config
 from engine.models.decoder import Decoder
 from engine.models.encoder.spec import EncoderSpec
-from engine.models.loader import num_parameters, weights_bytes
+from engine.models.loader import weights_bytes
 from engine.models.modules import Modules, make_modules
 from engine.models.spec import DecoderSpec
 from engine.parallel.shard import Shard, cuts_of, share_of
-from engine.pooling import PoolingInfo
 from engine.quantization import choose_method
 from engine.quantization.cpu import PanelMethod
 from engine.quantization.method import WeightMethod
 from engine.runner.adapter_load import make_adapters
+from engine.runner.described import describe
 from engine.runner.device import (
     StepThreads,
     cache_codes,
@@ -38,7 +38,6 @@ from engine.runner.device import (
     choose_dtype,
     default_threads,
     divide_machine,
-    dtype_name,
     set_threads,
 )
 from engine.runner.graphs import CudaCapture, DecodeGraphs
@@ -46,10 +45,10 @@ from engine.runner.host_blocks import HostBlocks
 from engine.runner.kernels import choose_kernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
-from engine.runner.protocol import Runner
+from engine.runner.protocol import Resting, Runner
 from engine.runner.refusals import refuse_unkept
 from engine.runner.rehearsals import Rehearsals
-from engine.runner.resting import Recipe, RestingModel, source_name
+from engine.runner.resting import Recipe, RestingModel
 from engine.runner.rows import RowTable
 from engine.runner.snapshots import Snapshots
 from engine.runner.weight_files import WeightFiles, find_weights
@@ -144,12 +143,14 @@ class LoadedDecoder:
     def recipe(self) -> Recipe:
         """How it is read again: in the same memory, by as many threads."""
         plan, info = self.plan, self.info
-        again = partial(_load_decoder, threads=plan.threads, memory=info.memory)
+        again = partial(_load_decoder, threads=plan.threads, memory=info.memory, team=self.team)
         return Recipe(plan.config, plan.whole, info, again)
 
     def runner(self) -> ModelRunner:
-        """See ``LoadedModel.runner``."""
+        """See ``LoadedModel.runner``. Raises EngineDead where another rank is gone."""
         plan, loaded, memory, team = self.plan, self.parts, self.info.memory, self.team
+        if team is not None:
+            team.wake()
         config, spec = plan.config, plan.spec
         kernels, attention = plan.kernels, plan.attention
         dtype, device = attention.dtype, attention.device
@@ -203,8 +204,16 @@ class LoadedDecoder:
             team=team,
             host=HostBlocks(cache, slots, draft, team) if slots else None,
             snapshots=Snapshots(states, rows, team) if memory.num_states else None,
-            rest=partial(RestingModel, self),
+            rest=self._resting,
         )
+
+    def _resting(self, level: int) -> Resting:
+        own = RestingModel(self, level)
+        if self.team is None:
+            return own
+        from engine.parallel.resting import RestingTeam  # brings torch.distributed with it
+
+        return RestingTeam(own, self.team, level)
 
 
 def _load_decoder(
@@ -214,8 +223,10 @@ def _load_decoder(
     *,
     threads: StepThreads | None = None,
     memory: MemoryPlan | None = None,
+    team: Team | None = None,
 ) -> LoadedDecoder:
-    """Read a decoder; with ``threads`` and ``memory`` as they were planned for it before."""
+    """Read a decoder; with ``threads`` and ``memory`` as they were planned for it before, and by
+    the ``team`` that has it where that is several ranks."""
     assert isinstance(model.spec, DecoderSpec)
     refuse_unkept(config, model.spec)
     if config.enable_expert_parallel and config.tensor_parallel_size == 1:
@@ -223,6 +234,10 @@ def _load_decoder(
     if config.num_ranks == 1:
         plan = make_plan(config, model, model.spec, threads=threads)
         return _read_decoder(plan, on_progress, memory)
+    if team is not None:
+        plan = make_plan(config, model, model.spec, team.shard, threads=threads)
+        with team.reading(config.model, config.generation):
+            return _read_decoder(plan, on_progress, memory, team)
     from engine.parallel.leader import Team  # torch.distributed is for those who need it
 
     team = Team(config, model.spec)
@@ -243,15 +258,16 @@ def _read_decoder(
     """Read what was planned; as rank 0 of a ``team`` where there is one."""
     started_s = time.monotonic()
     loaded = read_weights(plan, on_progress)
-    if memory is None:
-        memory = plan_cache(plan, loaded)
-    else:
+    if memory is not None:
         memory = msgspec.structs.replace(memory, weights_bytes=loaded.num_bytes)
+    else:
+        memory = plan_cache(plan, loaded)
+        if team is not None:
+            memory = team.meet(memory, plan.attention.device, plan.attention.dtype)
     if team is not None:
-        memory = team.meet(memory, plan.attention.device, plan.attention.dtype)
         loaded = loaded._replace(modules=team.share(loaded.modules))
     logger.info(memory.describe())
-    return LoadedDecoder(plan, loaded, _info(plan, memory, started_s), team)
+    return LoadedDecoder(plan, loaded, describe(plan, memory, started_s), team)
 
 
 def make_plan(
@@ -401,49 +417,4 @@ def attention_spec(
         chunk=spec.chunk,
         cache_dtype=codes,
         has_states=spec.is_recurrent,
-    )
-
-
-def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:
-    """How far back any token reads the blocks of its sequence; None: to the first."""
-    speculation = config.speculation
-    if spec.chunk is not None or (speculation is not None and speculation.in_step):
-        return None  # a draft model reads blocks of the same numbers
-    return spec.widest_window
-
-
-def _info(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
-    config, model, spec = plan.config, plan.model, plan.spec
-    dtype, backend = dtype_name(plan.attention.dtype), plan.kernels.name
-    source = source_name(config, plan.files.seed)
-    rounding = config.quantization or "unquantised"
-    kind = config.pooling_type or model.sentence.kind or "last"
-    headers = plan.files.headers
-    ranks = [] if plan.shard is None else [str(plan.shard)]
-    return EngineInfo(
-        model=config.model,
-        architecture=spec.architecture,
-        num_parameters=num_parameters(plan.whole),
-        dtype=dtype,
-        device=str(plan.attention.device),
-        attention_backend=backend,
-        vocab_size=spec.vocab_size,
-        max_model_len=memory.max_model_len,
-        eos_token_ids=spec.eos_token_ids,
-        memory=memory,
-        fingerprint=fingerprint(
-            model, headers, dtype, rounding, source, backend, kind, memory.cache_dtype, *ranks
-        ),
-        load_s=time.monotonic() - started_s,
-        generation=config.generation,
-        generates=spec.generates,
-        window=_remembered(config, plan.whole),
-        is_recurrent=plan.whole.is_recurrent,
-        pooling=PoolingInfo(
-            kind=kind,
-            size=spec.hidden_size,
-            normalize=model.sentence.normalize,
-            num_labels=spec.num_labels,
-            sigmoid=spec.score_sigmoid,
-        ),
     )

@@ -138,7 +138,8 @@ class Runner(Protocol):
 
 
 class Resting(Protocol):
-    """What a runner has left behind."""
+    """What a runner has left behind. Every call raises EngineDead where a part of the model is
+    lost."""
 
     def release(self) -> None:
         """Give the memory back that is not kept; called once nobody holds the runner itself."""

@@ -106,19 +106,12 @@ class RestingModel:
         """See ``Resting.release``."""
         if self._moves and self._loaded is not None:
             self._on_host = HostCopy.of(self._loaded, self._device)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        arena.leave()
-        trim()
+        give_back(self._device)
 
     def wake(self) -> Runner:
         """See ``Resting.wake``."""
         if self._on_host is not None:
-            try:
-                self._on_host.bring_back()
-            except (RuntimeError, MemoryError) as error:
-                reason = str(error).splitlines()[0]
-                raise ModelLoadError(f"the weights do not fit {self._device}: {reason}") from None
+            bring_back(self._on_host, self._device)
             self._on_host = None
         loaded = self._loaded
         if loaded is None:
@@ -130,6 +123,27 @@ class RestingModel:
         """See ``Resting.exchanged``."""
         loaded = self._recipe.read(model, self._recipe.info.generation + 1)
         return RestingModel(loaded, level=0)
+
+
+def give_back(device: torch.device) -> None:
+    """Memory that nobody refers to any more goes back to the system."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    arena.leave()
+    trim()
+
+
+def bring_back(weights: HostCopy, device: torch.device) -> None:
+    """Weights that are on the host go back to ``device``.
+
+    Raises:
+        ModelLoadError: they do not fit; it may be tried again.
+    """
+    try:
+        weights.bring_back()
+    except (RuntimeError, MemoryError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelLoadError(f"the weights do not fit {device}: {reason}") from None
 
 
 def source_name(config: EngineConfig, seed: int | None) -> str:

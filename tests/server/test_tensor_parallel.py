@@ -14,7 +14,7 @@ import pytest
 
 from tests.servers import Server, running_server
 
-FLAGS = ("--tensor-parallel-size", "2", "--dtype", "float32")
+FLAGS = ("--tensor-parallel-size", "2", "--dtype", "float32", "--enable-sleep-mode")
 QUESTIONS = ("What is the capital of France?", "What is paged attention?", "Tell me a story.")
 
 
@@ -54,6 +54,35 @@ def test_two_ranks_answer_as_one(lone_server: Server, shared_server: Server) -> 
         assert text_of(shared_server, question) == text_of(lone_server, question)
     told = shared_server.log.read_text()
     assert "tensor parallel: 2 ranks" in told
+
+
+def test_ranks_sleep_and_wake(shared_server: Server) -> None:
+    expected = text_of(shared_server, QUESTIONS[0])
+    processes = ranks(shared_server)
+    for level in (1, 2):
+        slept = shared_server.post(f"/sleep?level={level}", None)
+        assert slept.json() == {"is_sleeping": True, "activity": "asleep"}, slept.text
+        assert shared_server.chat(QUESTIONS[0], max_tokens=60).status_code == 503
+        assert shared_server.post("/wake_up", None).status_code == 200
+        assert text_of(shared_server, QUESTIONS[0]) == expected
+    reloaded = shared_server.post("/reload_weights", {})
+    assert (reloaded.status_code, reloaded.json()["generation"]) == (200, 1), reloaded.text
+    assert text_of(shared_server, QUESTIONS[0]) == expected
+    assert ranks(shared_server) == processes, "they are the same that began"
+
+
+def test_a_rank_that_dies_asleep_is_replaced_by_an_engine_that_is_awake(
+    shared_server: Server,
+) -> None:
+    assert shared_server.post("/sleep?level=2", None).status_code == 200
+    _, follower = ranks(shared_server)
+    follower.kill()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and shared_server.get("/ready").status_code != 200:
+        time.sleep(0.05)
+    assert shared_server.get("/is_sleeping").json() == {"is_sleeping": False, "activity": "serving"}
+    assert text_of(shared_server, QUESTIONS[0])
+    assert len(ranks(shared_server)) == 2
 
 
 def test_a_stream_outlives_a_rank(shared_server: Server) -> None:

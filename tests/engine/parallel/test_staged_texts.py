@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig, SpeculationConfig
-from engine.errors import EngineDead, ModelLoadError, RestRefused
+from engine.errors import EngineDead, ModelLoadError
 from engine.requests import fan_out
 from engine.runner import load_runner
 from engine.types import SamplingParams
@@ -262,14 +262,6 @@ def test_a_lost_stage_is_the_end_of_the_engine(checkpoint, stages):  # noqa: F81
     with pytest.raises(EngineDead, match="rank 1"):
         texts_of(core)
     assert "rank 1 (process" in told.get(timeout=30)
-    runner._team.close()
-
-
-def test_a_stage_does_not_sleep(checkpoint):  # noqa: F811
-    directory, _, _ = checkpoint
-    core, runner = staged(directory, 2)
-    with pytest.raises(RestRefused):
-        core.sleep(1)
     runner._team.close()
 
 

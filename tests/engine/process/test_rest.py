@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine.config import NodesConfig
 from engine.core import EngineCore
 from engine.errors import EngineAsleep, InvalidParameter, RestRefused
 from engine.inline import InlineClient
@@ -77,7 +78,8 @@ async def test_who_is_awake_is_not_disturbed_by_being_woken(start) -> None:  # n
 
 async def test_who_can_never_rest_ends_nobody_for_it() -> None:
     config = fakes.make_config(json.dumps({"step_s": 0.01}))
-    config = msgspec.structs.replace(config, tensor_parallel_size=2)
+    nodes = NodesConfig(size=2, rank=0, master_addr="here", master_port=1, secret_file="secret")
+    config = msgspec.structs.replace(config, tensor_parallel_size=2, nodes=nodes)
     client = InlineClient(
         config, load=lambda config, told: EngineCore(config, fakes.load(config, told))
     )

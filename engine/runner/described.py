@@ -1,0 +1,64 @@
+"""What is told of a model once it is loaded."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.models.checkpoint import fingerprint
+from engine.models.loader import num_parameters
+from engine.models.spec import DecoderSpec
+from engine.pooling import PoolingInfo
+from engine.runner.device import dtype_name
+from engine.runner.resting import source_name
+from engine.types import EngineInfo, MemoryPlan
+
+if TYPE_CHECKING:
+    from engine.runner.load import LoadPlan
+
+
+def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
+    """A model that has been read since ``started_s``, ``time.monotonic()``."""
+    config, model, spec = plan.config, plan.model, plan.spec
+    dtype, backend = dtype_name(plan.attention.dtype), plan.kernels.name
+    source = source_name(config, plan.files.seed)
+    rounding = config.quantization or "unquantised"
+    kind = config.pooling_type or model.sentence.kind or "last"
+    headers = plan.files.headers
+    ranks = [] if plan.shard is None else [str(plan.shard)]
+    return EngineInfo(
+        model=config.model,
+        architecture=spec.architecture,
+        num_parameters=num_parameters(plan.whole),
+        dtype=dtype,
+        device=str(plan.attention.device),
+        attention_backend=backend,
+        vocab_size=spec.vocab_size,
+        max_model_len=memory.max_model_len,
+        eos_token_ids=spec.eos_token_ids,
+        memory=memory,
+        fingerprint=fingerprint(
+            model, headers, dtype, rounding, source, backend, kind, memory.cache_dtype, *ranks
+        ),
+        load_s=time.monotonic() - started_s,
+        generation=config.generation,
+        generates=spec.generates,
+        window=_remembered(config, plan.whole),
+        is_recurrent=plan.whole.is_recurrent,
+        pooling=PoolingInfo(
+            kind=kind,
+            size=spec.hidden_size,
+            normalize=model.sentence.normalize,
+            num_labels=spec.num_labels,
+            sigmoid=spec.score_sigmoid,
+        ),
+    )
+
+
+def _remembered(config: EngineConfig, spec: DecoderSpec) -> int | None:
+    """How far back any token reads the blocks of its sequence; None: to the first."""
+    speculation = config.speculation
+    if spec.chunk is not None or (speculation is not None and speculation.in_step):
+        return None  # a draft model reads blocks of the same numbers
+    return spec.widest_window
