@@ -42,6 +42,8 @@ class RequestContext:
         started_s = time.perf_counter()
         request_id = self._claim_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
+        if (task := asyncio.current_task()) is not None:
+            task.set_name(f"request {request_id}")  # for ``server/http/stacks.py``
         if self._state.tracing is not None:
             scope["state"]["trace"] = trace_headers(scope["headers"])
         waited_for = scope["path"] not in _PROBES

@@ -4,6 +4,7 @@ SIGTERM ──► /ready is 503, new work gets 503 ──► requests in flight 
                  (the socket still listens)         (at most shutdown_timeout_s)
 second SIGTERM ──► end now
 SIGHUP ──► read the key file and the certificate again
+SIGUSR1 ──► tell in the log what every task waits for (``stacks.py``)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fastapi import FastAPI
 
 from engine.collector import settle
 from server.http.protocol import HardenedProtocol
+from server.http.stacks import tell_on_signal
 from server.http.tls import Tls
 from server.settings import Settings
 from server.state import ServerState
@@ -85,7 +87,9 @@ async def _run(
     beside: Coroutine[Any, Any, None] | None,
     reload: Callable[[], None],
 ) -> None:
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    tell_on_signal(loop)
     tasks = [asyncio.create_task(_settle(server.state))]
     if beside is not None:
         tasks.append(asyncio.create_task(beside))

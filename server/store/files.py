@@ -13,9 +13,10 @@ import logging
 import os
 import sqlite3
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -80,19 +81,16 @@ class FileStore:
     # ------------------------------------------------------------ contents
 
     async def new_partial(self) -> Path:
-        """A new empty file, for contents that are to become a file. Raises StoreError."""
+        """A new empty file, for contents that are to become a file. Raises StoreError.
 
-        def make() -> Path:
-            number, path = tempfile.mkstemp(prefix=_PARTIAL, dir=self._contents())
-            os.close(number)
-            return Path(path)
-
-        making = asyncio.ensure_future(asyncio.to_thread(make))
+        Who is cancelled meanwhile leaves none, however far the thread that makes it has come.
+        """
+        making = _Making()
         try:
             with _disk_errors():
-                return await asyncio.shield(making)
-        except asyncio.CancelledError:  # the thread makes it all the same, and nobody will use it
-            making.add_done_callback(_drop)
+                return await asyncio.to_thread(making.make, self._contents)
+        except asyncio.CancelledError:
+            making.abandon()
             raise
 
     async def add(self, file: StoredFile, partial: Path) -> None:
@@ -230,9 +228,32 @@ _LIVE = " AND (expires_at IS NULL OR expires_at > ?)"
 _OF_BATCHES = "('batch', 'batch_output')"
 
 
-def _drop(made: asyncio.Future[Path]) -> None:
-    if not made.cancelled() and made.exception() is None:
-        made.result().unlink(missing_ok=True)
+class _Making:
+    """An empty file that a thread makes, and that nobody may want by then: threads cannot be
+    stopped, and what they return is lost where their event loop ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._path: Path | None = None
+        self._is_wanted = True
+
+    def make(self, directory: Callable[[], Path]) -> Path:
+        """In the thread."""
+        number, name = tempfile.mkstemp(prefix=_PARTIAL, dir=directory())
+        os.close(number)
+        path = Path(name)
+        with self._lock:
+            self._path = path
+            if not self._is_wanted:
+                path.unlink(missing_ok=True)
+        return path
+
+    def abandon(self) -> None:
+        """Nobody wants it, whether it is there or will be."""
+        with self._lock:
+            self._is_wanted = False
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
 
 
 def _now() -> int:

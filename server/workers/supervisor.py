@@ -86,7 +86,9 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        # The workers read again what may have changed, or tell what they are doing.
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._pass_on, number)
         starting = asyncio.create_task(self._start_engines())
         try:
             await asyncio.gather(*map(self._keep, range(len(self._sockets))))
@@ -109,10 +111,10 @@ class Supervisor:
         for worker in self._workers.values():
             worker.child.process.terminate()
 
-    def _on_hangup(self) -> None:
-        """Pass it on: the workers read again what may have changed."""
+    def _pass_on(self, number: signal.Signals) -> None:
+        """To all workers."""
         for worker in self._workers.values():
-            worker.child.process.send_signal(signal.SIGHUP)
+            worker.child.process.send_signal(number)
 
     def _fail(self, error: EngineError) -> None:
         """Nothing can be served any more: all workers are told, and end."""

@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--die-with-parent", action="store_true")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor's to decide upon
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to be read again
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # until there is something to be read or told
+        signal.signal(number, signal.SIG_IGN)
     if args.die_with_parent:
         die_with_parent()
     with socket.socket(fileno=args.fd) as supervisor, socket.socket(fileno=args.listen) as listener:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 import threading
 import time
@@ -155,17 +156,40 @@ def test_only_forms_are_read(files_server: Server) -> None:
 
 
 def test_an_upload_that_is_cut_off_leaves_nothing(files_server: Server) -> None:
-    files_server.get("/v1/files")
-    whole = http_post(
-        "/v1/files", form(FILE, PURPOSE), content_type=f"multipart/form-data; boundary={BOUNDARY}"
-    )
+    """Once the server has told the end of the request, which waits for no time of the clock: both
+    processes may be stopped in between, for longer than anybody would wait."""
+    kind = f"multipart/form-data; boundary={BOUNDARY}"
+    whole = http_post("/v1/files", form(FILE, PURPOSE), "X-Request-Id: cut-off", content_type=kind)
     before = {file["id"] for file in files_server.get("/v1/files").json()["data"]}
+    assert left_over(files_server) == before, "an upload of another test"
     with files_server.connect() as sock:
         sock.sendall(whole[:-30])
-    deadline = time.monotonic() + 20
-    while left_over(files_server) != before and time.monotonic() < deadline:
-        time.sleep(0.02)
+    await_end(files_server, "cut-off", lambda: left_over(files_server) - before)
+    assert "POST /v1/files 499" in line_of(files_server, "cut-off")
     assert left_over(files_server) == before
+
+
+def line_of(server: Server, request_id: str) -> str:
+    """What the log tells of the end of a request; nothing before."""
+    lines = server.log.read_text(errors="replace").splitlines()
+    return next((line for line in lines if line.endswith(f" ms {request_id}")), "")
+
+
+def await_end(server: Server, request_id: str, state: Callable[[], object]) -> None:
+    """Until a request has ended; where it does not while the server answers a thousand others, it
+    fails with the ``state`` and with what the server's tasks wait for."""
+    for _ in range(1000):
+        if line_of(server, request_id):
+            return
+        assert server.get("/health").status_code == 200
+        time.sleep(0.01)
+    held = state()
+    server.process.send_signal(signal.SIGUSR1)
+    for _ in range(200):
+        if "these are all of" in server.log.read_text(errors="replace"):
+            break
+        time.sleep(0.05)
+    raise AssertionError(f"{request_id} has not ended: {held}\n{server.log.read_text()[-20_000:]}")
 
 
 def a_file(tenant: str, expires_at: int | None = None) -> StoredFile:
@@ -188,30 +212,34 @@ async def test_who_is_cancelled_leaves_no_contents_without_a_row(
     database = Database(tmp_path)
     store = FileStore(database)
     directory = tmp_path / "files"
-    asked, may_go_on = threading.Event(), threading.Event()
+    asked, may_go_on, is_done = threading.Event(), threading.Event(), threading.Event()
 
     def slow(work: Callable[..., object]) -> Callable[..., object]:
-        def held_up(*args: object, **kwargs: object) -> object:
+        def held_up(*args: object) -> object:
             asked.set()
             may_go_on.wait(20)
-            return work(*args, **kwargs)
+            try:
+                return work(*args)
+            finally:
+                is_done.set()
 
         return held_up
 
     async def cancelled(work: Coroutine[object, object, object]) -> None:
-        asked.clear()
-        may_go_on.clear()
+        for event in (asked, may_go_on, is_done):
+            event.clear()
         task = asyncio.create_task(work)
         await asyncio.to_thread(asked.wait, 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         may_go_on.set()
+        await asyncio.to_thread(is_done.wait, 20)
         await asyncio.gather(*(each for each in asyncio.all_tasks() if each is not me))
 
     me = asyncio.current_task()
     with monkeypatch.context() as patch:
-        patch.setattr(tempfile, "mkstemp", slow(tempfile.mkstemp))
+        patch.setattr(files._Making, "make", slow(files._Making.make))
         await cancelled(store.new_partial())
     assert list(directory.iterdir()) == []
     partial = await store.new_partial()
@@ -222,6 +250,37 @@ async def test_who_is_cancelled_leaves_no_contents_without_a_row(
     assert [path.name for path in directory.iterdir()] == [file.id]
     assert await store.get("me", file.id) == file
     await database.close()
+
+
+def test_an_event_loop_that_ends_leaves_no_upload_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cancels every task there is, and its thread makes the file all the same."""
+    make, asked, may_go_on = tempfile.mkstemp, threading.Event(), threading.Event()
+    made: list[str] = []
+
+    def slow(**options: object) -> tuple[int, str]:
+        asked.set()
+        may_go_on.wait(20)
+        number, name = make(**options)
+        made.append(name)
+        return number, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", slow)
+
+    async def begin() -> None:
+        store = FileStore(Database(tmp_path))
+        upload = asyncio.create_task(store.new_partial())
+        await asyncio.to_thread(asked.wait, 20)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+        may_go_on.set()
+
+    asyncio.run(begin())
+    assert made, "the thread has come to it"
+    assert list((tmp_path / "files").iterdir()) == []
 
 
 async def test_tenants_and_expiry(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""What a server that seems stuck is doing: on SIGUSR1 its tasks and threads go to the log.
+
+The threads come first and straight from the signal, whatever the event loop is doing; the tasks
+come from the loop, each with what it waits for, the innermost call last. A request's task has its
+id for a name. Contents are not told, only lines of the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import signal
+from types import CodeType, FrameType
+from typing import Any
+
+_log = logging.getLogger(__name__)
+_MAX_DEPTH = 100
+
+
+def tell_on_signal(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on SIGUSR1 tells them."""
+    loop.add_signal_handler(signal.SIGUSR1, _tell, loop)
+    faulthandler.register(signal.SIGUSR1, chain=True)  # threads, to standard error
+
+
+def _tell(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
+    for task in tasks:
+        _log.warning("task %s", task.get_name())
+        for where in _path_of(task.get_coro()):
+            _log.warning("    %s", where)
+    _log.warning("these are all of %d tasks", len(tasks))
+
+
+def _path_of(waiting: Any) -> list[str]:
+    """Where a coroutine is, and what it awaits, and so on; what is neither ends it."""
+    path: list[str] = []
+    while waiting is not None and len(path) < _MAX_DEPTH:
+        for kind, awaited in (("cr", "await"), ("gi", "yieldfrom"), ("ag", "await")):
+            code: CodeType | None = getattr(waiting, f"{kind}_code", None)
+            if code is None:
+                continue
+            frame: FrameType | None = getattr(waiting, f"{kind}_frame")
+            line = code.co_firstlineno if frame is None else frame.f_lineno
+            path.append(f"{code.co_filename}:{line} in {code.co_qualname}")
+            waiting = getattr(waiting, f"{kind}_{awaited}")
+            break
+        else:
+            path.append(f"{type(waiting).__module__}.{type(waiting).__qualname__}")
+            break
+    return path
