@@ -185,8 +185,10 @@ def test_whole_experts_are_counted_where_most_of_them_lie(tmp_path, capsys) -> N
 def test_all_reduces_of_this_machine_are_measured(capsys) -> None:
     told = planned(capsys, "--measure-link", "2", "--device", "cpu")
     assert told["num_ranks"] == 2
-    assert 1e7 < told["link"]["bytes_per_s"] < 1e12
-    assert 0 <= told["link"]["latency_s"] < 0.1
+    assert len(told["seconds"]) >= 3
+    link = Link(**told["link"])
+    # A tenth of a second a megabyte is more than even a busy machine takes.
+    assert 0 < link.all_reduce_s(2**20, 2) < 0.1
 
 
 @pytest.mark.parametrize(
