@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from engine.errors import Failure, InvalidParameter
+from engine.images.nouns import Image, ImageRules
 from engine.memory_plan import MemoryPlan
 from engine.plan_rows import PlanRows
 from engine.pooling import PoolingInfo, PoolingParams
@@ -161,6 +162,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     prompt_token_ids: tuple[int, ...]
+    images: tuple[Image, ...] = ()  # in it, in order
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     pooling: PoolingParams | None = None  # a vector is asked for, and no token
     resumed_token_ids: tuple[int, ...] = ()  # output already delivered before an engine restart
@@ -415,6 +417,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     # Some layers keep a state of each sequence, which begins at its first token and only goes on.
     is_recurrent: bool = False
     whole_prompts: bool = False  # a prompt is computed in one step, and nothing of it is cached
+    images: ImageRules | None = None  # None: it takes none
 
 
 def _check(condition: bool, param: str, problem: str) -> None:

@@ -1,0 +1,50 @@
+"""The nouns of images. See ``engine/types.py``."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class AreaScaling(msgspec.Struct, frozen=True, tag="area"):
+    """Sides are rounded to whole cells; an image is scaled where its area lies outside of these
+    bounds (Qwen2-VL, Wang et al. 2024)."""
+
+    min_pixels: int
+    max_pixels: int
+
+
+class EdgeScaling(msgspec.Struct, frozen=True, tag="edge"):
+    """An image is scaled down to the longest side, and its sides go up to whole cells (Pixtral,
+    Agrawal et al. 2024)."""
+
+    longest: int  # pixels
+
+
+Scaling = AreaScaling | EdgeScaling
+
+
+class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model takes images: how large it sees them, and which tokens stand for them.
+
+    A chat template writes ``token_id`` once for each image. In the prompt that the model reads there
+    is one for each cell, row by row; where it has them, ``row_end_id`` ends each row but the last,
+    and ``end_id`` that one.
+    """
+
+    token_id: int
+    cell: int  # pixels, the side of the square that becomes one token
+    scaling: Scaling
+    row_end_id: int | None = None
+    end_id: int | None = None
+    max_images: int  # in one prompt
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """An image in a prompt, in the size in which the model sees it. Crosses the boundary."""
+
+    start: int  # index of its first token in the prompt
+    num_tokens: int  # from there on, those that end its rows included
+    height: int  # pixels, whole cells
+    width: int
+    pixels: bytes  # height * width * 3, RGB
+    digest: bytes  # of the size and the pixels
