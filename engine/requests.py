@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.images.nouns import Image
 from engine.types import Adapter, Request, SamplingParams
 
 _MASK = 2**64 - 1
@@ -18,6 +19,7 @@ def fan_out(
     prompt_token_ids: Sequence[int],
     sampling: SamplingParams,
     *,
+    images: Sequence[Image] = (),
     priority: int = 0,
     cache_salt: str = "",
     adapter: Adapter | None = None,
@@ -39,6 +41,7 @@ def fan_out(
         Request(
             id=request_id if index == 0 else f"{request_id}/{index}",
             prompt_token_ids=prompt,
+            images=tuple(images),
             sampling=msgspec.structs.replace(sampling, n=1, seed=_choice_seed(seed, index)),
             fork_of=request_id if index else None,
             priority=priority,

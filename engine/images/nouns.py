@@ -26,9 +26,9 @@ Scaling = AreaScaling | EdgeScaling
 class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     """How a model takes images: how large it sees them, and which tokens stand for them.
 
-    A chat template writes ``token_id`` once for each image. In the prompt that the model reads there
-    is one for each cell, row by row; where it has them, ``row_end_id`` ends each row but the last,
-    and ``end_id`` that one.
+    A chat template writes ``token_id`` once for each image. In the prompt that the model reads
+    there is one for each cell, row by row; where it has them, ``row_end_id`` ends each row but the
+    last, and ``end_id`` that one.
     """
 
     token_id: int

@@ -1,0 +1,177 @@
+"""From the bytes of an image file to the pixels that a model sees.
+
+What Hugging Face's image processors do before they normalise: the picture upright, in RGB over
+white, scaled bicubically by Pillow to a size that the model's rules give. Pillow is imported when
+the first image comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.errors import InvalidParameter
+from engine.images.nouns import AreaScaling, EdgeScaling, ImageRules
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_PIXELS = 2**25  # of a file as it was made, 8K pictures among them; 100 MB in RGB
+_MAX_ASPECT = 200  # Qwen2-VL's own bound
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as a model sees it."""
+
+    height: int  # pixels, whole cells
+    width: int
+    pixels: bytes  # height * width * 3, RGB
+    digest: bytes  # of the size and the pixels
+
+
+def read_image(data: bytes, rules: ImageRules) -> Picture:
+    """The picture in a PNG, JPEG, WebP or GIF file; of one that moves, its first frame.
+
+    Raises:
+        InvalidParameter: it is none of these, damaged, cut off, too large or too narrow.
+    """
+    return see_image(_open(data), rules)
+
+
+def see_image(image: Image, rules: ImageRules) -> Picture:
+    """What a model sees of an image of Pillow's.
+
+    Raises:
+        InvalidParameter: it is damaged, cut off, too large or too narrow.
+    """
+    from PIL.Image import Resampling
+
+    _check_pixels(*image.size)  # before its pixels are read
+    try:
+        image.load()
+    except Exception:  # the decoders raise whatever they meet in such files
+        raise _damaged() from None
+    image = _over_white(_upright(image))
+    height, width = scaled_size(image.height, image.width, rules)
+    if image.size != (width, height):
+        image = image.resize((width, height), Resampling.BICUBIC)
+    pixels = image.tobytes()
+    size = height.to_bytes(4, "little") + width.to_bytes(4, "little")
+    digest = hashlib.blake2b(size, digest_size=32)
+    digest.update(pixels)
+    return Picture(height, width, pixels, digest.digest())
+
+
+def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
+    """The height and width, in whole cells, in which a model sees an image of this size.
+
+    Raises:
+        InvalidParameter: the image is too narrow.
+    """
+    if isinstance(rules.scaling, EdgeScaling):
+        return _within_edge(height, width, rules.scaling, rules.cell)
+    return _within_area(height, width, rules.scaling, rules.cell)
+
+
+def _within_area(height: int, width: int, scaling: AreaScaling, cell: int) -> tuple[int, int]:
+    """``smart_resize`` of Qwen2-VL."""
+    if max(height, width) > _MAX_ASPECT * min(height, width):
+        raise _too_narrow(height, width)
+    rows, columns = round(height / cell), round(width / cell)
+    area = rows * columns * cell * cell
+    if area > scaling.max_pixels:
+        shrink = math.sqrt(height * width / scaling.max_pixels)
+        rows = max(1, math.floor(height / shrink / cell))
+        columns = max(1, math.floor(width / shrink / cell))
+    elif area < scaling.min_pixels:
+        grow = math.sqrt(scaling.min_pixels / (height * width))
+        rows, columns = math.ceil(height * grow / cell), math.ceil(width * grow / cell)
+    return rows * cell, columns * cell
+
+
+def _within_edge(height: int, width: int, scaling: EdgeScaling, cell: int) -> tuple[int, int]:
+    """``get_resize_output_image_size`` of Pixtral."""
+    ratio = max(height / scaling.longest, width / scaling.longest)
+    sides = height, width
+    if ratio > 1:
+        sides = math.floor(height / ratio), math.floor(width / ratio)
+    if min(sides) < 1:
+        raise _too_narrow(height, width)
+    return -(-sides[0] // cell) * cell, -(-sides[1] // cell) * cell
+
+
+def _open(data: bytes) -> Image:
+    """The file, of which only the header is read, by the decoder that its first bytes name."""
+    from PIL.GifImagePlugin import GifImageFile
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+    from PIL.WebPImagePlugin import WebPImageFile
+
+    if not data:
+        raise InvalidParameter("the image is empty")
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        decoder = PngImageFile
+    elif data.startswith(b"\xff\xd8\xff"):
+        decoder = JpegImageFile
+    elif data.startswith((b"GIF87a", b"GIF89a")):
+        decoder = GifImageFile
+    elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        _check_pixels(*_webp_size(data))  # the decoder takes the memory for them as it opens
+        decoder = WebPImageFile
+    else:
+        raise InvalidParameter("the image is neither PNG, JPEG, WebP nor GIF")
+    try:
+        return decoder(io.BytesIO(data))
+    except Exception:
+        raise _damaged() from None
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Width and height by the header (RFC 9649); (0, 0) where there is none."""
+    head = data[:30].ljust(30, b"\0")
+    if head[12:16] == b"VP8X":
+        return _number(head[24:27]) + 1, _number(head[27:30]) + 1
+    if head[12:16] == b"VP8L":
+        bits = _number(head[21:25])
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    return _number(head[26:28]) & 0x3FFF, _number(head[28:30]) & 0x3FFF
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
+def _upright(image: Image) -> Image:
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # EXIF that cannot be read says nothing of how the camera was held
+        return image
+
+
+def _over_white(image: Image) -> Image:
+    from PIL.Image import alpha_composite, new
+
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        white = new("RGBA", image.size, (255, 255, 255, 255))
+        return alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        most = f"{MAX_PIXELS:,} pixels"
+        raise InvalidParameter(f"an image of {width} x {height} pixels is larger than {most}")
+
+
+def _damaged() -> InvalidParameter:
+    return InvalidParameter("the image is damaged or cut off")
+
+
+def _too_narrow(height: int, width: int) -> InvalidParameter:
+    return InvalidParameter(f"an image of {width} x {height} pixels is too narrow for this model")
