@@ -20,6 +20,7 @@ from engine.models.safetensors import Header, read_header
 from engine.models.sentence import SentenceConfig, read_sentence_config
 from engine.models.spec import DecoderSpec
 from engine.models.torch_file import read_torch_header
+from engine.models.vision.read import VisionModel, read_vision
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -38,6 +39,8 @@ class ModelConfig:
     raw: bytes  # config.json as it stands; the file's tables
     gguf: GgufFile | None = None  # where the weights are, if they are not in the directory
     quantization_config: dict[str, Any] | None = None  # its section of that name
+    vision: VisionModel | None = None  # None: images are not taken
+    images_refused: str | None = None  # why not, where there is a part for them of a known family
 
 
 def read_config(model: str) -> ModelConfig:
@@ -67,8 +70,16 @@ def read_config(model: str) -> ModelConfig:
     sentence = read_sentence_config(directory)
     if isinstance(spec, DecoderSpec):
         spec = _with_generation_eos(directory, spec)
-    quantised = config.get("quantization_config")
-    return ModelConfig(directory, spec, sentence, raw, quantization_config=quantised)
+    vision, images_refused = _read_images(config, directory, spec)
+    return ModelConfig(
+        directory,
+        spec,
+        sentence,
+        raw,
+        quantization_config=config.get("quantization_config"),
+        vision=vision,
+        images_refused=images_refused,
+    )
 
 
 def read_headers(directory: Path, load_format: LoadFormat = "auto") -> list[Header]:
@@ -133,6 +144,18 @@ def _check_index(index: Path, headers: list[Header]) -> None:
     for tensor, name in mapping.items():
         if tensor not in held[name]:
             raise ModelLoadError(f"{index}: tensor '{tensor[:80]}' is not in {name}")
+
+
+def _read_images(
+    config: dict[str, Any], directory: Path, spec: DecoderSpec | EncoderSpec
+) -> tuple[VisionModel | None, str | None]:
+    """The part for images, or why it is not served: text is, all the same."""
+    if not isinstance(spec, DecoderSpec):
+        return None, None
+    try:
+        return read_vision(config, directory, spec), None
+    except ModelLoadError as error:
+        return None, _in_directory(directory, str(error))
 
 
 def _with_generation_eos(directory: Path, spec: DecoderSpec) -> DecoderSpec:

@@ -11,9 +11,11 @@ from engine.models.draft_head.spec import DraftHeadSpec
 from engine.models.encoder.spec import EncoderSpec
 from engine.models.encoder.weights import encoder_parameters, encoder_targets, is_unused, own_name
 from engine.models.spec import DecoderSpec
+from engine.models.vision import weights as vision
+from engine.models.vision.spec import VisionSpec
 from engine.models.weights import Parameter, Target
 
-Spec = DecoderSpec | EncoderSpec | DraftHeadSpec
+Spec = DecoderSpec | EncoderSpec | DraftHeadSpec | VisionSpec
 
 
 class Tables(NamedTuple):
@@ -37,6 +39,11 @@ def tables_of(spec: Spec) -> Tables:
             draft_head.draft_head_targets(spec, wanted),
             lambda name: draft_head.own_name(spec, name),
             lambda name: draft_head.is_unused(spec, name),
+        )
+    if isinstance(spec, VisionSpec):
+        wanted = vision.vision_parameters(spec)
+        return Tables(
+            wanted, vision.vision_targets(spec, wanted), vision.own_name, vision.is_foreign
         )
     return _decoder_tables(spec)
 

@@ -131,6 +131,12 @@ _GEMMA4_TOWERS = (
     *("model.vision_tower.", "model.embed_vision.", "model.vision_embedder."),
     *("model.audio_tower.", "model.embed_audio."),
 )
+# Whether the whole model's name comes first depends on what exported it.
+_VISUAL = ("visual.", "model.visual.")
+_PIXTRAL = (
+    *("vision_tower.", "multi_modal_projector."),
+    *("model.vision_tower.", "model.multi_modal_projector."),
+)
 # What a checkpoint has beside the model that is served: parts for images, and layers for
 # multi-token prediction of another kind than ``num_draft_layers``.
 _UNREAD = {
@@ -139,15 +145,15 @@ _UNREAD = {
     "gemma4": _GEMMA4_TOWERS,
     "gemma4_unified": _GEMMA4_TOWERS,
     "llama4": ("vision_model.", "multi_modal_projector."),
-    "mistral3": ("vision_tower.", "multi_modal_projector."),
-    "qwen3_5": ("model.visual.", "mtp."),
-    "qwen3_5_moe": ("model.visual.", "mtp."),
+    "mistral3": _PIXTRAL,
+    "qwen3_5": (*_VISUAL, "mtp."),
+    "qwen3_5_moe": (*_VISUAL, "mtp."),
     "qwen3_5_moe_text": ("mtp.",),
     "qwen3_5_text": ("mtp.",),
     "qwen3_next": ("mtp.",),
-    "qwen2_5_vl": ("visual.",),
-    "qwen2_vl": ("visual.",),
-    "qwen3_vl": ("model.visual.",),
+    "qwen2_5_vl": _VISUAL,
+    "qwen2_vl": _VISUAL,
+    "qwen3_vl": _VISUAL,
 }
 
 

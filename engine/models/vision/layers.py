@@ -1,0 +1,139 @@
+"""The parts of a vision encoder, made from its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from engine.models.vision.patches import Windows
+from engine.models.vision.positions import Turns
+from engine.models.vision.spec import VisionActivation, VisionNorm, VisionSpec
+
+Tensors = Mapping[str, torch.Tensor]
+_ACTIVATIONS: dict[VisionActivation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": functional.silu,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """``x W^T + b``: [n, inputs] -> [n, outputs]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply to a batch of rows."""
+        return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalisation:
+    """A layer norm, or an RMS norm without a bias: [n, dim] -> [n, dim]."""
+
+    spec: VisionNorm
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The norm of each row."""
+        if self.spec.kind == "rms":
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.spec.eps)
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.spec.eps)
+
+
+class Block:
+    """A layer: attention, and an MLP, each behind a norm and added to what it reads."""
+
+    def __init__(self, spec: VisionSpec, weights: Tensors, name: str) -> None:
+        self._num_heads = spec.num_heads
+        self._gated = spec.gated
+        self._activate = _ACTIVATIONS[spec.activation]
+        self._attention_norm = read_norm(spec.norm, weights, f"{name}.attention_norm")
+        self._qkv = read_projection(weights, f"{name}.qkv")
+        self._output = read_projection(weights, f"{name}.output")
+        self._mlp_norm = read_norm(spec.norm, weights, f"{name}.mlp_norm")
+        self._up = read_projection(weights, f"{name}.up")
+        self._down = read_projection(weights, f"{name}.down")
+
+    def __call__(
+        self, x: torch.Tensor, turns: Turns | None, windows: Sequence[Windows]
+    ) -> torch.Tensor:
+        """[num_patches, hidden_size], whose patches see those of their windows."""
+        x = x + self._output(self._attend(self._qkv(self._attention_norm(x)), turns, windows))
+        inner = self._up(self._mlp_norm(x))
+        if self._gated:
+            gate, up = inner.chunk(2, dim=-1)
+            return x + self._down(self._activate(gate) * up)
+        return x + self._down(self._activate(inner))
+
+    def _attend(
+        self, fused: torch.Tensor, turns: Turns | None, windows: Sequence[Windows]
+    ) -> torch.Tensor:
+        """[num_patches, 3 * hidden_size] -> [num_patches, hidden_size]."""
+        query, key, value = fused.view(fused.shape[0], 3, self._num_heads, -1).unbind(1)
+        if turns is not None:
+            query, key = turns.turn(query), turns.turn(key)
+        parts = []
+        for window in windows:
+            attended = functional.scaled_dot_product_attention(
+                window.of_each(query), window.of_each(key), window.of_each(value)
+            )
+            parts.append(attended.transpose(1, 2).reshape(-1, fused.shape[1] // 3))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class Merger:
+    """Makes an embedding of the text model out of each cell's patches; see ``MergerSpec``.
+
+    Args:
+        spec: of the encoder.
+        weights: its parameters.
+        name: what those of the merger begin with.
+        norm_of_cells: the norm is one of the patches side by side, not of each.
+    """
+
+    def __init__(
+        self, spec: VisionSpec, weights: Tensors, name: str, *, norm_of_cells: bool = False
+    ) -> None:
+        merger = spec.merger
+        self._width = spec.merged_size
+        self._norm: Normalisation | None = None
+        if merger.norm is not None:
+            self._norm = read_norm(merger.norm, weights, f"{name}.norm")
+        self._norm_of_cells = norm_of_cells
+        self._join: torch.Tensor | None = None
+        if merger.joined:
+            self._join = weights[f"{name}.join.weight"]
+        self._up = read_projection(weights, f"{name}.up")
+        self._activate = _ACTIVATIONS[merger.activation]
+        self._down = read_projection(weights, f"{name}.down")
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_patches, hidden_size], those of a cell side by side -> [num_cells, out_size]."""
+        if self._norm_of_cells:
+            x = x.reshape(-1, self._width)
+        if self._norm is not None:
+            x = self._norm(x)
+        x = x.reshape(-1, self._width)
+        if self._join is not None:
+            x = functional.linear(x, self._join)
+        return self._down(self._activate(self._up(x)))
+
+
+def read_norm(spec: VisionNorm, weights: Tensors, name: str) -> Normalisation:
+    """The norm whose weight is called ``name``."""
+    bias = weights[f"{name}.bias"] if spec.kind == "layer" else None
+    return Normalisation(spec, weights[name], bias)
+
+
+def read_projection(weights: Tensors, name: str) -> Projection:
+    """The projection whose tensors' names begin with ``name``, with a bias where there is one."""
+    bias = weights.get(f"{name}.bias")
+    return Projection(weights[f"{name}.weight"], bias)

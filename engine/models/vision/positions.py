@@ -1,0 +1,72 @@
+"""Where a patch lies in its image, as attention and embeddings learn of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from engine.models.vision.spec import AxialRope
+
+
+class Turns(NamedTuple):
+    """By which angles each patch turns the pairs of a head: [num_patches, 1, head_dim / 2]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def turn(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_patches, heads, head_dim], in float32 and back."""
+        first, second = x.float().chunk(2, dim=-1)
+        turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
+        return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+def make_turns(rope: AxialRope, head_dim: int, rows: torch.Tensor, columns: torch.Tensor) -> Turns:
+    """The turns of patches.
+
+    Args:
+        rope: how.
+        head_dim: a multiple of 4.
+        rows, columns: [num_patches] int64, of each patch.
+    """
+    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=rows.device) / head_dim
+    frequencies = rope.theta**-steps  # [head_dim / 2]
+    of_rows = frequencies[0::2]
+    of_columns = frequencies[1::2] if rope.staggered else of_rows
+    angles = torch.cat(
+        (rows[:, None].float() * of_rows, columns[:, None].float() * of_columns), dim=-1
+    )
+    return Turns(angles.cos()[:, None], angles.sin()[:, None])
+
+
+def interpolated(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Learned positions of a square grid, stretched over an image so that the corners meet.
+
+    Args:
+        table: [side * side, hidden_size] float32, row by row.
+        rows, columns: [num_patches] int64, of each patch; the image ends with the last.
+
+    Returns:
+        [num_patches, hidden_size] float32: of the four positions around, by their distance.
+    """
+    side = round(table.shape[0] ** 0.5)
+    row, below = _taps(rows, side)
+    column, beside = _taps(columns, side)
+    found: torch.Tensor | None = None
+    for down, row_weight in ((0, 1 - below), (1, below)):
+        for across, column_weight in ((0, 1 - beside), (1, beside)):
+            at = (row + down).clamp(max=side - 1) * side + (column + across).clamp(max=side - 1)
+            tap = functional.embedding(at, table).mul_((row_weight * column_weight)[:, None])
+            found = tap if found is None else found.add_(tap)
+    assert found is not None
+    return found
+
+
+def _taps(index: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The position of the grid before each row or column, and how far it lies behind that."""
+    last = index.max().clamp(min=1)
+    at = index.float() * (side - 1) / last
+    before = at.floor()
+    return before.long(), at - before

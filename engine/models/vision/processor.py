@@ -1,0 +1,117 @@
+"""How images are made ready for a model: what the files beside config.json say of it.
+
+Older exports have ``preprocessor_config.json``; newer ones a section of ``processor_config.json``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.images.nouns import AreaScaling, EdgeScaling, Scaling
+from engine.models.config_reader import ConfigReader
+from engine.models.json_file import parse_object, read_bytes
+from engine.models.vision.spec import PixelSpec, VisionSpec
+
+_BICUBIC = 3
+_MAX_PIXELS = 2**31
+# What the code is called and what it makes, which the model's own config decides here.
+_WITHOUT_EFFECT = (
+    *("image_processor_type", "feature_extractor_type", "processor_class", "video_processor_type"),
+    *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
+    *("do_convert_rgb", "default_to_square", "do_pad", "num_channels", "is_encoder_decoder"),
+)
+
+
+class Processing(NamedTuple):
+    """How an image becomes what an encoder reads."""
+
+    pixels: PixelSpec
+    scaling: Scaling
+
+
+def read_processing(directory: Path, spec: VisionSpec, scaling: Scaling) -> Processing:
+    """What the directory says of images.
+
+    Args:
+        directory: of the model.
+        spec: of its encoder.
+        scaling: of the family, for what no file says.
+
+    Raises:
+        ModelLoadError: a file is damaged, or asks for something else than is done here.
+    """
+    reader = _find(directory)
+    if reader is None:
+        return Processing(spec.pixels, scaling)
+    for key in _WITHOUT_EFFECT:
+        reader.ignore(key)
+    for key in ("do_resize", "do_rescale", "do_normalize"):
+        reader.require(key, True)
+    reader.require("do_center_crop", False)
+    reader.ignore("crop_size")
+    reader.require("resample", _BICUBIC)
+    reader.require("temporal_patch_size", spec.num_frames)
+    reader.require("merge_size", spec.merge_size)
+    side = spec.patch_size
+    if not reader.is_value("patch_size", {"height": side, "width": side}):
+        reader.require("patch_size", side)
+    pixels = PixelSpec(
+        _channels(reader, "image_mean", spec.pixels.mean),
+        _channels(reader, "image_std", spec.pixels.std),
+        reader.number("rescale_factor", spec.pixels.rescale),
+    )
+    found = _area(reader, scaling) if isinstance(scaling, AreaScaling) else _edge(reader, scaling)
+    reader.finish()
+    return Processing(pixels, found)
+
+
+def _find(directory: Path) -> ConfigReader | None:
+    """What is said of images; the newer file comes first, as it does in transformers."""
+    path = directory / "processor_config.json"
+    if path.is_file():
+        section = ConfigReader(parse_object(path, read_bytes(path)), str(path)).section(
+            "image_processor"
+        )
+        if section is not None:
+            return section
+    path = directory / "preprocessor_config.json"
+    if path.is_file():
+        return ConfigReader(parse_object(path, read_bytes(path)), str(path))
+    return None
+
+
+def _area(reader: ConfigReader, scaling: AreaScaling) -> AreaScaling:
+    """Its bounds have had three spellings; those outside of ``size`` come first."""
+    least, most = scaling.min_pixels, scaling.max_pixels
+    size = reader.section("size")
+    if size is not None:
+        least = size.count("shortest_edge", size.count("min_pixels", least))
+        most = size.count("longest_edge", size.count("max_pixels", most))
+        size.finish()
+    least = reader.count("min_pixels", least)
+    most = reader.count("max_pixels", most, limit=_MAX_PIXELS)
+    if least > most:
+        raise reader.error("max_pixels", f"of {most} is less than the {least} of min_pixels")
+    return AreaScaling(least, most)
+
+
+def _edge(reader: ConfigReader, scaling: EdgeScaling) -> EdgeScaling:
+    size = reader.section("size")
+    if size is None:
+        return scaling
+    longest = size.count("longest_edge", scaling.longest)
+    size.finish()
+    return EdgeScaling(longest)
+
+
+def _channels(
+    reader: ConfigReader, key: str, default: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """A number for each of the three channels."""
+    if key not in reader:
+        return default
+    values = reader.numbers(key)
+    if len(values) != 3:
+        raise reader.error(key, "must be three numbers")
+    return values[0], values[1], values[2]

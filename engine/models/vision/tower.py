@@ -1,0 +1,130 @@
+"""A vision encoder: one for all families, made from a spec and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from engine.models.loader import dummy_weights, load_weights
+from engine.models.safetensors import Header
+from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
+from engine.models.vision.patches import cut, lay_out
+from engine.models.vision.positions import interpolated, make_turns
+from engine.models.vision.read import VisionModel
+from engine.models.vision.spec import VisionSpec
+
+
+class ImageStates(NamedTuple):
+    """What a text model reads of an image, in its own dtype."""
+
+    embeddings: torch.Tensor  # [num_cells, out_size], row by row
+    deep: tuple[torch.Tensor, ...]  # each [num_cells, out_size]; added behind its first layers
+
+
+class VisionTower:
+    """A loaded encoder.
+
+    Args:
+        spec: what it is.
+        tensors: its parameters, as ``load_tower`` makes them.
+    """
+
+    def __init__(self, spec: VisionSpec, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.spec = spec
+        self.num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        self._patch = read_projection(tensors, "patch")
+        self._positions = tensors.get("positions")
+        self._patch_norm: Normalisation | None = None
+        if spec.patch_norm:
+            self._patch_norm = read_norm(spec.norm, tensors, "patch_norm")
+        self._blocks = tuple(Block(spec, tensors, str(i)) for i in range(spec.num_layers))
+        self._merger = Merger(spec, tensors, "merger")
+        self._deep = {
+            layer: Merger(spec, tensors, f"deep.{i}", norm_of_cells=True)
+            for i, layer in enumerate(spec.deep_layers)
+        }
+        self._dtype = tensors["merger.down.weight"].dtype
+
+    def embed(self, pixels: torch.Tensor) -> ImageStates:
+        """The embeddings of an image.
+
+        Args:
+            pixels: [height, width, 3] uint8, RGB, on the tower's device; whole cells.
+        """
+        spec = self.spec
+        side = spec.patch_size
+        height, width, _ = pixels.shape
+        layout = lay_out(height // side, width // side, spec, pixels.device)
+        x = self._patch(cut(pixels, layout, side, spec.pixels))  # [num_patches, hidden_size]
+        if self._positions is not None:
+            x += interpolated(self._positions, layout.rows, layout.columns)
+        x = x.to(self._dtype)
+        if self._patch_norm is not None:
+            x = self._patch_norm(x)
+        turns = None
+        if spec.rope is not None:
+            turns = make_turns(spec.rope, spec.head_dim, layout.rows, layout.columns)
+        everything = (layout.whole,)
+        deep = []
+        for i, block in enumerate(self._blocks):
+            x = block(x, turns, layout.windows if spec.is_windowed(i) else everything)
+            if i in self._deep:
+                deep.append(layout.row_by_row(self._deep[i](x)))
+        return ImageStates(layout.row_by_row(self._merger(x)), tuple(deep))
+
+    def activation_bytes(self, num_cells: int) -> int:
+        """A bound of what ``embed`` takes at once for an image of so many cells, beside the pixels.
+
+        It grows with the cells, not with their square, where torch's attention is fused: on a CPU
+        always, on a GPU in every dtype that it serves.
+        """
+        spec = self.spec
+        hidden, size = spec.hidden_size, self._dtype.itemsize
+        pixels = 3 * spec.patch_size**2
+        cut_bytes = 3 * pixels + 4 * pixels + 8 * hidden
+        attention = 10 * hidden * size + 16 * hidden  # two of queries and keys in float32 besides
+        up = spec.intermediate_size * (2 if spec.gated else 1)
+        mlp = 3 * hidden * size + 4 * up * size
+        merger = 4 * hidden * size + 3 * spec.merger.inner_size * size // spec.merge_size**2
+        angles = 8 * spec.head_dim + 64
+        patch = max(cut_bytes, attention, mlp, merger) + 2 * hidden * size + angles
+        out = (1 + len(spec.deep_layers)) * 2 * spec.out_size * size
+        return num_cells * (patch * spec.merge_size**2 + out)
+
+
+def load_tower(
+    vision: VisionModel,
+    headers: list[Header],
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int | None = None,
+) -> VisionTower:
+    """The encoder of a checkpoint, or with a seed one of random weights.
+
+    Args:
+        vision: what its config says.
+        headers: of the checkpoint's files; not looked at with a seed.
+        dtype: of its layers. Patches are read in float32 whatever it is.
+        device: of its weights.
+        seed: of random weights.
+
+    Raises:
+        ModelLoadError: a tensor of the encoder is missing, has no place or another shape than the
+            config says, or the device has no room; one line that names the tensor and the file.
+    """
+    spec = vision.spec
+    if seed is None:
+        weights = load_weights(spec, headers, dtype, device)
+    else:
+        weights = dummy_weights(spec, dtype, device, seed)
+    tensors = {name: weights[name] for name in weights}
+    # [hidden_size, 3, frames, side, side]: an image is the same in all frames.
+    patch = tensors["patch.weight"]
+    tensors["patch.weight"] = (patch if spec.num_frames is None else patch.sum(2)).flatten(1)
+    if spec.merger.joined:
+        # Checkpoints have the patches of a cell within each dimension; here it is the other way.
+        stored = tensors["merger.join.weight"].unflatten(1, (spec.hidden_size, -1))
+        tensors["merger.join.weight"] = stored.transpose(1, 2).flatten(1).contiguous()
+    return VisionTower(spec, tensors)

@@ -1,0 +1,135 @@
+"""The parameters of a vision encoder, and what checkpoints call them: a table for each family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from engine.models.rules import Rule
+from engine.models.vision.spec import MergerSpec, VisionNorm, VisionSpec
+from engine.models.weights import Parameter, Target
+
+
+def _linear(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
+    return tuple(
+        Rule(f"{pattern}.{kind}", f"{parameter}.{kind}", part) for kind in ("weight", "bias")
+    )
+
+
+def _norm(pattern: str, parameter: str) -> tuple[Rule, ...]:
+    return Rule(f"{pattern}.weight", parameter), Rule(f"{pattern}.bias", f"{parameter}.bias")
+
+
+_QWEN_BLOCK = "visual.blocks.{i}."
+_QWEN = (
+    *_linear("visual.patch_embed.proj", "patch"),
+    *_norm(_QWEN_BLOCK + "norm1", "{i}.attention_norm"),
+    Rule(_QWEN_BLOCK + "attn.qkv.weight", "{i}.qkv.weight", None),
+    Rule(_QWEN_BLOCK + "attn.qkv.bias", "{i}.qkv.bias", None),
+    *_linear(_QWEN_BLOCK + "attn.proj", "{i}.output"),
+    *_norm(_QWEN_BLOCK + "norm2", "{i}.mlp_norm"),
+)
+_QWEN2_MERGER = (
+    *_norm("visual.merger.ln_q", "merger.norm"),
+    *_linear("visual.merger.mlp.0", "merger.up"),
+    *_linear("visual.merger.mlp.2", "merger.down"),
+)
+_QWEN2 = (
+    *(*_QWEN, *_QWEN2_MERGER),
+    *_linear(_QWEN_BLOCK + "mlp.fc1", "{i}.up"),
+    *_linear(_QWEN_BLOCK + "mlp.fc2", "{i}.down"),
+)
+_TABLES = {
+    "qwen2_vl": _QWEN2,
+}
+# What the names of an encoder begin with; newer exports put the whole model's before it.
+_OWN = re.compile(r"(?:model\.)?((?:visual|vision_tower|multi_modal_projector)\..*)", re.DOTALL)
+
+
+def vision_targets(spec: VisionSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
+    """Checkpoint name -> place, for every part of every parameter."""
+    places: dict[str, Target] = {}
+    for rule in _TABLES[spec.architecture]:
+        count = spec.num_layers if "{i}" in rule.pattern else 1
+        for i in range(len(spec.deep_layers) if "deep." in rule.parameter else count):
+            parameter = rule.parameter.replace("{i}", str(i))
+            if parameter in wanted:
+                places[rule.pattern.replace("{i}", str(i))] = Target(parameter, rule.part)
+    return places
+
+
+def own_name(name: str) -> str:
+    """The name of an encoder's tensor as older exports spell it; others as they are."""
+    found = _OWN.fullmatch(name)
+    return found[1] if found else name
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a tensor is no part of the encoder, but of the text model."""
+    return _OWN.fullmatch(name) is None
+
+
+def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
+    """All parameters of an encoder, by name."""
+    hidden, side = spec.hidden_size, spec.patch_size
+    frames = () if spec.num_frames is None else (spec.num_frames,)
+    # In float32: the pixels are read so, and the frames' weights are summed.
+    found = {"patch.weight": Parameter((hidden,), (3, *frames, side, side), is_exact=True)}
+    if spec.patch_bias:
+        found["patch.bias"] = Parameter((hidden,), is_exact=True)
+    if spec.position_grid:
+        found["positions"] = Parameter((spec.position_grid**2,), (hidden,), is_exact=True)
+    if spec.patch_norm:
+        found |= _norm_parameters("patch_norm", spec.norm, hidden)
+    for i in range(spec.num_layers):
+        layer = _layer_parameters(spec)
+        found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
+    found |= _merger_parameters("merger", spec, spec.merger, hidden)
+    for i in range(len(spec.deep_layers)):
+        found |= _merger_parameters(f"deep.{i}", spec, spec.merger, spec.merged_size)
+    return found
+
+
+def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    up = (inner, inner) if spec.gated else (inner,)
+    return {
+        **_norm_parameters("attention_norm", spec.norm, hidden),
+        **_linear_parameters("qkv", (hidden, hidden, hidden), hidden, bias=spec.bias),
+        **_linear_parameters("output", (hidden,), hidden, bias=spec.bias),
+        **_norm_parameters("mlp_norm", spec.norm, hidden),
+        **_linear_parameters("up", up, hidden, bias=spec.mlp_bias),
+        **_linear_parameters("down", (hidden,), inner, bias=spec.mlp_bias),
+    }
+
+
+def _merger_parameters(
+    name: str, spec: VisionSpec, merger: MergerSpec, norm_size: int
+) -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    if merger.norm is not None:
+        found |= _norm_parameters(f"{name}.norm", merger.norm, norm_size)
+    inputs = spec.merged_size
+    if merger.joined:
+        found[f"{name}.join.weight"] = Parameter((spec.hidden_size,), (inputs,))
+        inputs = spec.hidden_size
+    inner = merger.inner_size
+    found |= _linear_parameters(f"{name}.up", (inner,), inputs, bias=merger.bias)
+    found |= _linear_parameters(f"{name}.down", (spec.out_size,), inner, bias=merger.bias)
+    return found
+
+
+def _linear_parameters(
+    name: str, parts: tuple[int, ...], inputs: int, *, bias: bool
+) -> dict[str, Parameter]:
+    found = {f"{name}.weight": Parameter(parts, (inputs,))}
+    if bias:
+        found[f"{name}.bias"] = Parameter(parts)
+    return found
+
+
+def _norm_parameters(name: str, norm: VisionNorm, size: int) -> dict[str, Parameter]:
+    found = {name: Parameter((size,), is_norm=True)}
+    if norm.kind == "layer":
+        found[f"{name}.bias"] = Parameter((size,))
+    return found

@@ -1,0 +1,70 @@
+"""Tiny random models that read images, in Hugging Face format, one for each kind of encoder.
+
+    model = tiny_vision.save("qwen2_vl", tmp_path)
+
+They have no tokenizer. What stands for an image are the tokens below, of a vocabulary of 160.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests import tiny_models
+
+IMAGE, ROW_END, IMAGE_END, START, END, VIDEO = range(150, 156)
+_QWEN_TOKENS = {
+    **{"image_token_id": IMAGE, "video_token_id": VIDEO},
+    **{"vision_start_token_id": START, "vision_end_token_id": END},
+}
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+_QWEN2_VISION = {"depth": 3, "num_heads": 2, "embed_dim": 32, "hidden_size": 48, "patch_size": 14}
+
+# kind -> (Hugging Face class, the text model's kind, changes to it, part for images, whole model)
+KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": ("Qwen2VL", "qwen2", {"rope_parameters": _MROPE}, _QWEN2_VISION, _QWEN_TOKENS),
+}
+
+PROCESSORS = {"qwen2_vl": "Qwen2VLImageProcessorPil"}
+
+
+def build(kind: str, *, seed: int = 0, **vision: Any) -> Any:
+    """A Hugging Face model with random weights of a size that makes its parts matter; ``vision``
+    changes its part for images."""
+    import torch
+    import transformers
+
+    name, text_kind, changes, shape, whole = KINDS[kind]
+    text = tiny_models.build(text_kind, **changes).config.to_dict()
+    if kind.startswith("qwen"):
+        text.pop("model_type")
+    config = getattr(transformers, f"{name}Config")(
+        text_config=text,
+        vision_config={**shape, **vision},
+        tie_word_embeddings=text["tie_word_embeddings"],
+        **whole,
+    )
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+        for parameter_name, parameter in model.named_parameters():
+            is_norm = "norm" in parameter_name or "ln_" in parameter_name
+            is_norm &= parameter_name.endswith("weight")
+            parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
+    return model
+
+
+def save(kind: str, directory: Path, **options: Any) -> Any:
+    """Save ``build(kind)`` as a checkpoint; returns the model."""
+    model = build(kind, **options)
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(directory)
+    return model
+
+
+def processor(kind: str) -> Any:
+    """Hugging Face's image processor for it, the one that needs no torchvision."""
+    import transformers
+
+    return getattr(transformers, PROCESSORS[kind])()
