@@ -143,7 +143,7 @@ class Profiler:
         self._spans.switch(None)
         recording.__exit__(None, None, None)
         assert self._directory is not None
-        time = datetime.now().astimezone().strftime("%Y%m%dT%H%M%S.%f")[:-3]
+        time = datetime.now().astimezone().strftime("%Y%m%dT%H%M%S.%f")
         path = Path(self._directory) / f"quire-profile-{time}-{os.getpid()}.json.gz"
         # Under its own name the file is whole, whoever watches the directory.
         plain, packed = path.with_name(f".{path.stem}"), path.with_name(f".{path.name}")
