@@ -5,12 +5,13 @@ Each is apart from the layers, so that a model can also be walked through a laye
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
 
 from engine.models.rope import inverse_frequencies
+from engine.models.rope_spec import RopePlanes
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import Rotation
 from kernels.operations import Operations
@@ -61,10 +62,23 @@ class Rotations:
             )
             turned = None if rope.num_dims is None else rope.num_dims // 2
             self._ropes.append((frequencies.to(device), scale, turned))
+        planes = [rope.planes for rope in spec.ropes]
+        self._axes = [
+            None if plane is None else _axes(plane, frequencies)
+            for plane, (frequencies, _, _) in zip(planes, self._ropes, strict=True)
+        ]
 
     def __call__(self, positions: torch.Tensor) -> tuple[Rotation, ...]:
-        """Of positions [n] int64, for a ``StepState``."""
-        return tuple(self._rotation(positions, *rope) for rope in self._ropes)
+        """Of positions [n], or [3, n] where they have three dimensions, for a ``StepState``."""
+        if positions.dim() == 1:
+            return tuple(self._rotation(positions, *rope) for rope in self._ropes)
+        found = []
+        for rope, axes in zip(self._ropes, self._axes, strict=True):
+            assert axes is not None, "a model of one dimension was asked for three"
+            by_axis = [self._rotation(along.contiguous(), *rope) for along in positions]
+            cosines, sines = zip(*by_axis, strict=True)
+            found.append((_by_axis(axes, cosines), _by_axis(axes, sines)))
+        return tuple(found)
 
     def _rotation(
         self, positions: torch.Tensor, frequencies: torch.Tensor, scale: float, turned: int | None
@@ -76,6 +90,18 @@ class Rotations:
         cos[..., :turned].mul_(scale)
         sin[..., :turned].mul_(scale)
         return cos, sin
+
+
+def _axes(planes: RopePlanes, frequencies: torch.Tensor) -> torch.Tensor:
+    """Which of three positions each frequency turns by: [dim / 2]."""
+    axes = [planes.axis(i) for i in range(frequencies.numel())]
+    return torch.tensor(axes, device=frequencies.device)
+
+
+def _by_axis(axes: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of three tables [n, 1, dim / 2] one, each of its columns from that of its axis."""
+    first, second, third = parts
+    return torch.where(axes == 0, first, torch.where(axes == 1, second, third))
 
 
 def finish_logits(spec: DecoderSpec, logits: torch.Tensor, operations: Operations) -> torch.Tensor:

@@ -79,6 +79,27 @@ RopeScaling = (
 
 
 @dataclass(frozen=True)
+class RopePlanes:
+    """Positions in three dimensions (M-RoPE, Wang et al. 2024): the tokens of an image stand at a
+    time, a row and a column, those of text at the same place in all three.
+
+    ``sections`` are the numbers of frequencies that turn by each, one section after the other, or
+    ``interleaved``: every third by the row and every third by the column, up to so many of each.
+    """
+
+    sections: tuple[int, int, int]
+    interleaved: bool = False
+
+    def axis(self, frequency: int) -> int:
+        """What a frequency turns by: 0 the time, 1 the row, 2 the column."""
+        if self.interleaved:
+            axis = frequency % 3
+            return axis if frequency < 3 * self.sections[axis] else 0
+        first, second, _ = self.sections
+        return int(frequency >= first) + int(frequency >= first + second)
+
+
+@dataclass(frozen=True)
 class RopeSpec:
     """Rotary position embedding. Halves of a head are rotated against each other, or with
     ``interleaved`` neighbouring dimensions; with ``num_dims`` only a head's first ones."""
@@ -87,3 +108,4 @@ class RopeSpec:
     scaling: RopeScaling | None = None
     num_dims: int | None = None  # even; None: all of head_dim
     interleaved: bool = False
+    planes: RopePlanes | None = None  # None: positions have one dimension

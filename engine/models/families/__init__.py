@@ -34,7 +34,7 @@ from engine.models.families import (
     olmo,
     ungated,
 )
-from engine.models.families.multimodal import MROPE
+from engine.models.families.multimodal import QWEN3_5_PLANES
 from engine.models.heads import with_head
 from engine.models.spec import DecoderSpec
 
@@ -238,12 +238,12 @@ FAMILIES: dict[str, Family] = {
         "as `qwen3_5_moe_text`; images are not taken",
     ),
     "qwen3_5_moe_text": Family(
-        partial(hybrid.qwen3_5_moe, rope_besides=MROPE),
+        partial(hybrid.qwen3_5_moe, rope_planes=QWEN3_5_PLANES),
         "Qwen3.5 with experts, its text model alone",
         "as `qwen3_5_text`; experts and a gated shared one",
     ),
     "qwen3_5_text": Family(
-        partial(hybrid.qwen3_5, rope_besides=MROPE),
+        partial(hybrid.qwen3_5, rope_planes=QWEN3_5_PLANES),
         "Qwen3.5, its text model alone",
         "gated delta rules in three layers of four, gated attention, QK norms, rope on a part of "
         "the head",

@@ -13,6 +13,7 @@ from engine.models.families.shared import (
     with_checked_experts,
 )
 from engine.models.recurrence import GatedDeltaSpec, ShortConvSpec
+from engine.models.rope_spec import RopePlanes
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 # How published LFM2 were begun with, and what other keys say as well.
@@ -35,18 +36,18 @@ def qwen3_next(reader: ConfigReader) -> DecoderSpec:
     return with_checked_experts(reader, _qwen(reader, layers, moe=moe))
 
 
-def qwen3_5(reader: ConfigReader, *, rope_besides: tuple[str, ...] = ()) -> DecoderSpec:
+def qwen3_5(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
     """Qwen3.5, dense."""
     reader.ignore("mlp_only_layers")
-    return _qwen(reader, tuple(_layers(reader)), rope_besides=rope_besides)
+    return _qwen(reader, tuple(_layers(reader)), rope_planes=rope_planes)
 
 
-def qwen3_5_moe(reader: ConfigReader, *, rope_besides: tuple[str, ...] = ()) -> DecoderSpec:
+def qwen3_5_moe(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
     """Qwen3.5 with experts, and one that all tokens go to."""
     reader.require("mlp_only_layers", [])
     layers = tuple(dataclasses.replace(layer, experts=True) for layer in _layers(reader))
     moe = _experts(reader, normalised=True)
-    spec = _qwen(reader, layers, moe=moe, rope_besides=rope_besides)
+    spec = _qwen(reader, layers, moe=moe, rope_planes=rope_planes)
     return with_checked_experts(reader, spec)
 
 
@@ -125,7 +126,7 @@ def _qwen(
     layers: tuple[LayerSpec, ...],
     *,
     moe: MoeSpec | None = None,
-    rope_besides: tuple[str, ...] = (),
+    rope_planes: RopePlanes | None = None,
 ) -> DecoderSpec:
     reader.require("attn_output_gate", True)
     reader.require("mamba_ssm_dtype", "float32")
@@ -147,7 +148,7 @@ def _qwen(
         partial=0.25,
         max_positions=32_768,
         intermediate_size=moe.intermediate_size if moe else None,
-        rope_besides=rope_besides,
+        rope_planes=rope_planes,
         qkv_bias=(bias := reader.flag("attention_bias")),
         output_bias=bias,
         qk_norm=True,

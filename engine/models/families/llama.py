@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.shared import alternating_layers, layer_types, num_layers, read_decoder
+from engine.models.rope_spec import RopePlanes
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
 
 
@@ -126,14 +127,14 @@ def helium(reader: ConfigReader) -> DecoderSpec:
     )
 
 
-def qwen2(reader: ConfigReader, *, rope_besides: tuple[str, ...] = ()) -> DecoderSpec:
+def qwen2(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
     """Qwen2 and Qwen2.5."""
     reader.require("use_mrope", False)
     layers = windowed_layers(reader)
-    return read_decoder(reader, qkv_bias=True, layers=layers, rope_besides=rope_besides)
+    return read_decoder(reader, qkv_bias=True, layers=layers, rope_planes=rope_planes)
 
 
-def qwen3(reader: ConfigReader, *, rope_besides: tuple[str, ...] = ()) -> DecoderSpec:
+def qwen3(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
     """Qwen3, dense."""
     return read_decoder(
         reader,
@@ -142,7 +143,7 @@ def qwen3(reader: ConfigReader, *, rope_besides: tuple[str, ...] = ()) -> Decode
         qk_norm=True,
         head_dim=128,
         layers=windowed_layers(reader),
-        rope_besides=rope_besides,
+        rope_planes=rope_planes,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from engine.models.config_reader import ConfigReader
 from engine.models.families import gemma, hybrid, llama, llama4
 from engine.models.families import gemma4 as gemma_4
+from engine.models.rope_spec import RopePlanes
 from engine.models.spec import DecoderSpec
 
 _VISION = ("vision_config", "image_token_id", "image_token_index")
@@ -17,8 +18,9 @@ _GEMMA4 = (
     *("boi_token_id", "eoi_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index"),
 )
 _QWEN = ("video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
-# Which frequencies turn by a token's row and column in an image: in text they all turn by the same.
-MROPE = ("mrope_section", "mrope_interleaved")
+_QWEN2_PLANES = RopePlanes((16, 24, 24))
+_QWEN3_PLANES = RopePlanes((24, 20, 20), interleaved=True)
+QWEN3_5_PLANES = RopePlanes((11, 11, 10), interleaved=True)
 _MISTRAL = (
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size"),
     "vision_feature_layer",
@@ -60,22 +62,24 @@ def mistral3(reader: ConfigReader) -> DecoderSpec:
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen2-VL and Qwen2.5-VL, whose text model's keys stand in the config itself in older
     exports."""
-    return _text_part(reader, lambda text: llama.qwen2(text, rope_besides=MROPE), _QWEN)
+    return _text_part(reader, lambda text: llama.qwen2(text, rope_planes=_QWEN2_PLANES), _QWEN)
 
 
 def qwen3_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen3-VL, dense."""
-    return _text_part(reader, lambda text: llama.qwen3(text, rope_besides=MROPE), _QWEN)
+    return _text_part(reader, lambda text: llama.qwen3(text, rope_planes=_QWEN3_PLANES), _QWEN)
 
 
 def qwen3_5(reader: ConfigReader) -> DecoderSpec:
     """Qwen3.5, dense."""
-    return _text_part(reader, lambda text: hybrid.qwen3_5(text, rope_besides=MROPE), _QWEN)
+    return _text_part(reader, lambda text: hybrid.qwen3_5(text, rope_planes=QWEN3_5_PLANES), _QWEN)
 
 
 def qwen3_5_moe(reader: ConfigReader) -> DecoderSpec:
     """Qwen3.5 with experts."""
-    return _text_part(reader, lambda text: hybrid.qwen3_5_moe(text, rope_besides=MROPE), _QWEN)
+    return _text_part(
+        reader, lambda text: hybrid.qwen3_5_moe(text, rope_planes=QWEN3_5_PLANES), _QWEN
+    )
 
 
 def _text_part(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from engine.models.rope_spec import (
     Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
+    RopePlanes,
     RopeScaling,
     RopeSpec,
     YarnScaling,
@@ -27,6 +29,7 @@ def read_rope(
     partial: float = 1.0,
     interleaved: bool = False,
     besides: tuple[str, ...] = (),
+    planes: RopePlanes | None = None,
 ) -> RopeSpec:
     """The rotary embedding of a model, in both spellings: ``rope_parameters`` (transformers 5),
     and ``rope_theta`` with ``rope_scaling``.
@@ -39,6 +42,7 @@ def read_rope(
         partial: the family's share of a head that is rotated where the config names none.
         interleaved: whether neighbouring dimensions are rotated against each other.
         besides: keys of the section that say nothing about frequencies; others read them.
+        planes: the family's where the config names none; None: positions have one dimension.
     """
     partial = reader.number("partial_rotary_factor", partial)
     theta = reader.number("rope_theta", theta, above=1.0)
@@ -46,12 +50,39 @@ def read_rope(
     older, newer = reader.section("rope_scaling"), reader.section("rope_parameters")
     section = newer or older
     if section is None:
-        return RopeSpec(theta, None, _num_dims(reader, partial, head_dim), interleaved)
+        num_dims = _num_dims(reader, partial, head_dim)
+        return _in_planes(reader, RopeSpec(theta, None, num_dims, interleaved), planes, head_dim)
     for key in besides:
         section.ignore(key)
-    return _read_section(
+    if planes is not None:
+        planes = _read_planes(section, planes)
+    rope = _read_section(
         section, theta, trained, original, head_dim, partial=partial, interleaved=interleaved
     )
+    return _in_planes(section, rope, planes, head_dim)
+
+
+def _read_planes(section: ConfigReader, family: RopePlanes) -> RopePlanes:
+    section.ignore("mrope_interleaved")  # what a family has always
+    sizes = section.listed("mrope_section", 3)
+    if sizes is None:
+        return family
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise section.error("mrope_section", "must be a list of three numbers of frequencies")
+    return dataclasses.replace(family, sections=tuple(sizes))
+
+
+def _in_planes(
+    section: ConfigReader, rope: RopeSpec, planes: RopePlanes | None, head_dim: int
+) -> RopeSpec:
+    """``rope`` with its planes. Raises ModelLoadError where they are of another head."""
+    if planes is None:
+        return rope
+    num_frequencies = (rope.num_dims or head_dim) // 2
+    if not planes.interleaved and sum(planes.sections) != num_frequencies:
+        problem = f"must add up to the {num_frequencies} frequencies of a head"
+        raise section.error("mrope_section", problem)
+    return dataclasses.replace(rope, planes=planes)
 
 
 def read_ropes_by_layer(

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.rope import read_rope
+from engine.models.rope_spec import RopePlanes
 from engine.models.spec import Activation, DecoderSpec, LayerSpec, NormSpec
 
 _MAX_LAYERS = 10_000
@@ -36,6 +37,7 @@ def read_decoder(
     max_positions: int = 2048,
     intermediate_size: int | None = None,
     rope_besides: tuple[str, ...] = (),
+    rope_planes: RopePlanes | None = None,
     **fields: Any,
 ) -> DecoderSpec:
     """The spec of a model whose keys are named as Llama's.
@@ -48,6 +50,7 @@ def read_decoder(
             what the config leaves out.
         interleaved: the family's layout of rotary dimensions.
         rope_besides: keys of the rope's section that say nothing about frequencies.
+        rope_planes: the family's, where images have positions of their own.
         fields: fields of ``DecoderSpec``; a ``rope`` among them is taken as it is.
 
     Raises:
@@ -71,6 +74,7 @@ def read_decoder(
             partial=partial,
             interleaved=interleaved,
             besides=rope_besides,
+            planes=rope_planes,
         )
     is_gated = fields.get("gated", True)
     return DecoderSpec(
