@@ -33,6 +33,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from engine.images.nouns import Image
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.prefix import PrefixChain
 from engine.kv_cache.snapshots import SnapshotPool
@@ -201,9 +202,9 @@ class BlockPool:
 
     # ------------------------------------------------------------ cached prefixes
 
-    def chain(self, salt: str, adapter: str = "") -> PrefixChain:
-        """An empty chain of digests for one sequence."""
-        return PrefixChain(self._hash_key, salt, self.block_size, adapter)
+    def chain(self, salt: str, adapter: str = "", images: Sequence[Image] = ()) -> PrefixChain:
+        """An empty chain of digests for one sequence, whose prompt holds these images."""
+        return PrefixChain(self._hash_key, salt, self.block_size, adapter, images)
 
     def match(
         self, chain: PrefixChain, token_ids: Sequence[int], window: int | None = None

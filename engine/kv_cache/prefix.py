@@ -8,7 +8,8 @@
 end of block ``i``, so a block found by its digest needs no look at its tokens. The hash is keyed
 with bytes drawn at start (RFC 7693, keyed BLAKE2b): nobody outside can construct a collision, and
 so nobody can be served another's prefix. The root is made of the request's salt and of its adapter,
-which keeps the prefixes of different ones apart.
+which keeps the prefixes of different ones apart. All images have the same token: a block that holds
+some of an image is named by the image's own digest besides.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from hashlib import blake2b
+
+from engine.images.nouns import Image
 
 _DIGEST_BYTES = 16
 
@@ -26,11 +29,19 @@ class PrefixChain:
     Survives preemption: a sequence's tokens only ever grow.
     """
 
-    __slots__ = ("_block_size", "_digests", "_key", "_parent")
+    __slots__ = ("_block_size", "_digests", "_images", "_key", "_parent")
 
-    def __init__(self, key: bytes, salt: str, block_size: int, adapter: str = "") -> None:
+    def __init__(
+        self,
+        key: bytes,
+        salt: str,
+        block_size: int,
+        adapter: str = "",
+        images: Sequence[Image] = (),
+    ) -> None:
         self._key = key
         self._block_size = block_size
+        self._images = images
         self._parent = _digest(key, b"root", salt.encode("utf-8", "surrogatepass"))
         if adapter:
             self._parent = _digest(key, self._parent, b"adapter" + adapter.encode())
@@ -45,9 +56,19 @@ class PrefixChain:
         size = self._block_size
         for start in range(len(digests) * size, num_blocks * size, size):
             block = struct.pack(f"{size}i", *token_ids[start : start + size])
+            if self._images:
+                block += self._seen(start, start + size)
             self._parent = _digest(self._key, self._parent, block)
             digests.append(self._parent)
         return digests
+
+    def _seen(self, begin: int, end: int) -> bytes:
+        """The images that have tokens in a block, and where they begin."""
+        return b"".join(
+            struct.pack("q", image.start) + image.digest
+            for image in self._images
+            if image.start < end and begin < image.start + image.num_tokens
+        )
 
 
 def _digest(key: bytes, parent: bytes, contents: bytes) -> bytes:

@@ -221,7 +221,7 @@ class ReplicaClient:
         if not size:
             return []
         adapter = request.adapter.id if request.adapter is not None else ""
-        chain = PrefixChain(self._key, request.cache_salt, size, adapter)
+        chain = PrefixChain(self._key, request.cache_salt, size, adapter, request.images)
         return chain.digests(prompt, len(prompt) // size)
 
     # ------------------------------------------------------------ deaths

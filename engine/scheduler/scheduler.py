@@ -133,7 +133,7 @@ class Scheduler:
         if request.id in live:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
         adapter = request.adapter.id if request.adapter else ""
-        chain = self._pool.chain(request.cache_salt, adapter)
+        chain = self._pool.chain(request.cache_salt, adapter, request.images)
         seq = sequence_of(request, self._num_added, chain, self._max_len, self._eos, grammar)
         # With states a fork waits for what its leader leaves in the prefix cache, or for nothing.
         if not self._recurrent or self._pool.snapshots is not None:

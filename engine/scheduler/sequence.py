@@ -136,6 +136,7 @@ def leader_of(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:
         return None
     own, other = request, leader.request
     is_same = (own.cache_salt, own.adapter) == (other.cache_salt, other.adapter)
+    is_same = is_same and own.images == other.images
     return leader if is_same and own.prompt_token_ids == other.prompt_token_ids else None
 
 

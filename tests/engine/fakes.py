@@ -23,6 +23,7 @@ import msgspec
 from engine.client import LoadProgress
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import Failure, ModelLoadError
+from engine.images.nouns import EdgeScaling, ImageRules
 from engine.plan_rows import ScheduledRow
 from engine.pooling import PoolingInfo, PoolingParams
 from engine.profiler import Spans
@@ -84,6 +85,7 @@ def make_info(
         window=window,
         is_recurrent=num_states > 0,
         pooling=PoolingInfo(kind="mean", size=2, num_labels=1),
+        images=ImageRules(token_id=1, cell=1, scaling=EdgeScaling(1), max_images=1),
     )
 
 
@@ -116,11 +118,20 @@ def _stop_ids(sampling: SamplingParams) -> tuple[int, ...]:
     return (*sampling.stop_token_ids, *(() if sampling.ignore_eos else (EOS,)))
 
 
+def shown(request: Request) -> list[int]:
+    """The prompt's tokens, and where it has images what these show."""
+    found = list(request.prompt_token_ids)
+    for image in request.images:
+        for place in range(image.start, image.start + image.num_tokens):
+            found[place] = VOCAB + image.digest[0] + 256 * (place - image.start)
+    return found
+
+
 def expected_output(request: Request, max_len: int) -> tuple[list[int], str]:
     """What ``request`` must give: its whole output, resumed tokens included, and the reason."""
     sampling, prompt = request.sampling, request.prompt_token_ids
     digest = 0
-    for token in (*prompt, *request.resumed_token_ids):
+    for token in (*shown(request), *request.resumed_token_ids):
         digest = _roll(digest, token)
     output = list(request.resumed_token_ids)
     limit = max_len - len(prompt) if sampling.max_tokens is None else sampling.max_tokens
@@ -163,6 +174,7 @@ def pool(params: PoolingParams, digests: list[int], start: int, num_prompt: int)
 class _Row:
     request: Request
     tokens: list[int]
+    shown: list[int]  # of its prompt
     digests: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     newest: int | None = None  # what it sampled last
@@ -170,8 +182,9 @@ class _Row:
 
     def digest(self, position: int) -> tuple[str, int]:
         while len(self.digests) <= position:
-            previous = self.digests[-1] if self.digests else 0
-            self.digests.append(_roll(previous, self.tokens[len(self.digests)]))
+            previous, place = self.digests[-1] if self.digests else 0, len(self.digests)
+            seen = self.shown if place < len(self.shown) else self.tokens
+            self.digests.append(_roll(previous, seen[place]))
         return self.request.cache_salt, self.digests[position]
 
 
@@ -210,7 +223,7 @@ class FakeRunner:
             assert added.request.id not in self.rows, "added twice"
             assert added.request.id in planned, "added without a row"
             prompt = added.request.prompt_token_ids
-            row = _Row(added.request, [*prompt, *added.output_ids])
+            row = _Row(added.request, [*prompt, *added.output_ids], shown(added.request))
             self.rows[added.request.id] = row
         for planned_row in plan.rows:
             self._extend(planned_row)

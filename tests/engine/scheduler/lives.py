@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from engine.config import CacheConfig, SpeculationConfig
 from engine.core import EngineCore
 from engine.errors import ContextLengthExceeded
+from engine.images.nouns import Image
 from engine.kv_cache.host_tier import HostTier
 from engine.pooling import PoolingParams
 from engine.profiler import Spans
@@ -58,6 +59,8 @@ class _Told:
 
 class Life:
     """An engine with random limits, and requests that arrive at random."""
+
+    has_images = False  # in some prompts
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -165,6 +168,7 @@ class Life:
         self.num_to_come -= 1
         stem = (1, 2, 3, 4, 1, 2, 3, 5, 5, 5, 1, 2)[: rng.randint(0, 12)]
         tail = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(0, 12)))
+        images = _images(rng) if self.has_images and len(stem) > 8 else ()
         sampling = SamplingParams(
             seed=rng.randrange(3),
             max_tokens=rng.choice((None, None, 0, 1, 5, 12, 20)),
@@ -198,6 +202,7 @@ class Life:
             request = Request(
                 id=leader if not index else f"{leader}/{index}",
                 prompt_token_ids=stem + tail,
+                images=images,
                 sampling=_with_seed(sampling, index, rng),
                 fork_of=leader if index else None,
                 priority=priority,
@@ -444,6 +449,13 @@ class _WatchedStep:
     def result(self) -> StepResult:
         self.life.meanwhile()
         return self.step.result()
+
+
+def _images(rng: random.Random) -> tuple[Image, ...]:
+    """None, or one of two, in what prompts begin with."""
+    digest = rng.choice((b"", b"a", b"b"))
+    image = Image(start=2, num_tokens=5, height=1, width=5, pixels=b"", digest=digest)
+    return (image,) if digest else ()
 
 
 def _with_seed(sampling: SamplingParams, index: int, rng: random.Random) -> SamplingParams:

@@ -63,6 +63,25 @@ def test_no_schedule_changes_a_text_or_loses_a_block() -> None:
     assert seen["displaced"] >= 50, seen
 
 
+class _PicturedLife(Life):
+    has_images = True
+
+
+def test_prompts_with_other_images_share_what_comes_before_these_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hits = 0
+    for seed in range(60):
+        life = _PicturedLife(seed)
+        life.run()
+        hits += life.scheduler.stats().prefix_cache_hits
+    assert hits >= 100
+    monkeypatch.setattr(prefix.PrefixChain, "_seen", lambda *_: b"")
+    lives = (_PicturedLife(seed) for seed in range(60))
+    with pytest.raises(BrokenContract, match="reads foreign KV"):
+        any(life.run() for life in lives)
+
+
 # ---------------------------------------------------------------- planted bugs
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -114,7 +133,7 @@ def share_what_is_free(patch: pytest.MonkeyPatch) -> None:
 @planted
 def ignore_salt(patch: pytest.MonkeyPatch) -> None:
     chain = BlockPool.chain
-    patch.setattr(BlockPool, "chain", lambda self, salt, adapter="": chain(self, "", adapter))
+    patch.setattr(BlockPool, "chain", lambda self, salt, *others: chain(self, "", *others))
 
 
 @planted
