@@ -167,6 +167,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     lora: LoraConfig = LoraConfig()
+    max_images: int = 16  # in one prompt; 0: none are taken, and what embeds them is not loaded
+    # As which a larger image is not seen; None: the model's own bound, and on a CPU less.
+    max_image_tokens: int | None = None
     speculation: SpeculationConfig | None = None
     profile_dir: str | None = None  # where traces of steps are written; None: there are none
     log_level: LogLevel = "info"  # of the engine's own process, where it has one

@@ -8,8 +8,10 @@ from engine.types import EngineInfo, Request
 
 def check_kind(request: Request, info: EngineInfo) -> None:
     """Raise InvalidParameter where the model is of another kind: one that does not generate gives
-    vectors only; one that does may give both."""
+    vectors only; one that does may give both, and may read images for the text."""
     pooling, can = request.pooling, info.pooling
+    if request.images and (pooling is not None or info.images is None):
+        raise InvalidParameter("images are not taken", param="messages")
     if pooling is None:
         if not info.generates:
             raise InvalidParameter("this model does not generate text", param="model")

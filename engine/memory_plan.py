@@ -22,6 +22,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_states: int = 0  # sequences that may run at once, where layers keep a state of each
     num_snapshots: int = 0  # of states, for texts that begin as others did
     state_bytes: int = 0  # what all of these take
+    image_bytes: int = 0  # for embeddings of images, and for making them
 
     def describe(self) -> str:
         """The plan in one line, for people."""
@@ -36,7 +37,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             f"KV cache {self.kv_cache_bytes / mib:.0f} MiB = "
             f"{self.num_blocks:,} blocks of {self.block_size} tokens "
             f"({self.bytes_per_token:,} bytes a token in {self.cache_dtype}), "
-            f"{self._describe_host()}{self._describe_states()}"
+            f"{self._describe_host()}{self._describe_states()}{self._describe_images()}"
             f"free {self.free_bytes / mib:.0f} MiB, longest context {self.max_model_len:,} tokens"
         )
 
@@ -47,6 +48,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
             f"states of {self.num_states:,} sequences and {self.num_snapshots:,} snapshots "
             f"{self.state_bytes / 2**20:,.0f} MiB, "
         )
+
+    def _describe_images(self) -> str:
+        return f"images {self.image_bytes / 2**20:,.0f} MiB, " if self.image_bytes else ""
 
     def _describe_host(self) -> str:
         if not self.num_host_blocks:

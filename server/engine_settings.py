@@ -24,6 +24,8 @@ def engine_config(settings: Settings) -> EngineConfig:
         batch_invariant=settings.batch_invariant,
         enforce_eager=settings.enforce_eager,
         pooling_type=settings.pooling_type,
+        max_images=settings.max_images,
+        max_image_tokens=settings.max_image_tokens,
         tensor_parallel_size=settings.tensor_parallel_size,
         pipeline_parallel_size=settings.pipeline_parallel_size,
         enable_expert_parallel=settings.enable_expert_parallel,

@@ -167,6 +167,21 @@ class Settings(SchedulingSettings, SpeculationSettings, OperationSettings, Paral
         "Which hidden states make an embedding: last (token), mean, cls (the first token) or max. "
         "What the model was made for when left out.",
     )
+    max_images: int = setting(
+        16,
+        _MODEL,
+        "Most images in one prompt, of a model that reads them. 0: none are taken, and what reads "
+        "them is not loaded.",
+        ge=0,
+        le=1024,
+    )
+    max_image_tokens: int | None = setting(
+        None,
+        _MODEL,
+        "Tokens of an image, above which it is scaled down. When left out the model's own bound, "
+        "on a CPU 1,024 at most: all texts wait while an image is read.",
+        ge=4,
+    )
     seed: int = setting(0, _MODEL, "Seed of dummy weights.", ge=0)
     stub_step_ms: float = setting(
         0.0, _MODEL, "Milliseconds that a step takes under --load-format stub.", ge=0, le=10_000

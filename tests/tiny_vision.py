@@ -28,20 +28,20 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
 PROCESSORS = {"qwen2_vl": "Qwen2VLImageProcessorPil"}
 
 
-def build(kind: str, *, seed: int = 0, **vision: Any) -> Any:
+def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vision: Any) -> Any:
     """A Hugging Face model with random weights of a size that makes its parts matter; ``vision``
-    changes its part for images."""
+    changes its part for images, ``text`` its text model."""
     import torch
     import transformers
 
     name, text_kind, changes, shape, whole = KINDS[kind]
-    text = tiny_models.build(text_kind, **changes).config.to_dict()
+    part = tiny_models.build(text_kind, **{**changes, **(text or {})}).config.to_dict()
     if kind.startswith("qwen"):
-        text.pop("model_type")
+        part.pop("model_type")
     config = getattr(transformers, f"{name}Config")(
-        text_config=text,
+        text_config=part,
         vision_config={**shape, **vision},
-        tie_word_embeddings=text["tie_word_embeddings"],
+        tie_word_embeddings=part["tie_word_embeddings"],
         **whole,
     )
     config._attn_implementation = "eager"

@@ -106,13 +106,15 @@ def plan_memory(
     num_sharers: int = 1,
     share_bytes: int | None = None,
     lines_a_state: int = 1,
+    image_bytes: int = 0,
 ) -> MemoryPlan:
     """How many blocks there are, and the longest context. Called once the weights are loaded.
 
     With ``draft_bytes_per_token``, a draft model has as many blocks of its own. ``codes``: as in
     :class:`KVCache`. ``num_sharers``: processes that plan for as large a cache each; on a CPU they
     share its memory, of which all of them together may take ``share_bytes``, weights included.
-    ``lines_a_state``: for each sequence that may have a state there are so many.
+    ``lines_a_state``: for each sequence that may have a state there are so many. ``image_bytes``:
+    what reading images takes.
 
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` is longer than the model's.
@@ -130,6 +132,7 @@ def plan_memory(
         available, usual_bytes = available // num_sharers, usual_bytes // num_sharers
         if share_bytes is not None:
             available = max(0, min(available, share_bytes // num_sharers - weights_bytes))
+    available = max(0, available - image_bytes)
     num_states = _num_states(spec, scheduler, dtype, device, available, lines_a_state)
     num_snapshots = 0
     if cache.enable_prefix_caching:
@@ -186,6 +189,7 @@ def plan_memory(
         num_states=num_states,
         num_snapshots=num_snapshots,
         state_bytes=state_bytes,
+        image_bytes=image_bytes,
     )
 
 

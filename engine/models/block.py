@@ -211,7 +211,7 @@ class Walk:
     def _in_turn(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
         """Attention, then the MLP. Norms that a placement does not have change nothing."""
         state, caches, wanted, taps = given
-        adapters = state.adapters
+        adapters, images = state.adapters, state.images
         # The sum and the norm behind it are one operation, so a layer ends with the next one's.
         normed = self._first_norm(x)
         for i, ((block, next_norm), cache) in enumerate(zip(self._blocks, caches, strict=True)):
@@ -223,6 +223,11 @@ class Walk:
                 x, attended = _select(wanted, x, attended)
             normed = block.mlp_norm.add(block.output(attended, adapters), x)
             out = block.mlp(normed, adapters, x)
+            if images is not None and i < len(images.deep):
+                x += out
+                x.index_add_(0, images.places, images.deep[i])
+                normed = next_norm(x)
+                continue
             if block.ends_with_mlp:
                 normed = next_norm.add(out, x)
                 continue

@@ -98,6 +98,8 @@ class Decoder:
         """
         assert self._embed is not None, "a stage behind the first was asked for embeddings"
         x = self._embed(input_ids, state.positions)
+        if state.images is not None:
+            x.index_copy_(0, state.images.places, state.images.embeddings)
         if self._per_layer is not None:
             state = replace(state, per_layer=self._per_layer(input_ids, x))
         return self._with_parts(self._walk(x, state, caches, wanted, taps), state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +11,15 @@ from engine.models.adapters import Adapters
 from kernels.inputs import StepRows
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of a step's positions
+
+
+class ImageTokens(NamedTuple):
+    """What stands in a step in place of the embeddings of an image's tokens."""
+
+    places: torch.Tensor  # [n] int64, in the step
+    embeddings: torch.Tensor  # [n, hidden_size]
+    # Each [n, hidden_size], added to the residual stream behind the first layers, one for each.
+    deep: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,4 +35,5 @@ class StepState:
     # [num_tokens, hidden_size], what a head that drafts reads beside the tokens
     read_states: torch.Tensor | None = None
     per_layer: torch.Tensor | None = None  # [num_tokens, layers, per_layer_size], for each layer
+    images: ImageTokens | None = None  # None: no token of the step is one of an image
     rows: StepRows | None = None  # whose tokens are which, for layers that keep a state

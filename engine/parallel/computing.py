@@ -30,7 +30,7 @@ from engine.parallel.pipeline import Pipeline
 from engine.parallel.shard import Shard
 from engine.runner.adapter_load import make_adapters
 from engine.runner.inputs import HostBatch
-from engine.runner.load import LoadPlan
+from engine.runner.load_plan import LoadPlan
 from engine.runner.transfer import Uploads
 from engine.types import BlockCopy
 from kernels.attention import BatchGeometry, DeviceGeometry

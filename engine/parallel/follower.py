@@ -44,7 +44,8 @@ from engine.parallel.ranks import HANG_UP
 from engine.parallel.seat import Seat, Share, make_room
 from engine.parallel.shard import Shard
 from engine.runner.device import divide_machine
-from engine.runner.load import LoadPlan, make_plan, plan_cache, read_weights
+from engine.runner.load import plan_cache, read_weights
+from engine.runner.load_plan import LoadPlan, make_plan
 
 logger = logging.getLogger(__name__)
 

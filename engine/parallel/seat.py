@@ -31,7 +31,8 @@ from engine.parallel.layers import share_modules
 from engine.parallel.pipeline import Connections
 from engine.parallel.shard import Shard
 from engine.runner.host_copy import HostCopy
-from engine.runner.load import Loaded, LoadPlan, make_plan, read_weights
+from engine.runner.load import Loaded, read_weights
+from engine.runner.load_plan import LoadPlan, make_plan
 from engine.runner.resting import bring_back, give_back
 
 logger = logging.getLogger(__name__)

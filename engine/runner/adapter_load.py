@@ -8,7 +8,7 @@ from engine.lora.store import AdapterStore
 from engine.parallel.shard import cuts_of
 
 if TYPE_CHECKING:
-    from engine.runner.load import LoadPlan
+    from engine.runner.load_plan import LoadPlan
 
 
 def make_adapters(plan: LoadPlan) -> AdapterStore:

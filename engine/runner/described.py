@@ -15,7 +15,7 @@ from engine.runner.resting import source_name
 from engine.types import EngineInfo, MemoryPlan
 
 if TYPE_CHECKING:
-    from engine.runner.load import LoadPlan
+    from engine.runner.load_plan import LoadPlan
 
 
 def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo:
@@ -53,6 +53,7 @@ def describe(plan: LoadPlan, memory: MemoryPlan, started_s: float) -> EngineInfo
             num_labels=spec.num_labels,
             sigmoid=spec.score_sigmoid,
         ),
+        images=None if plan.images is None else plan.images.rules,
     )
 
 

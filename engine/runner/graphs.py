@@ -62,7 +62,7 @@ class Kept(NamedTuple):
 class DecodeGraph:
     """One batch size, captured."""
 
-    packed: torch.Tensor  # [3 * size] int32: slots, starts, token ids
+    packed: torch.Tensor  # [3 * size] int32: slots, starts, token ids; and ``turns`` on a GPU
     bounds: BatchGeometry
     logits: torch.Tensor  # [size, vocab] float32
     positions: torch.Tensor  # [size] int64, of the tokens to be chosen
@@ -72,6 +72,7 @@ class DecodeGraph:
     sample: Replay
     greedy: Greedy | None = None  # in place of both
     adapters: RecordedAdapters | None = None  # of its rows; None: they have none
+    turns: torch.Tensor | None = None  # [size], see ``Turns``; None: rows turn by their places
 
     @property
     def size(self) -> int:
@@ -86,7 +87,7 @@ class DecodeGraph:
     @property
     def token_ids(self) -> torch.Tensor:
         """[size] int32, of the rows loaded last."""
-        return self.packed[2 * self.size :]
+        return self.packed[2 * self.size : 3 * self.size]
 
 
 class DecodeGraphs:
@@ -156,14 +157,15 @@ class DecodeGraphs:
         if any(array.size for array in changes):  # a step in sixteen or so
             self._rows.write(*uploads.send(changes))
         padding = graph.size - batch.slots.size
-        uploads.fill(
-            graph.packed,
-            (
-                np.pad(batch.slots, (0, padding), constant_values=self._rows.spare_slot),
-                np.pad(batch.starts, (0, padding), constant_values=-1),
-                np.pad(batch.token_ids, (0, padding)),
-            ),
-        )
+        columns = [
+            np.pad(batch.slots, (0, padding), constant_values=self._rows.spare_slot),
+            np.pad(batch.starts, (0, padding), constant_values=-1),
+            np.pad(batch.token_ids, (0, padding)),
+        ]
+        if self._rows.turns is not None:
+            slots, starts, _ = columns
+            columns.append(starts + self._rows.turns.ahead[slots])
+        uploads.fill(graph.packed, columns)
 
     def capture_next(self) -> bool:
         """Capture one more size; whether there are more.
@@ -188,6 +190,7 @@ class DecodeGraphs:
     def _capture_size(self, size: int) -> DecodeGraph:
         device, table = self._spec.device, self._rows
         packed, rows = spare_rows(size, table, device)
+        turns = None if table.turns is None else packed[3 * size :]
         batch = spare_batch(size, self._longest(size), table)
         logits = self._logits[:size]
         positions = torch.empty(size, dtype=torch.int64, device=device)
@@ -210,7 +213,7 @@ class DecodeGraphs:
                 attention=self._kernels.attention.plan(bounds, self._spec),
                 slot_mapping=inputs.slot_mapping,
                 positions=inputs.positions,
-                rotations=self._model.rotations(inputs.positions),
+                rotations=self._model.rotations(inputs.positions if turns is None else turns),
                 rows=rows,
             )
             given = inputs.input_ids, state, self._cache.layers
@@ -239,6 +242,7 @@ class DecodeGraphs:
             kept,
             self._capture(forward),
             self._capture(sample),
+            turns=turns,
         )
 
     def _longest(self, size: int) -> int:
@@ -255,12 +259,15 @@ def ladder(max_num_rows: int) -> list[int]:
 
 
 def spare_rows(size: int, table: RowTable, device: torch.device) -> tuple[torch.Tensor, StepRows]:
-    """Where a captured step reads its rows, and those that pad in it: [3 * size] int32, as rows."""
+    """Where a captured step reads its rows, and those that pad in it: [3 * size] int32, as rows,
+    or on a GPU [4 * size] where the table has positions to turn by."""
     steps = torch.arange(size + 1, dtype=torch.int32, device=device)
-    packed = torch.zeros(3 * size, dtype=torch.int32, device=device)
+    num_columns = 3 if table.turns is None or device.type == "cpu" else 4
+    packed = torch.zeros(num_columns * size, dtype=torch.int32, device=device)
     packed[:size] = table.spare_slot
     packed[size : 2 * size] = -1
-    return packed, StepRows(packed[:size], steps, *packed[size:].split(size))
+    slots, starts, token_ids, *_ = packed.split(size)
+    return packed, StepRows(slots, steps, starts, token_ids)
 
 
 def spare_batch(size: int, longest: int, table: RowTable) -> HostBatch:

@@ -54,6 +54,11 @@ class DeviceBatch:
     copy_sources: torch.Tensor  # [c] int32
     copy_targets: torch.Tensor  # [c] int32
 
+    @property
+    def last_tokens(self) -> torch.Tensor:
+        """[S] int32, where the last tokens of the sampling rows lie in the batch."""
+        return self.rows.query_start[1:].index_select(0, self.sampling_rows) - 1
+
 
 def host_batch(rows: PlanRows, table: RowTable) -> HostBatch:
     """The batch of a step, in the order of its rows.

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import torch
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
@@ -18,31 +17,22 @@ from engine.kv_cache.states import make_states, num_state_lines
 from engine.kv_cache.storage import KVCache, plan_memory
 from engine.limits import num_row_lines
 from engine.lora.store import AdapterStore
-from engine.models.attention import other_heads
 from engine.models.checkpoint import ModelConfig, read_config
 from engine.models.decoder import Decoder
 from engine.models.encoder.spec import EncoderSpec
-from engine.models.loader import weights_bytes
 from engine.models.modules import Modules, make_modules
 from engine.models.spec import DecoderSpec
-from engine.parallel.shard import Shard, cuts_of, share_of
-from engine.quantization import choose_method
-from engine.quantization.cpu import PanelMethod
-from engine.quantization.method import WeightMethod
+from engine.models.vision.tower import VisionTower
+from engine.parallel.shard import cuts_of
 from engine.runner.adapter_load import make_adapters
 from engine.runner.described import describe
 from engine.runner.device import (
     StepThreads,
-    cache_codes,
-    choose_device,
-    choose_dtype,
-    default_threads,
     divide_machine,
-    set_threads,
 )
 from engine.runner.graphs import CudaCapture, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
-from engine.runner.kernels import choose_kernels
+from engine.runner.load_plan import LoadPlan, make_plan
 from engine.runner.model_runner import ModelRunner
 from engine.runner.programs import DecodePrograms
 from engine.runner.protocol import Resting, Runner
@@ -51,23 +41,15 @@ from engine.runner.rehearsals import Rehearsals
 from engine.runner.resting import Recipe, RestingModel
 from engine.runner.rows import RowTable
 from engine.runner.snapshots import Snapshots
-from engine.runner.weight_files import WeightFiles, find_weights
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
-from engine.speculation.load import DraftPlan, plan_draft
-from engine.speculation.load_head import HeadPlan, LoadedHead, plan_head
+from engine.speculation.load_head import LoadedHead
 from engine.types import EngineInfo, MemoryPlan
-from kernels.attention import AttentionSpec
-from kernels.operations import Kernels
 
 if TYPE_CHECKING:
     from engine.parallel.leader import Team
 
 logger = logging.getLogger(__name__)
-
-# The keys of a block are one tile of a GPU's attention kernels; on a CPU, where caches are small,
-# what counts is how much of the last blocks is empty.
-_BLOCK_SIZES = {"cpu": 16, "cuda": 64}
 
 
 def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -> Runner:
@@ -87,42 +69,13 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
     return _load_decoder(config, model, on_progress).runner()
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """What is decided, and refused, before any weight is read."""
-
-    config: EngineConfig
-    model: ModelConfig
-    whole: DecoderSpec  # the model
-    shard: Shard | None  # the rank that this process is; None: it has all of the model
-    spec: DecoderSpec  # what this process computes
-    attention: AttentionSpec
-    kernels: Kernels
-    threads: StepThreads
-    files: WeightFiles
-    method: WeightMethod
-    draft: DraftPlan | None
-    head: HeadPlan | None
-
-    @property
-    def has_panels(self) -> bool:
-        """Whether native kernels multiply dense weights."""
-        return self.kernels.name == "cpu" and isinstance(self.method.dense, PanelMethod)
-
-    @property
-    def stacks_experts(self) -> bool:
-        """Whether a layer's experts are held as tensors of all of them."""
-        if self.kernels.name != "cpu":
-            return self.kernels.name == "triton"
-        return not (self.has_panels or self.config.quantization or self.files.codes)
-
-
 class Loaded(NamedTuple):
     """All parameters that this process has."""
 
     modules: Modules
     draft: Modules | None
     head: LoadedHead | None
+    tower: VisionTower | None  # for images
 
     @property
     def num_bytes(self) -> int:
@@ -175,6 +128,7 @@ class LoadedDecoder:
             vocab_size=spec.vocab_size,
             eos_token_ids=spec.eos_token_ids,
             device=device,
+            image_cell=None if plan.images is None else plan.images.table_cell,
         )
         adapters = make_adapters(plan)
         features = None if loaded.head is None else loaded.head.features(memory)
@@ -184,6 +138,9 @@ class LoadedDecoder:
         speculation = config.speculation
         rejects = speculation is not None and speculation.draft_sampling == "rejection"
         most_tokens = config.scheduler.on(device.type).step_tokens
+        images = None
+        if plan.images is not None and loaded.tower is not None:
+            images = plan.images.reader(loaded.tower, rows, device)
         rehearsals = Rehearsals(
             decoder, kernels.operations, rows, most_tokens=most_tokens, rejects=rejects
         )
@@ -205,6 +162,7 @@ class LoadedDecoder:
             host=HostBlocks(cache, slots, draft, team) if slots else None,
             snapshots=Snapshots(states, rows, team) if memory.num_states else None,
             rest=self._resting,
+            images=images,
         )
 
     def _resting(self, level: int) -> Resting:
@@ -270,56 +228,6 @@ def _read_decoder(
     return LoadedDecoder(plan, loaded, describe(plan, memory, started_s), team)
 
 
-def make_plan(
-    config: EngineConfig,
-    model: ModelConfig,
-    whole: DecoderSpec,
-    shard: Shard | None = None,
-    *,
-    threads: StepThreads | None = None,
-) -> LoadPlan:
-    """Decide how the model is held and computed, or the share of it that one rank has; with
-    ``threads`` by as many as were decided upon before.
-
-    Raises:
-        ModelLoadError: it cannot be served as asked.
-    """
-    spec = whole if shard is None else share_of(whole, shard)
-    place = shard.number % config.ranks_here if shard else 0  # among the ranks of this machine
-    device = choose_device(config.device, config.first_device + place)
-    dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
-    files = find_weights(config, model, dtype, device, config.seed)
-    codes = cache_codes(config.cache.dtype)
-    if codes is not None and spec.value_dim is not None:
-        raise ModelLoadError(
-            f"kv_cache_dtype {config.cache.dtype!r}: a cache of latents is not rounded here; it is "
-            "small as it is"
-        )
-    block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
-    attention = attention_spec(spec, block_size, dtype, device, codes)
-    kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
-    draft = plan_draft(config, spec, attention)
-    head = plan_head(config, model, spec, files.headers, files.stored_as, attention)
-    if threads is None:
-        threads = _step_threads(config, weights_bytes(spec, dtype), shares=kernels.name == "cpu")
-    method = choose_method(
-        config.quantization, dtype, device, invariant=config.batch_invariant, stored=files.codes
-    )
-    plan = LoadPlan(
-        config, model, whole, shard, spec, attention, kernels, threads, files, method, draft, head
-    )
-    if config.batch_invariant and spec.moe is not None and not plan.has_panels:
-        raise ModelLoadError("a mixture of experts is not batch-invariant here")
-    return plan
-
-
-def _step_threads(config: EngineConfig, size: int, *, shares: bool) -> StepThreads:
-    """The threads of steps of a model of ``size`` bytes; whether they share cores with others."""
-    most = set_threads(config.num_threads, size, shares_cores=shares)
-    varies = shares and config.num_threads is None and not config.batch_invariant
-    return StepThreads(most, default_threads(most, size) if varies else most)
-
-
 def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> Loaded:
     """Read the weights of the model and of what drafts for it."""
     config, method, attention = plan.config, plan.method, plan.attention
@@ -328,7 +236,10 @@ def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> Loaded:
     modules = make_modules(plan.spec, weights, method, stacked=plan.stacks_experts)
     draft = None if plan.draft is None else plan.draft.modules(config, method)
     head = None if plan.head is None else plan.head.load(config, method, modules)
-    return Loaded(modules, draft, head)
+    tower = None
+    if plan.images is not None:
+        tower = plan.images.load(plan.files, attention.dtype, attention.device)
+    return Loaded(modules, draft, head, tower)
 
 
 def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
@@ -336,6 +247,9 @@ def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
     large a one. Raises ModelLoadError."""
     config, attention = plan.config, plan.attention
     guessers = (part for part in (plan.draft, plan.head) if part is not None)
+    image_bytes = 0
+    if plan.images is not None and loaded.tower is not None:
+        image_bytes = plan.images.num_bytes(plan.spec, loaded.tower, attention.dtype)
     return plan_memory(
         plan.spec,
         config.cache,
@@ -350,6 +264,7 @@ def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
         num_sharers=config.ranks_here,
         lines_a_state=num_row_lines(config, 1),
         share_bytes=config.host_share_bytes,
+        image_bytes=image_bytes,
     )
 
 
@@ -392,29 +307,3 @@ def _longest_made_for(model: ModelConfig, spec: DecoderSpec) -> int | None:
     if spec.generates or longest is None:
         return None
     return min(longest, spec.longest_context)
-
-
-def attention_spec(
-    spec: DecoderSpec,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    codes: torch.dtype | None = None,
-) -> AttentionSpec:
-    """What the model asks of its attention."""
-    return AttentionSpec(
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        block_size=block_size,
-        dtype=dtype,
-        device=device,
-        windows=spec.windows_of(None),
-        others=other_heads(spec),
-        softcap=spec.attention_softcap,
-        has_sinks=spec.has_sinks,
-        value_dim=spec.value_dim,
-        chunk=spec.chunk,
-        cache_dtype=codes,
-        has_states=spec.is_recurrent,
-    )

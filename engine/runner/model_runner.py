@@ -26,6 +26,7 @@ from engine.runner.device_errors import translated_errors
 from engine.runner.drafts import Guesses, StepDrafts, spread, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
+from engine.runner.images import ImageReader
 from engine.runner.inputs import (
     DeviceBatch,
     HostBatch,
@@ -101,6 +102,7 @@ class ModelRunner:
         team: the ranks that have the rest of the model; None: it is all here.
         host: blocks in the host's memory; None: none are there.
         snapshots: of rows' states; None: the model keeps none.
+        images: reads those in prompts; None: there are none.
         rest: what the runner leaves behind when it ends, by the level of rest.
     """
 
@@ -123,6 +125,7 @@ class ModelRunner:
         team: Team | None = None,
         host: HostBlocks | None = None,
         snapshots: Snapshots | None = None,
+        images: ImageReader | None = None,
         rest: Callable[[int], Resting],
     ) -> None:
         self._info = info
@@ -141,6 +144,7 @@ class ModelRunner:
         self._pipeline = None if team is None else team.pipeline
         self._host = host
         self._snapshots = snapshots
+        self._images = images
         self._rest = rest
         uploads = Uploads(attention_spec.device)
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
@@ -272,6 +276,8 @@ class ModelRunner:
         """
         if self._graphs is None or copies or judges(batch, self._rows):
             return None
+        if self._images is not None and self._images.sees(batch):
+            return None
         verifies = drafts is not None
         graph = self._graphs.find(batch, verifies=verifies, adapted=adapted is not None)
         if graph is not None:
@@ -335,11 +341,16 @@ class ModelRunner:
                 operations.copy_blocks(layer, sources, targets)
         inputs = build(batch, sent.rows, table, spec.block_size, operations)
         where = geometry(batch, sent.rows, inputs.seq_lens, table)
+        turning = inputs.positions
+        turns = None if table.turns is None else table.turns.of(batch)
+        if turns is not None:
+            turning = self._uploads.send((turns,))[0].long()
         state = StepState(
             attention=self._kernels.attention.plan(where, spec),
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
-            rotations=self._model.rotations(inputs.positions),
+            rotations=self._model.rotations(turning),
+            images=None if self._images is None else self._images.read(batch),
             rows=sent.rows,
         )
         if adapted is not None:
@@ -398,7 +409,7 @@ class ModelRunner:
         and whether those of all are wanted."""
         is_of_all = self._features is not None or tells(batch, self._rows)
         trims = not is_of_all and not batch.is_decode
-        wanted = _last_tokens(inputs.sent) if trims and self._pipeline is None else None
+        wanted = inputs.sent.last_tokens if trims and self._pipeline is None else None
         step, layers = inputs.step, self._cache.layers
         if self._team is not None:
             with self._team.forward(batch, self._rows, trims=trims):
@@ -426,7 +437,7 @@ class ModelRunner:
             told = NOTHING_TOLD
             if is_of_all:
                 told = tell(rows, batch, self._rows, hidden, self._model.logits)
-                hidden = hidden.index_select(0, _last_tokens(sent))
+                hidden = hidden.index_select(0, sent.last_tokens)
             if not batch.sampling_rows.size:
                 return None, told
             logits = self._model.logits(hidden)
@@ -434,8 +445,3 @@ class ModelRunner:
             slots = sent.rows.slots.index_select(0, sent.sampling_rows)
             positions = inputs.step.seq_lens.index_select(0, sent.sampling_rows).long()
             return self._sampler.sample(logits, batch, slots, positions, drafts, masks), told
-
-
-def _last_tokens(sent: DeviceBatch) -> torch.Tensor:
-    """Where the last tokens of the sampling rows lie in the batch: [S] int32."""
-    return sent.rows.query_start[1:].index_select(0, sent.sampling_rows) - 1

@@ -147,7 +147,7 @@ class DecodePrograms:
         if found is None:
             packed, rows = spare_rows(size, self._rows, self._spec.device)
             record = Recorder(self._workspace)
-            forward, (where, *_) = record(partial(self._forward, size, rows, None))
+            forward, (where, *_) = record(partial(self._forward, size, rows))
             found = self._readers[size] = ReadProgram(packed, where, forward)
         return found
 
@@ -156,6 +156,9 @@ class DecodePrograms:
         self._rows.changes()
         np.concatenate((batch.slots, batch.starts, batch.token_ids), out=graph.packed.numpy())
         np.add(batch.starts, 1, out=graph.positions.numpy())
+        if graph.turns is not None and self._rows.turns is not None:
+            ahead = self._rows.turns.ahead[batch.slots]
+            np.add(batch.starts, ahead, out=graph.turns.numpy())
 
     def capture_next(self) -> bool:
         """Nothing is recorded before it is needed."""
@@ -168,19 +171,24 @@ class DecodePrograms:
             adapters = RecordedAdapters(self._adapters, size, self._kernels.operations)
         packed, rows = spare_rows(size, self._rows, self._spec.device)
         positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be chosen
+        turns = None if self._rows.turns is None else torch.zeros(size, dtype=torch.int64)
         record = Recorder(self._workspace)
-        layers, (where, hidden, kept) = record(partial(self._forward, size, rows, adapters))
+        run = partial(self._forward, size, rows, adapters, turns)
+        layers, (where, hidden, kept) = record(run)
         head, logits = record(partial(self._model.logits, hidden))
         sample, sampled = record(partial(self._sample, logits, rows.slots, positions))
         choose, likeliest = record(partial(self._likeliest, hidden, rows.slots))
         greedy = None if likeliest is None else Greedy(layers + choose, likeliest)
         forward = layers + head
-        return DecodeGraph(
-            packed, where, logits, positions, sampled, kept, forward, sample, greedy, adapters
-        )
+        given = packed, where, logits, positions, sampled, kept, forward, sample
+        return DecodeGraph(*given, greedy, adapters, turns)
 
     def _forward(
-        self, size: int, rows: StepRows, adapters: RecordedAdapters | None
+        self,
+        size: int,
+        rows: StepRows,
+        adapters: RecordedAdapters | None = None,
+        turns: torch.Tensor | None = None,
     ) -> tuple[BatchGeometry, torch.Tensor, Kept | None]:
         """Where the rows lie, their hidden states, and what is kept for a head that drafts."""
         table, spec = self._rows, self._spec
@@ -192,7 +200,7 @@ class DecodePrograms:
             attention=self._kernels.attention.plan(where, spec),
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
-            rotations=self._model.rotations(inputs.positions),
+            rotations=self._model.rotations(inputs.positions if turns is None else turns),
             rows=rows,
             adapters=adapters,
             wanted_adapters=adapters,

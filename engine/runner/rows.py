@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.runner.turns import Turns
 from engine.sampling.state import SamplingState
 from engine.types import AddedRow, Request
 
@@ -39,6 +40,8 @@ class RowTable:
         vocab_size: of the model.
         eos_token_ids: what ends a text.
         device: of the kernels.
+        image_cell: pixels, the side of what of an image becomes a token, where that has a position
+            in three dimensions; None: positions are places.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class RowTable:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
+        image_cell: int | None = None,
     ) -> None:
         lines = max_num_rows + 1
         self.spare_slot = max_num_rows  # of rows that pad a captured batch
@@ -58,6 +62,8 @@ class RowTable:
         self.requests: dict[int, Request] = {}  # by slot
         self.judged: set[int] = set()  # slots that ask for their prompt's log-probabilities
         self.pooled: set[int] = set()  # slots that ask for a vector
+        self.pictured: set[int] = set()  # slots whose prompts hold images
+        self.turns = None if image_cell is None else Turns(lines, image_cell)
         self._is_mirrored = device.type != "cpu"
         self._num_blocks = [0] * max_num_rows
         self._slots: dict[str, int] = {}
@@ -99,6 +105,9 @@ class RowTable:
         self.sampling.clear(slot)
         self.judged.discard(slot)
         self.pooled.discard(slot)
+        self.pictured.discard(slot)
+        if self.turns is not None:
+            self.turns.clear(slot)
         del self.requests[slot]
         self._free.append(slot)
 
@@ -117,6 +126,10 @@ class RowTable:
             self.judged.add(slot)
         if request.pooling is not None:
             self.pooled.add(slot)
+        if request.images:
+            self.pictured.add(slot)
+            if self.turns is not None:
+                self.turns.add(slot, request)
 
     def slots(self, row_ids: Iterable[str]) -> list[int]:
         """Where rows live. Raises KeyError for one that was never added."""

@@ -21,7 +21,7 @@ from engine.models.norms import NormWeights, Unnormed, bind_norm
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from engine.runner.kernels import choose_kernels
-from engine.runner.load import attention_spec
+from engine.runner.load_plan import attention_spec
 from kernels.attention import BatchGeometry
 
 _BLOCK_SIZE = 16

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from engine.models.vision.spec import PixelSpec, VisionSpec
+from kernels.sending import to_device
 
 
 class Windows(NamedTuple):
@@ -74,11 +75,14 @@ def lay_out(num_rows: int, num_columns: int, spec: VisionSpec, device: torch.dev
     rows = (order // width * merge)[:, None, None] + steps[:, None]  # [cells, merge, 1]
     columns = (order % width * merge)[:, None, None] + steps  # [cells, 1, merge]
     shape = (order.numel(), merge, merge)
+    cells = None
+    if len(windows) > 1 or windows[0].num_windows > 1:
+        cells = to_device(order.argsort(), device)
     return Layout(
-        rows.expand(shape).flatten().to(device),
-        columns.expand(shape).flatten().to(device),
+        to_device(rows.expand(shape).flatten(), device),
+        to_device(columns.expand(shape).flatten(), device),
         tuple(windows),
-        None if len(windows) == 1 and windows[0].num_windows == 1 else order.argsort().to(device),
+        cells,
     )
 
 

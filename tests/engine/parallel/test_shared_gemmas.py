@@ -11,7 +11,7 @@ from engine.errors import ModelLoadError
 from engine.models.checkpoint import read_config
 from engine.parallel.shard import Shard, cuts_of, share_of
 from engine.runner import load_runner
-from engine.runner.load import attention_spec
+from engine.runner.load_plan import attention_spec
 from engine.types import SamplingParams
 from tests import tiny_gemmas, tiny_models
 from tests.engine.handmade import load, request

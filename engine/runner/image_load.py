@@ -1,0 +1,124 @@
+"""What is decided about images before weights load, and the tower that embeds them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from engine.config import EngineConfig
+from engine.images.nouns import AreaScaling, EdgeScaling, ImageRules, Scaling
+from engine.models.checkpoint import ModelConfig
+from engine.models.spec import DecoderSpec
+from engine.models.vision.read import VisionModel
+from engine.models.vision.tower import VisionTower, load_tower
+from engine.models.vision.weights import is_foreign
+from engine.runner.images import ImageReader
+from engine.runner.rows import RowTable
+from engine.runner.weight_files import WeightFiles
+
+logger = logging.getLogger(__name__)
+
+# Tokens of an image on a CPU where nobody asks for more: photographs as they come from a telephone
+# would be 16,000, and take minutes.
+_MOST_ON_CPU = 1024
+# Cells whose embeddings are kept at least: as many as some images of usual size have together.
+_LEAST_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """How a model takes images."""
+
+    vision: VisionModel
+    rules: ImageRules
+    has_planes: bool  # the tokens of images have positions in three dimensions
+
+    @property
+    def table_cell(self) -> int | None:
+        """For the ``RowTable``."""
+        return self.rules.cell if self.has_planes else None
+
+    @property
+    def largest(self) -> int:
+        """Cells of the largest image."""
+        return _largest(self.rules)
+
+    @property
+    def num_kept(self) -> int:
+        """Cells whose embeddings are kept at once."""
+        return max(_LEAST_KEPT, self.largest)
+
+    def load(self, files: WeightFiles, dtype: torch.dtype, device: torch.device) -> VisionTower:
+        """Read the encoder. Raises ModelLoadError."""
+        return load_tower(self.vision, files.headers, dtype, device, files.seed)
+
+    def num_bytes(self, spec: DecoderSpec, tower: VisionTower, dtype: torch.dtype) -> int:
+        """What reading images takes besides the encoder itself."""
+        states = 1 + len(self.vision.spec.deep_layers)
+        kept = self.num_kept * states * spec.hidden_size * dtype.itemsize
+        return kept + tower.activation_bytes(self.largest)
+
+    def reader(self, tower: VisionTower, rows: RowTable, device: torch.device) -> ImageReader:
+        """What a runner reads images with."""
+        return ImageReader(tower, self.rules, rows, device, self.num_kept)
+
+
+def plan_images(
+    config: EngineConfig,
+    model: ModelConfig,
+    files: WeightFiles,
+    spec: DecoderSpec,
+    device: torch.device,
+) -> ImagePlan | None:
+    """How the model takes images; None where it takes none, which the log explains."""
+    if not config.max_images or not spec.generates:
+        return None
+    vision, reason = model.vision, model.images_refused
+    if vision is not None:
+        reason = _refusal(config, vision, files, spec)
+    if reason is not None:
+        logger.info("images are not taken: %s", reason)
+    if vision is None or reason is not None:
+        return None
+    rules = msgspec.structs.replace(vision.rules, max_images=config.max_images)
+    most = config.max_image_tokens or (_MOST_ON_CPU if device.type == "cpu" else None)
+    if most is not None and most < _largest(rules):
+        logger.info("images are scaled to %d tokens at most: --max-image-tokens", most)
+        rules = msgspec.structs.replace(rules, scaling=_within(rules, most))
+    return ImagePlan(vision, rules, any(rope.planes is not None for rope in spec.ropes))
+
+
+def _largest(rules: ImageRules) -> int:
+    """Cells of the largest image."""
+    if isinstance(rules.scaling, AreaScaling):
+        return rules.scaling.max_pixels // rules.cell**2
+    return (-(-rules.scaling.longest // rules.cell)) ** 2
+
+
+def _within(rules: ImageRules, most: int) -> Scaling:
+    """The same scaling, to so many cells at most."""
+    scaling = rules.scaling
+    if isinstance(scaling, AreaScaling):
+        most_pixels = most * rules.cell**2
+        return AreaScaling(min(scaling.min_pixels, most_pixels), most_pixels)
+    return EdgeScaling(math.isqrt(most) * rules.cell)
+
+
+def _refusal(
+    config: EngineConfig, vision: VisionModel, files: WeightFiles, spec: DecoderSpec
+) -> str | None:
+    if config.num_ranks > 1:
+        return "the model is shared out to ranks"
+    num_deep = len(vision.spec.deep_layers)
+    if num_deep >= spec.num_layers:
+        return f"{num_deep} layers are told of them, the text model has {spec.num_layers}"
+    if vision.spec.out_size != spec.hidden_size:
+        return f"they become {vision.spec.out_size} numbers, tokens have {spec.hidden_size}"
+    names = (name for header in files.headers for name in header.entries)
+    if files.seed is None and all(is_foreign(name) for name in names):
+        return "the checkpoint holds the text model alone"
+    return None

@@ -1,0 +1,111 @@
+"""What a step's tokens of images are computed from: embeddings, made once an image."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.images.nouns import Image, ImageRules
+from engine.images.positions import cells
+from engine.models.step_state import ImageTokens
+from engine.models.vision.tower import ImageStates, VisionTower
+from engine.runner.inputs import HostBatch
+from engine.runner.rows import RowTable
+from kernels.sending import to_device
+
+
+class _Seen(NamedTuple):
+    """Cells of an image that a step computes."""
+
+    image: Image
+    places: np.ndarray  # [n], in the step
+    begin: int  # of them, in the image
+
+
+class ImageReader:
+    """Makes embeddings when the first token of an image is computed, and keeps them for its other
+    chunks and for texts that show the image again.
+
+    An image is embedded alone, so its embeddings do not depend on what else the step does.
+
+    Args:
+        tower: makes them.
+        rules: of the model's images.
+        rows: the runner's.
+        device: of the tower.
+        most_cells: kept, unless one step needs more.
+    """
+
+    def __init__(
+        self,
+        tower: VisionTower,
+        rules: ImageRules,
+        rows: RowTable,
+        device: torch.device,
+        most_cells: int,
+    ) -> None:
+        self._tower = tower
+        self._cell = rules.cell
+        self._rows = rows
+        self._device = device
+        self._most_cells = most_cells
+        self._num_cells = 0
+        self._kept: OrderedDict[bytes, ImageStates] = OrderedDict()  # what was used last, last
+
+    def sees(self, batch: HostBatch) -> bool:
+        """Whether the step has a token of an image."""
+        return next(self._seen(batch), None) is not None
+
+    def read(self, batch: HostBatch) -> ImageTokens | None:
+        """What stands in place of the step's tokens of images; None: it has none of them."""
+        seen = list(self._seen(batch))
+        if not seen:
+            return None
+        places, parts = [], []
+        for image, where, begin in seen:
+            states = self._states(image)
+            end = begin + where.size
+            places.append(where)
+            parts.append([each[begin:end] for each in (states.embeddings, *states.deep)])
+        self._drop()
+        embeddings, *deep = (torch.cat(each) for each in zip(*parts, strict=True))
+        where = torch.from_numpy(np.concatenate(places))
+        return ImageTokens(to_device(where, self._device), embeddings, tuple(deep))
+
+    def _seen(self, batch: HostBatch) -> Iterator[_Seen]:
+        pictured = self._rows.pictured
+        if not pictured:
+            return
+        bounds, starts = batch.query_start.tolist(), batch.starts.tolist()
+        for row, slot in enumerate(batch.slots.tolist()):
+            if slot not in pictured:
+                continue
+            first, start = bounds[row], starts[row]
+            end = start + bounds[row + 1] - first
+            for image in self._rows.requests[slot].images:
+                if image.start >= end or image.start + image.num_tokens <= start:
+                    continue
+                in_prompt = cells(image, self._cell)
+                begin, behind = np.searchsorted(in_prompt, (start, end)).tolist()
+                if begin < behind:
+                    yield _Seen(image, in_prompt[begin:behind] - start + first, begin)
+
+    def _states(self, image: Image) -> ImageStates:
+        found = self._kept.get(image.digest)
+        if found is None:
+            shape = (image.height, image.width, 3)
+            pixels = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(shape)
+            found = self._kept[image.digest] = self._tower.embed(to_device(pixels, self._device))
+            self._num_cells += found.embeddings.shape[0]
+        self._kept.move_to_end(image.digest)
+        return found
+
+    def _drop(self) -> None:
+        """Forget what was used longest ago, until what is left fits."""
+        while self._num_cells > self._most_cells and len(self._kept) > 1:
+            _, states = self._kept.popitem(last=False)
+            self._num_cells -= states.embeddings.shape[0]

@@ -1,0 +1,144 @@
+"""What is decided, and refused, before any weight of a decoder is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.models.attention import other_heads
+from engine.models.checkpoint import ModelConfig
+from engine.models.loader import weights_bytes
+from engine.models.spec import DecoderSpec
+from engine.parallel.shard import Shard, share_of
+from engine.quantization import choose_method
+from engine.quantization.cpu import PanelMethod
+from engine.quantization.method import WeightMethod
+from engine.runner.device import (
+    StepThreads,
+    cache_codes,
+    choose_device,
+    choose_dtype,
+    default_threads,
+    set_threads,
+)
+from engine.runner.image_load import ImagePlan, plan_images
+from engine.runner.kernels import choose_kernels
+from engine.runner.weight_files import WeightFiles, find_weights
+from engine.speculation.load import DraftPlan, plan_draft
+from engine.speculation.load_head import HeadPlan, plan_head
+from kernels.attention import AttentionSpec
+from kernels.operations import Kernels
+
+# The keys of a block are one tile of a GPU's attention kernels; on a CPU, where caches are small,
+# what counts is how much of the last blocks is empty.
+_BLOCK_SIZES = {"cpu": 16, "cuda": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What is decided, and refused, before any weight is read."""
+
+    config: EngineConfig
+    model: ModelConfig
+    whole: DecoderSpec  # the model
+    shard: Shard | None  # the rank that this process is; None: it has all of the model
+    spec: DecoderSpec  # what this process computes
+    attention: AttentionSpec
+    kernels: Kernels
+    threads: StepThreads
+    files: WeightFiles
+    method: WeightMethod
+    draft: DraftPlan | None
+    head: HeadPlan | None
+    images: ImagePlan | None
+
+    @property
+    def has_panels(self) -> bool:
+        """Whether native kernels multiply dense weights."""
+        return self.kernels.name == "cpu" and isinstance(self.method.dense, PanelMethod)
+
+    @property
+    def stacks_experts(self) -> bool:
+        """Whether a layer's experts are held as tensors of all of them."""
+        if self.kernels.name != "cpu":
+            return self.kernels.name == "triton"
+        return not (self.has_panels or self.config.quantization or self.files.codes)
+
+
+def make_plan(
+    config: EngineConfig,
+    model: ModelConfig,
+    whole: DecoderSpec,
+    shard: Shard | None = None,
+    *,
+    threads: StepThreads | None = None,
+) -> LoadPlan:
+    """Decide how the model is held and computed, or the share of it that one rank has; with
+    ``threads`` by as many as were decided upon before.
+
+    Raises:
+        ModelLoadError: it cannot be served as asked.
+    """
+    spec = whole if shard is None else share_of(whole, shard)
+    place = shard.number % config.ranks_here if shard else 0  # among the ranks of this machine
+    device = choose_device(config.device, config.first_device + place)
+    dtype = choose_dtype(config.dtype, spec.checkpoint_dtype, device)
+    files = find_weights(config, model, dtype, device, config.seed)
+    codes = cache_codes(config.cache.dtype)
+    if codes is not None and spec.value_dim is not None:
+        raise ModelLoadError(
+            f"kv_cache_dtype {config.cache.dtype!r}: a cache of latents is not rounded here; it is "
+            "small as it is"
+        )
+    block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
+    attention = attention_spec(spec, block_size, dtype, device, codes)
+    kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
+    draft = plan_draft(config, spec, attention)
+    head = plan_head(config, model, spec, files.headers, files.stored_as, attention)
+    images = plan_images(config, model, files, spec, device)
+    if threads is None:
+        threads = _step_threads(config, weights_bytes(spec, dtype), shares=kernels.name == "cpu")
+    method = choose_method(
+        config.quantization, dtype, device, invariant=config.batch_invariant, stored=files.codes
+    )
+    held = kernels, threads, files, method, draft, head, images
+    plan = LoadPlan(config, model, whole, shard, spec, attention, *held)
+    if config.batch_invariant and spec.moe is not None and not plan.has_panels:
+        raise ModelLoadError("a mixture of experts is not batch-invariant here")
+    return plan
+
+
+def _step_threads(config: EngineConfig, size: int, *, shares: bool) -> StepThreads:
+    """The threads of steps of a model of ``size`` bytes; whether they share cores with others."""
+    most = set_threads(config.num_threads, size, shares_cores=shares)
+    varies = shares and config.num_threads is None and not config.batch_invariant
+    return StepThreads(most, default_threads(most, size) if varies else most)
+
+
+def attention_spec(
+    spec: DecoderSpec,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    codes: torch.dtype | None = None,
+) -> AttentionSpec:
+    """What the model asks of its attention."""
+    return AttentionSpec(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        device=device,
+        windows=spec.windows_of(None),
+        others=other_heads(spec),
+        softcap=spec.attention_softcap,
+        has_sinks=spec.has_sinks,
+        value_dim=spec.value_dim,
+        chunk=spec.chunk,
+        cache_dtype=codes,
+        has_states=spec.is_recurrent,
+    )

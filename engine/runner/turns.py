@@ -1,0 +1,56 @@
+"""The positions that rotary embeddings turn by, where these are not the tokens' places."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.images.positions import prompt_positions
+from engine.types import Request
+
+if TYPE_CHECKING:
+    from engine.runner.inputs import HostBatch
+
+
+class Turns:
+    """Of the rows whose prompts hold images, for a model with positions in three dimensions.
+
+    The places of keys and values, and what sampling goes by, are those of the tokens as ever.
+
+    Args:
+        num_lines: slots there are.
+        cell: pixels, the side of what of an image becomes a token.
+    """
+
+    def __init__(self, num_lines: int, cell: int) -> None:
+        # What is added to the places of tokens behind the prompt, by slot.
+        self.ahead = np.zeros(num_lines, np.int32)
+        self._cell = cell
+        self._of_prompts: dict[int, np.ndarray] = {}  # [3, num_tokens], by slot
+
+    def add(self, slot: int, request: Request) -> None:
+        """A row with images has come."""
+        found = prompt_positions(len(request.prompt_token_ids), request.images, self._cell)
+        self._of_prompts[slot], self.ahead[slot] = found
+
+    def clear(self, slot: int) -> None:
+        """Forget a row, if it is known."""
+        if self._of_prompts.pop(slot, None) is not None:
+            self.ahead[slot] = 0
+
+    def of(self, batch: HostBatch) -> np.ndarray | None:
+        """[3, N] int32, of a step's tokens; None where all of them turn by their places."""
+        slots = batch.slots.tolist()
+        if self._of_prompts.keys().isdisjoint(slots):
+            return None
+        bounds, starts = batch.query_start.tolist(), batch.starts.tolist()
+        found = np.empty((3, batch.token_ids.size), np.int32)
+        for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+            here = found[:, bounds[row] : bounds[row + 1]]
+            here[:] = np.arange(start, start + here.shape[1]) + self.ahead[slot]
+            prompt = self._of_prompts.get(slot)
+            if prompt is not None and start < prompt.shape[1]:
+                known = prompt[:, start : start + here.shape[1]]
+                here[:, : known.shape[1]] = known
+        return found

@@ -1,0 +1,134 @@
+"""Requests with images through the whole engine: each text is what it is alone."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.errors import InvalidParameter
+from engine.models.checkpoint import read_config
+from engine.parallel.shard import Shard
+from engine.runner import load_runner
+from engine.runner.load_plan import make_plan
+from engine.types import Request, SamplingParams
+from kernels.cpu import linear
+from tests import tiny_vision
+from tests.image_prompts import ask, rules_of
+
+# A text model of widths that native layers hold, so that its steps are recorded.
+SHAPE = {
+    **{"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("qwen2_vl")
+    tiny_vision.save("qwen2_vl", directory, text=SHAPE, hidden_size=64)
+    return directory
+
+
+def core(model, *, cache=None, scheduler=None, **changes) -> EngineCore:
+    config = EngineConfig(
+        model=str(model),
+        **{"dtype": "float32", "num_threads": 1, "device": "cpu", **changes},
+        cache=CacheConfig(block_size=4, **{"num_blocks": 64, **(cache or {})}),
+        scheduler=SchedulerConfig(
+            **{"max_num_seqs": 4, "max_num_batched_tokens": 16, **(scheduler or {})}
+        ),
+    )
+    return EngineCore(config, load_runner(config))
+
+
+def texts(engine, requests, rng=None) -> dict[str, list[int]]:
+    """Of requests that come at once, or at random."""
+    left, told = list(requests), {}
+    while left or engine.has_work:
+        while left and (rng is None or rng.random() < 0.6):
+            engine.add(left.pop(0))
+        output = engine.step()
+        assert not output.errors, output.errors
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            told.setdefault(row_id, []).extend(tokens)
+    assert engine.stats.blocks.held == 0
+    return told
+
+
+def some_requests(rules, rng, count) -> list[Request]:
+    """With few images among them, so that some begin alike."""
+    made = []
+    for number in range(count):
+        sampling = SamplingParams(
+            temperature=rng.choice([0.0, 1.0]), seed=number, max_tokens=24, ignore_eos=True
+        )
+        shapes = rng.choice([((2, 3),), ((1, 2), (2, 1)), ((3, 3),), ()])
+        made.append(ask(str(number), rules, rng.randrange(3), sampling, shapes))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_are_those_alone(model, seed):
+    """Though they come at random, share prefixes, are preempted and computed in chunks."""
+    rng = random.Random(seed)
+    requests = some_requests(rules_of(model), rng, 12)
+    busy = core(model, cache={"num_blocks": 16})
+    told = texts(busy, requests, rng)
+    assert busy.stats.num_preemptions
+    assert busy.stats.prefix_cache_hits
+    for request in requests:
+        alone = core(model, cache={"enable_prefix_caching": False})
+        assert texts(alone, [request]) == {request.id: told[request.id]}
+
+
+def test_a_prefix_with_the_same_image_is_found_and_no_other(model):
+    rules = rules_of(model)
+    engine = core(model)
+    texts(engine, [ask("a", rules, 0)])
+    prompt = len(ask("a", rules, 0).prompt_token_ids)
+    texts(engine, [ask("b", rules, 1)])
+    assert engine.stats.prefix_cache_hits == 0  # an image is in the first block
+    texts(engine, [ask("c", rules, 0)])
+    assert engine.stats.prefix_cache_hits == (prompt - 1) // 4 * 4
+
+
+@pytest.mark.skipif(not linear.is_available(), reason="no native linear layers here")
+def test_recorded_steps_turn_as_others_do(model):
+    rules, rng = rules_of(model), random.Random(7)
+    requests = some_requests(rules, rng, 6)
+    found = []
+    for eager in (False, True):
+        engine = core(model, dtype="bfloat16", enforce_eager=eager)
+        found.append(texts(engine, requests))
+        if not eager:
+            assert engine._runner._graphs._programs
+    assert found[0] == found[1]
+
+
+def test_images_are_refused_where_they_are_not_taken(model):
+    engine = core(model, max_images=0)
+    assert engine.info.images is None
+    with pytest.raises(InvalidParameter, match="images are not taken"):
+        engine.add(ask("a", rules_of(model)))
+    text = Request(id="b", prompt_token_ids=(3, 4, 5), sampling=SamplingParams(max_tokens=2))
+    assert texts(engine, [text])["b"]
+
+
+def test_ranks_serve_text_alone(model, caplog):
+    caplog.set_level("INFO")
+    read = read_config(str(model))
+    config = EngineConfig(model=str(model), device="cpu", tensor_parallel_size=2)
+    assert make_plan(config, read, read.spec, Shard(0, 2)).images is None
+    assert "images are not taken: the model is shared out to ranks" in caplog.text
+
+
+def test_a_fork_with_another_image_is_none(model):
+    rules = rules_of(model)
+    leader, other = ask("a", rules, 0), ask("b", rules, 1)
+    fork = msgspec.structs.replace(other, fork_of="a")
+    told = texts(core(model), [leader, fork])
+    assert told["b"] == texts(core(model), [other])["b"]

@@ -1,0 +1,108 @@
+"""Where the tokens of prompts with images stand: as in Hugging Face's models."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.images.nouns import Image
+from engine.images.positions import cells, prompt_positions
+from engine.runner.inputs import HostBatch
+from engine.runner.turns import Turns
+from engine.types import Request
+
+CELL = 8
+# Tokens of text before each image and behind the last, and the images' rows and columns.
+PROMPTS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.integers(1, 4)), max_size=4)
+
+
+def placed(parts, row_end=False) -> list[Image]:
+    images, place = [], 0
+    for num_text, rows, columns in parts:
+        place += num_text
+        count = rows * (columns + row_end)
+        size = {"height": rows * CELL, "width": columns * CELL}
+        images.append(Image(start=place, num_tokens=count, **size, pixels=b"", digest=b""))
+        place += count
+    return images
+
+
+def length(images, behind: int) -> int:
+    return behind + (images[-1].start + images[-1].num_tokens if images else 0)
+
+
+@pytest.fixture(scope="module")
+def twin():
+    """Hugging Face's model, for its way of counting."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    text = {"num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": 16, **sizes}
+    vision = {"depth": 1, "num_heads": 2, "embed_dim": 16, "hidden_size": 16}
+    config = transformers.Qwen2VLConfig(
+        text_config={**text, "rope_parameters": rope}, vision_config=vision
+    )
+    return transformers.Qwen2VLModel(config)
+
+
+@given(PROMPTS.filter(lambda parts: all(text for text, *_ in parts)), st.integers(1, 4))
+def test_positions_are_those_of_hugging_face(twin, parts, behind):
+    images = placed(parts)
+    count = length(images, behind)
+    kinds = torch.zeros(1, count, dtype=torch.int64)
+    for image in images:
+        kinds[0, image.start : image.start + image.num_tokens] = 1
+    grids = torch.tensor([(1, 2 * rows, 2 * columns) for _, rows, columns in parts] or [(0, 0, 0)])
+    expected, ahead = twin.get_rope_index(torch.ones_like(kinds), kinds, grids)
+    found = prompt_positions(count, images, CELL)
+    assert (found.of_prompt == expected[:, 0].numpy()).all()
+    assert found.ahead == int(ahead)
+
+
+@given(PROMPTS, st.integers(0, 4), st.booleans())
+def test_the_cells_of_an_image_lie_between_the_ends_of_its_rows(parts, behind, row_end):
+    for image, (_, rows, columns) in zip(placed(parts, row_end), parts, strict=True):
+        found = cells(image, CELL).reshape(rows, columns)
+        assert (np.diff(found, axis=1) == 1).all()
+        assert (np.diff(found[:, 0]) == columns + row_end).all()
+        assert found[0, 0] == image.start
+
+
+@given(PROMPTS, st.integers(1, 4), st.lists(st.integers(1, 7), min_size=1, max_size=9))
+def test_the_chunks_of_a_row_stand_where_its_whole_text_does(parts, behind, counts):
+    """However it is cut; and beside a row without images, whose places are its positions."""
+    images = placed(parts)
+    count = length(images, behind)
+    request = Request(id="a", prompt_token_ids=(0,) * count, images=tuple(images))
+    turns = Turns(3, CELL)
+    turns.add(1, request)
+    of_prompt, ahead = prompt_positions(count, images, CELL)
+    behind_it = np.arange(count, count + sum(counts)) + ahead
+    expected = np.concatenate((of_prompt, np.tile(behind_it, (3, 1))), axis=1)
+    for start, end in itertools.pairwise(itertools.accumulate(counts, initial=0)):
+        found = turns.of(batch((0, 5, 2), (1, start, end - start)))
+        assert (found[:, :2] == [5, 6]).all()
+        assert (found[:, 2:] == expected[:, start:end]).all()
+
+
+def test_a_row_that_has_left_turns_nothing():
+    (image,) = placed([(1, 2, 3)])
+    turns = Turns(2, CELL)
+    turns.add(0, Request(id="a", prompt_token_ids=(0,) * 9, images=(image,)))
+    assert turns.ahead[0] == -3
+    turns.clear(0)
+    assert turns.of(batch((0, 0, 4))) is None
+    assert turns.ahead[0] == 0
+
+
+def batch(*rows) -> HostBatch:
+    """Of slots, starts and counts."""
+    slots, starts, counts = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+    bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    tokens = np.zeros(bounds[-1], np.int32)
+    return HostBatch(slots, bounds, starts, tokens, np.arange(len(rows), dtype=np.int32))

@@ -1,0 +1,96 @@
+"""Texts about images equal Hugging Face's, however prompts are cut and whatever is beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.types import SamplingParams
+from tests import tiny_vision
+from tests.engine.handmade import Hand, load, request
+from tests.image_prompts import ask, rules_of
+
+CHUNKS = ((64,), (5, 1, 2, 3, 9, 64), (1,) * 64)
+
+
+class Twin:
+    """A tiny model of Hugging Face's, saved for us."""
+
+    def __init__(self, kind, directory):
+        self.model = tiny_vision.save(kind, directory)
+        self.directory = directory
+        self.rules = rules_of(directory)
+        self._processor = tiny_vision.processor(kind)
+
+    def logits(self, asked, more=()):
+        """[tokens, vocab], of a prompt and of what has been generated."""
+        with torch.no_grad():
+            return self.model(**self._inputs(asked, more)).logits[0]
+
+    def greedy(self, asked, count):
+        found = []
+        for _ in range(count):
+            found.append(int(self.logits(asked, found)[-1].argmax()))
+        return found
+
+    def _inputs(self, asked, more):
+        ids = torch.tensor([[*asked.prompt_token_ids, *more]])
+        if not asked.images:
+            return {"input_ids": ids}
+        arrays = [
+            np.frombuffer(each.pixels, np.uint8).reshape(each.height, each.width, 3)
+            for each in asked.images
+        ]
+        found = self._processor(arrays, do_resize=False, return_tensors="pt")
+        if "qwen" in self.model.config.model_type:
+            found["mm_token_type_ids"] = (ids == self.rules.token_id).long()
+        return {"input_ids": ids, **found}
+
+
+@pytest.fixture(scope="module", params=list(tiny_vision.KINDS))
+def twin(request, tmp_path_factory):
+    return Twin(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_logits_of_a_prompt_with_images(twin, chunks):
+    asked = ask("a", twin.rules, sampling=SamplingParams(prompt_logprobs=0))
+    runner = load(twin.directory)
+    model, hidden = runner._model, []
+    forward = model.forward
+    model.forward = lambda *arguments: hidden.append(forward(*arguments)) or hidden[-1]
+    hand = Hand(runner)
+    hand.add(asked)
+    left = len(asked.prompt_token_ids)
+    for count in chunks:
+        if left:
+            hand.step({"a": min(count, left)})
+            left -= min(count, left)
+    with torch.inference_mode():
+        found = model.logits(torch.cat(hidden))
+    torch.testing.assert_close(found, twin.logits(asked), atol=2e-4, rtol=0)
+
+
+def test_the_text_behind_images_goes_on(twin):
+    """Beside a text without images and one with others."""
+    hand = Hand(load(twin.directory))
+    asked = [ask("a", twin.rules, 0), ask("b", twin.rules, 1), request("c", [9, 4, 2])]
+    for each in asked:
+        hand.add(each)
+    hand.step({each.id: len(each.prompt_token_ids) for each in asked})
+    for _ in range(11):
+        hand.step({each.id: 1 for each in asked})
+    for each in asked:
+        count = len(each.prompt_token_ids)
+        assert hand.tokens[each.id][count:] == twin.greedy(each, 12)
+
+
+def test_another_image_is_another_text(twin):
+    hand = Hand(load(twin.directory))
+    texts = []
+    for number in range(3):
+        asked = ask(str(number), twin.rules, seed=number)
+        hand.add(asked)
+        texts.append(tuple(hand.decode(asked.id, 8)))
+    assert len(set(texts)) == 3

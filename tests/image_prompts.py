@@ -1,0 +1,48 @@
+"""Prompts with images of random pixels, for tiny models (``tests/tiny_vision.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from engine.images.nouns import ImageRules
+from engine.images.place import place_images
+from engine.images.read import Picture
+from engine.models.checkpoint import read_config
+from engine.types import Request, SamplingParams
+
+# Rows and columns of images in cells.
+SHAPES = ((2, 3), (1, 1), (3, 2))
+
+
+def rules_of(directory: Path) -> ImageRules:
+    """How the model in a directory takes images."""
+    vision = read_config(str(directory)).vision
+    assert vision is not None
+    return vision.rules
+
+
+def ask(
+    name: str,
+    rules: ImageRules,
+    seed: int = 0,
+    sampling: SamplingParams | None = None,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+) -> Request:
+    """About images of these shapes, with text between them; their pixels depend on the seed."""
+    rng = np.random.default_rng(seed)
+    pictures, template = [], [3, 7]
+    for number, (rows, columns) in enumerate(shapes):
+        height, width = rows * rules.cell, columns * rules.cell
+        pixels = rng.integers(0, 256, (height, width, 3), np.uint8).tobytes()
+        pictures.append(Picture(height, width, pixels, rng.bytes(16)))
+        template += [rules.token_id, 11 + number, 5]
+    ids, images = place_images(template, pictures, rules)
+    return Request(
+        id=name,
+        prompt_token_ids=tuple(ids),
+        images=images,
+        sampling=sampling or SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True),
+    )
