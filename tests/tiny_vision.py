@@ -19,13 +19,42 @@ _QWEN_TOKENS = {
 }
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _QWEN2_VISION = {"depth": 3, "num_heads": 2, "embed_dim": 32, "hidden_size": 48, "patch_size": 14}
+_QWEN2_5_VISION = {
+    **{"depth": 4, "num_heads": 2, "hidden_size": 32, "intermediate_size": 40},
+    **{"out_hidden_size": 48, "fullatt_block_indexes": [1, 3], "patch_size": 14},
+}
+_QWEN3_VISION = {
+    **{"depth": 4, "num_heads": 2, "hidden_size": 32, "intermediate_size": 40},
+    **{"out_hidden_size": 48, "num_position_embeddings": 25},
+}
+_PIXTRAL = {
+    **{"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 32, "head_dim": 16},
+    **{"intermediate_size": 40, "patch_size": 14, "image_size": 140},
+}
 
 # kind -> (Hugging Face class, the text model's kind, changes to it, part for images, whole model)
 KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VL", "qwen2", {"rope_parameters": _MROPE}, _QWEN2_VISION, _QWEN_TOKENS),
+    "qwen2_5_vl": (
+        *("Qwen2_5_VL", "qwen2", {"rope_parameters": _MROPE}),
+        *(_QWEN2_5_VISION, _QWEN_TOKENS),
+    ),
+    "qwen3_vl": (
+        *("Qwen3VL", "qwen3"),
+        {"rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}},
+        *({**_QWEN3_VISION, "deepstack_visual_indexes": [0, 2]}, _QWEN_TOKENS),
+    ),
+    "qwen3_5": ("Qwen3_5", "qwen3_5_text", {}, _QWEN3_VISION, _QWEN_TOKENS),
+    "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", {}, _QWEN3_VISION, _QWEN_TOKENS),
+    "mistral3": ("Mistral3", "mistral", {"head_dim": 16}, _PIXTRAL, {"image_token_index": IMAGE}),
+    "mistral3_biased": (
+        *("Mistral3", "ministral3", {}, {**_PIXTRAL, "hidden_act": "silu"}),
+        {
+            **{"image_token_index": IMAGE, "multimodal_projector_bias": True},
+            **{"projector_hidden_act": "silu", "spatial_merge_size": 3},
+        },
+    ),
 }
-
-PROCESSORS = {"qwen2_vl": "Qwen2VLImageProcessorPil"}
 
 
 def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vision: Any) -> Any:
@@ -67,4 +96,9 @@ def processor(kind: str) -> Any:
     """Hugging Face's image processor for it, the one that needs no torchvision."""
     import transformers
 
-    return getattr(transformers, PROCESSORS[kind])()
+    if kind.startswith("mistral3"):
+        return transformers.PixtralImageProcessorPil(patch_size={"height": 14, "width": 14})
+    if kind.startswith("qwen3"):
+        half = [0.5, 0.5, 0.5]
+        return transformers.Qwen2VLImageProcessorPil(patch_size=16, image_mean=half, image_std=half)
+    return transformers.Qwen2VLImageProcessorPil()

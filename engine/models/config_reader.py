@@ -159,6 +159,13 @@ class ConfigReader:
             raise self.error(key, "must be a list of layers")
         return frozenset(value)
 
+    def layers(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """A list of numbers of layers, in its order."""
+        value = self._take(key, list(default))
+        if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
+            raise self.error(key, "must be a list of layers")
+        return tuple(value)
+
     def section(self, key: str) -> ConfigReader | None:
         """A nested object, to be finished by itself, or None where absent."""
         value = self._take(key, ())

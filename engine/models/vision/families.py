@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import NamedTuple
 
-from engine.images.nouns import AreaScaling, Scaling
+from engine.images.nouns import AreaScaling, EdgeScaling, Scaling
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.spec import (
@@ -17,6 +18,7 @@ from engine.models.vision.spec import (
     VisionNorm,
     VisionSpec,
 )
+from engine.models.vision.tokens import TokenReader, mistral_tokens, qwen_tokens
 
 _MAX_LAYERS = 10_000
 _MAX_SIDE = 1024  # of a patch, in pixels
@@ -30,15 +32,8 @@ _ACTIVATIONS: dict[str, VisionActivation] = {
     "swish": "silu",
 }
 _QWEN_EPS = 1e-6  # of all norms; no config says it
+_HALF = PixelSpec((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _CLIP = PixelSpec((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-
-
-class ImageTokens(NamedTuple):
-    """Which tokens stand for an image; see ``ImageRules``."""
-
-    token_id: int
-    row_end_id: int | None = None
-    end_id: int | None = None
 
 
 class VisionFamily(NamedTuple):
@@ -46,7 +41,7 @@ class VisionFamily(NamedTuple):
 
     # From the whole config, its part for images, which is read to its end, and the text model.
     read: Callable[[ConfigReader, ConfigReader, DecoderSpec], VisionSpec]
-    tokens: Callable[[ConfigReader, Path], ImageTokens]
+    tokens: TokenReader
     scaling: Scaling  # as published, where no file beside config.json tells it
 
 
@@ -63,12 +58,100 @@ def qwen2_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
     )
 
 
+def qwen2_5_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """Qwen2.5-VL (Bai et al. 2025): windows, RMS norms, a gated MLP."""
+    reader.ignore("tokens_per_second")  # of films
+    base = _qwen(
+        reader,
+        hidden=reader.count("hidden_size", 3584),
+        inner=reader.count("intermediate_size", 3420),
+        out=reader.count("out_hidden_size", 3584),
+        norm=VisionNorm("rms", _QWEN_EPS),
+        activation="silu",
+    )
+    window = reader.count("window_size", 112) // base.cell_size
+    if window == 0:
+        raise reader.error("window_size", f"is less than a cell of {base.cell_size} pixels")
+    return replace(
+        base,
+        gated=True,
+        window=window,
+        full_layers=frozenset(reader.layers("fullatt_block_indexes", (7, 15, 23, 31))),
+    )
+
+
+def qwen3_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """Qwen3-VL (Qwen Team 2025): learned positions besides, and features of inner layers."""
+    base = qwen3_5(whole, reader, text)
+    deep = reader.layers("deepstack_visual_indexes", (8, 16, 24))
+    if any(layer >= base.num_layers for layer in deep) or len(set(deep)) < len(deep):
+        raise reader.error("deepstack_visual_indexes", "must be some of the layers, each once")
+    return replace(base, deep_layers=deep)
+
+
+def qwen3_5(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """Qwen3.5: as Qwen3-VL, of the last layer alone."""
+    base = _qwen(
+        reader,
+        hidden=reader.count("hidden_size", 1152),
+        inner=reader.count("intermediate_size", 4304),
+        out=reader.count("out_hidden_size", 3584),
+        norm=VisionNorm("layer", _QWEN_EPS),
+        activation="gelu_pytorch_tanh",
+        num_layers=27,
+        patch=16,
+    )
+    positions = reader.count("num_position_embeddings", 2304)
+    side = math.isqrt(positions)
+    if side**2 != positions:
+        raise reader.error("num_position_embeddings", f"of {positions} make no square")
+    return replace(base, patch_bias=True, position_grid=side, pixels=_HALF)
+
+
+def mistral3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """Mistral Small 3.1 and later, Ministral 3: Pixtral's encoder (Agrawal et al. 2024)."""
+    reader.require("num_channels", 3)
+    reader.ignore("image_size")  # the longest side in training
+    reader.ignore("vocab_size")
+    whole.require("vision_feature_layer", -1)
+    hidden = reader.count("hidden_size", 1024)
+    heads = _num_heads(reader, "num_attention_heads", hidden)
+    reader.require("head_dim", hidden // heads)
+    projector_norm = VisionNorm("rms", text.norm.eps)
+    return VisionSpec(
+        hidden_size=hidden,
+        intermediate_size=reader.count("intermediate_size", 4096),
+        num_heads=heads,
+        num_layers=reader.count("num_hidden_layers", 24, limit=_MAX_LAYERS),
+        patch_size=reader.count("patch_size", 16, limit=_MAX_SIDE),
+        merge_size=whole.count("spatial_merge_size", 2, limit=_MAX_MERGE),
+        out_size=text.hidden_size,
+        norm=VisionNorm("rms", 1e-5),
+        activation=_activation(reader, "hidden_act", "gelu"),
+        merger=MergerSpec(
+            projector_norm,
+            text.hidden_size,
+            _activation(whole, "projector_hidden_act", "gelu"),
+            bias=whole.flag("multimodal_projector_bias"),
+            joined=True,
+        ),
+        pixels=_CLIP,
+        gated=True,
+        bias=False,
+        mlp_bias=False,
+        patch_norm=True,
+        rope=_rope(reader, "num_attention_heads", hidden // heads, staggered=True),
+    )
+
+
+_QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
 FAMILIES: dict[str, VisionFamily] = {
-    "qwen2_vl": VisionFamily(
-        qwen2_vl,
-        lambda whole, _: ImageTokens(whole.whole("image_token_id", 151_655)),
-        AreaScaling(3136, 12_845_056),
-    ),
+    "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
+    "qwen2_5_vl": VisionFamily(qwen2_5_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
+    "qwen2_vl": VisionFamily(qwen2_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
+    "qwen3_5": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
+    "qwen3_5_moe": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
+    "qwen3_vl": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
 }
 
 
@@ -80,6 +163,7 @@ def _qwen(
     out: int,
     norm: VisionNorm,
     activation: str,
+    num_layers: int = 32,
     patch: int = 14,
 ) -> VisionSpec:
     """What all of Qwen's encoders have in common; the values are defaults but for the sizes."""
@@ -92,7 +176,7 @@ def _qwen(
         hidden_size=hidden,
         intermediate_size=inner,
         num_heads=(heads := _num_heads(reader, "num_heads", hidden)),
-        num_layers=reader.count("depth", 32, limit=_MAX_LAYERS),
+        num_layers=reader.count("depth", num_layers, limit=_MAX_LAYERS),
         patch_size=side,
         merge_size=merge,
         out_size=out,
@@ -112,20 +196,22 @@ def _num_heads(reader: ConfigReader, key: str, hidden: int) -> int:
     return count
 
 
-def _rope(reader: ConfigReader, heads_key: str, head_dim: int) -> AxialRope:
+def _rope(
+    reader: ConfigReader, heads_key: str, head_dim: int, *, staggered: bool = False
+) -> AxialRope:
     """Newer exports say it in a section, older ones at most its base."""
     if head_dim % 4:
         raise reader.error(heads_key, f"makes heads of {head_dim} dimensions, not a multiple of 4")
     section = reader.section("rope_parameters")
     theta = reader.number("rope_theta", 10_000.0)
     if section is None:
-        return AxialRope(theta)
+        return AxialRope(theta, staggered)
     kind = section.text("rope_type", "axial")
     if kind not in ("axial", "default"):
         raise section.error("rope_type", f"is {kind[:80]!r}; only 'axial' is supported")
     theta = section.number("rope_theta", theta)
     section.finish()
-    return AxialRope(theta)
+    return AxialRope(theta, staggered)
 
 
 def _activation(reader: ConfigReader, key: str, default: str) -> VisionActivation:

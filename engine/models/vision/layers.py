@@ -16,7 +16,7 @@ Tensors = Mapping[str, torch.Tensor]
 _ACTIVATIONS: dict[VisionActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "quick_gelu": lambda x: (x * 1.702).sigmoid_().mul_(x),
     "silu": functional.silu,
 }
 
@@ -70,7 +70,7 @@ class Block:
         inner = self._up(self._mlp_norm(x))
         if self._gated:
             gate, up = inner.chunk(2, dim=-1)
-            return x + self._down(self._activate(gate) * up)
+            return x + self._down(self._activate(gate).mul_(up))
         return x + self._down(self._activate(inner))
 
     def _attend(

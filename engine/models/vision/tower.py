@@ -14,6 +14,9 @@ from engine.models.vision.patches import cut, lay_out
 from engine.models.vision.positions import interpolated, make_turns
 from engine.models.vision.read import VisionModel
 from engine.models.vision.spec import VisionSpec
+from engine.models.vision.weights import is_foreign
+
+_OWN_BYTES = 16 * 2**20  # of torch's kernels, whatever the image
 
 
 class ImageStates(NamedTuple):
@@ -81,17 +84,33 @@ class VisionTower:
         always, on a GPU in every dtype that it serves.
         """
         spec = self.spec
-        hidden, size = spec.hidden_size, self._dtype.itemsize
-        pixels = 3 * spec.patch_size**2
-        cut_bytes = 3 * pixels + 4 * pixels + 8 * hidden
-        attention = 10 * hidden * size + 16 * hidden  # two of queries and keys in float32 besides
-        up = spec.intermediate_size * (2 if spec.gated else 1)
-        mlp = 3 * hidden * size + 4 * up * size
-        merger = 4 * hidden * size + 3 * spec.merger.inner_size * size // spec.merge_size**2
-        angles = 8 * spec.head_dim + 64
-        patch = max(cut_bytes, attention, mlp, merger) + 2 * hidden * size + angles
-        out = (1 + len(spec.deep_layers)) * 2 * spec.out_size * size
-        return num_cells * (patch * spec.merge_size**2 + out)
+        hidden, size, pixels = spec.hidden_size, self._dtype.itemsize, 3 * spec.patch_size**2
+        of_a_patch = max(
+            6 * pixels + 4 * hidden,  # cut as bytes and again in order, normalised, embedded
+            16 * hidden if spec.position_grid else 0,
+            max(9 * size, 5 * size + 12) * hidden,  # attention, which turns heads in float32
+            3 * hidden * size + (3 if spec.gated else 2) * spec.intermediate_size * size,
+            3 * hidden * size + 3 * spec.merger.inner_size * size // spec.merge_size**2,
+        )
+        of_a_patch += 8 * spec.head_dim + 128  # where it lies and how it is turned
+        of_a_cell = (2 + len(spec.deep_layers)) * spec.out_size * size
+        return _OWN_BYTES + num_cells * (of_a_patch * spec.merge_size**2 + of_a_cell)
+
+
+def refuse_tower(headers: list[Header]) -> str | None:
+    """Why a checkpoint's encoder cannot be loaded, where text can be: there is none in it, or it is
+    quantised; None where it can."""
+    entries = [
+        entry
+        for header in headers
+        for entry in header.entries.values()
+        if not is_foreign(entry.name)
+    ]
+    if not entries:
+        return "the checkpoint has no tensors of its encoder"
+    codes = (e for e in entries if not e.dtype.is_floating_point or e.dtype.itemsize == 1)
+    packed = next(codes, None)
+    return f"its encoder is quantised ('{packed.name[:80]}')" if packed else None
 
 
 def load_tower(

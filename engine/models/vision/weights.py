@@ -39,8 +39,50 @@ _QWEN2 = (
     *_linear(_QWEN_BLOCK + "mlp.fc1", "{i}.up"),
     *_linear(_QWEN_BLOCK + "mlp.fc2", "{i}.down"),
 )
+_QWEN2_5 = (
+    *(*_QWEN, *_QWEN2_MERGER),
+    *_linear(_QWEN_BLOCK + "mlp.gate_proj", "{i}.up", 0),
+    *_linear(_QWEN_BLOCK + "mlp.up_proj", "{i}.up", 1),
+    *_linear(_QWEN_BLOCK + "mlp.down_proj", "{i}.down"),
+)
+_DEEP = "visual.deepstack_merger_list.{i}."
+_QWEN3 = (
+    *_QWEN,
+    Rule("visual.pos_embed.weight", "positions"),
+    *_linear(_QWEN_BLOCK + "mlp.linear_fc1", "{i}.up"),
+    *_linear(_QWEN_BLOCK + "mlp.linear_fc2", "{i}.down"),
+    *_norm("visual.merger.norm", "merger.norm"),
+    *_linear("visual.merger.linear_fc1", "merger.up"),
+    *_linear("visual.merger.linear_fc2", "merger.down"),
+    *_norm(_DEEP + "norm", "deep.{i}.norm"),
+    *_linear(_DEEP + "linear_fc1", "deep.{i}.up"),
+    *_linear(_DEEP + "linear_fc2", "deep.{i}.down"),
+)
+_PIXTRAL_LAYER = "vision_tower.transformer.layers.{i}."
+_MISTRAL3 = (
+    Rule("vision_tower.patch_conv.weight", "patch.weight"),
+    Rule("vision_tower.ln_pre.weight", "patch_norm"),
+    Rule(_PIXTRAL_LAYER + "attention_norm.weight", "{i}.attention_norm"),
+    Rule(_PIXTRAL_LAYER + "attention.q_proj.weight", "{i}.qkv.weight", 0),
+    Rule(_PIXTRAL_LAYER + "attention.k_proj.weight", "{i}.qkv.weight", 1),
+    Rule(_PIXTRAL_LAYER + "attention.v_proj.weight", "{i}.qkv.weight", 2),
+    Rule(_PIXTRAL_LAYER + "attention.o_proj.weight", "{i}.output.weight"),
+    Rule(_PIXTRAL_LAYER + "ffn_norm.weight", "{i}.mlp_norm"),
+    Rule(_PIXTRAL_LAYER + "feed_forward.gate_proj.weight", "{i}.up.weight", 0),
+    Rule(_PIXTRAL_LAYER + "feed_forward.up_proj.weight", "{i}.up.weight", 1),
+    Rule(_PIXTRAL_LAYER + "feed_forward.down_proj.weight", "{i}.down.weight"),
+    Rule("multi_modal_projector.norm.weight", "merger.norm"),
+    Rule("multi_modal_projector.patch_merger.merging_layer.weight", "merger.join.weight"),
+    *_linear("multi_modal_projector.linear_1", "merger.up"),
+    *_linear("multi_modal_projector.linear_2", "merger.down"),
+)
 _TABLES = {
+    "mistral3": _MISTRAL3,
+    "qwen2_5_vl": _QWEN2_5,
     "qwen2_vl": _QWEN2,
+    "qwen3_5": _QWEN3,
+    "qwen3_5_moe": _QWEN3,
+    "qwen3_vl": _QWEN3,
 }
 # What the names of an encoder begin with; newer exports put the whole model's before it.
 _OWN = re.compile(r"(?:model\.)?((?:visual|vision_tower|multi_modal_projector)\..*)", re.DOTALL)

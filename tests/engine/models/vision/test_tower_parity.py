@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,35 +15,45 @@ from engine.models.vision.tower import ImageStates, VisionTower, load_tower
 from tests import tiny_vision
 
 CPU = torch.device("cpu")
-# Rows and columns of cells.
-SIZES = [(1, 1), (2, 3), (5, 2), (4, 4), (9, 6)]
+# Rows and columns of cells: one, fewer than a window of Qwen2.5-VL, whole windows, and windows of
+# four shapes.
+SIZES = [(1, 1), (2, 3), (5, 2), (4, 8), (9, 6)]
 
 
-def load(directory: Any, dtype: torch.dtype = torch.float32) -> VisionTower:
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> VisionTower:
     config = read_config(str(directory))
     assert config.vision is not None, config.images_refused
     return load_tower(config.vision, read_headers(directory), dtype, CPU)
 
 
-def picture(rows: int, columns: int, cell: int, seed: int = 0) -> np.ndarray:
-    """[height, width, 3] uint8 noise of so many cells."""
+def noise(rows: int, columns: int, cell: int) -> np.ndarray:
+    """An image of so many cells: [height, width, 3] uint8."""
     shape = (rows * cell, columns * cell, 3)
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
 def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageStates:
     """What Hugging Face makes of an image that has its size already."""
     read = processor(Image.fromarray(pixels), do_resize=False, return_tensors="pt")
     with torch.no_grad():
+        if model.config.model_type == "mistral3":
+            # Not ``get_image_features``, which takes an image of one cell apart.
+            parts = model.model
+            patches = parts.vision_tower(**read).last_hidden_state[0]
+            return ImageStates(parts.multi_modal_projector(patches, read["image_sizes"]), ())
         out = model.get_image_features(**read, return_dict=True)
-    deep = getattr(out, "deepstack_features", None) or ()
-    return ImageStates(torch.cat(tuple(out.pooler_output)), tuple(deep))
+    deep = getattr(out, "deepstack_features", ())
+    return ImageStates(torch.cat(out.pooler_output), tuple(torch.cat(own) for own in deep))
 
 
-def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """To a few of float32's last bits of the largest number."""
-    tolerance = 2e-6 * float(wanted.abs().max())
-    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=0)
+def assert_close(found: ImageStates, wanted: ImageStates, tolerance: float) -> None:
+    """To a share of the largest number."""
+    assert len(found.deep) == len(wanted.deep)
+    for own, other in zip(
+        (found.embeddings, *found.deep), (wanted.embeddings, *wanted.deep), strict=True
+    ):
+        bound = tolerance * float(other.abs().max())
+        torch.testing.assert_close(own.float(), other.float(), atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("kind", tiny_vision.KINDS)
@@ -51,10 +62,50 @@ def test_embeddings_equal_hugging_faces(tmp_path, kind):
     processor = tiny_vision.processor(kind)
     tower = load(tmp_path)
     for rows, columns in SIZES:
-        pixels = picture(rows, columns, tower.spec.cell_size)
-        wanted = expected(model, processor, pixels)
+        pixels = noise(rows, columns, tower.spec.cell_size)
         found = tower.embed(torch.from_numpy(pixels))
         assert found.embeddings.shape == (rows * columns, 48)
-        assert_close(found.embeddings, wanted.embeddings)
-        for own, other in zip(found.deep, wanted.deep, strict=True):
-            assert_close(own, other)
+        assert_close(found, expected(model, processor, pixels), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "mistral3"])
+def test_embeddings_in_bfloat16(tmp_path, kind):
+    """As near to Hugging Face's in float32 as its own in bfloat16 are, or nearly so."""
+    model = tiny_vision.save(kind, tmp_path)
+    tower = load(tmp_path, torch.bfloat16)
+    pixels = noise(5, 7, tower.spec.cell_size)
+    processor = tiny_vision.processor(kind)
+    wanted = expected(model, processor, pixels)
+    found = tower.embed(torch.from_numpy(pixels))
+    assert found.embeddings.dtype == torch.bfloat16
+    theirs = expected(model.to(torch.bfloat16), processor, pixels)
+    for own, other, exact in zip(
+        (found.embeddings, *found.deep),
+        (theirs.embeddings, *theirs.deep),
+        (wanted.embeddings, *wanted.deep),
+        strict=True,
+    ):
+        assert (own.float() - exact).norm() < 1.25 * (other.float() - exact).norm()
+
+
+def test_pixels_are_normalised_as_the_processor_says(tmp_path):
+    model = tiny_vision.save("qwen2_vl", tmp_path)
+    processor = tiny_vision.processor("qwen2_vl")
+    processor.image_mean, processor.image_std = [0.1, 0.2, 0.3], [0.9, 0.8, 0.7]
+    processor.rescale_factor = 1 / 128
+    processor.save_pretrained(tmp_path)
+    tower = load(tmp_path)
+    pixels = noise(2, 2, 28)
+    assert_close(tower.embed(torch.from_numpy(pixels)), expected(model, processor, pixels), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "mistral3"])
+def test_an_image_has_the_same_bits_whatever_was_computed_before(tmp_path, kind):
+    tiny_vision.save(kind, tmp_path)
+    tower = load(tmp_path)
+    pixels = torch.from_numpy(noise(5, 3, tower.spec.cell_size))
+    first = tower.embed(pixels)
+    tower.embed(torch.from_numpy(noise(2, 9, tower.spec.cell_size)))
+    again = tower.embed(pixels)
+    assert torch.equal(first.embeddings, again.embeddings)
+    assert all(torch.equal(*pair) for pair in zip(first.deep, again.deep, strict=True))

@@ -1,0 +1,67 @@
+"""Encoders take no more memory than they tell the memory plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.images.nouns import AreaScaling, ImageRules
+from engine.models.vision.read import VisionModel
+from engine.models.vision.spec import AxialRope, MergerSpec, PixelSpec, VisionNorm, VisionSpec
+from engine.models.vision.tower import VisionTower, load_tower
+
+_RULES = ImageRules(token_id=1, cell=28, scaling=AreaScaling(1, 2**24), max_images=1)
+_RMS = VisionNorm("rms", 1e-6)
+# As wide to a patch as the published ones are, about.
+_PLAIN = VisionSpec(
+    hidden_size=320,
+    intermediate_size=1280,
+    num_heads=4,
+    num_layers=2,
+    patch_size=14,
+    merge_size=2,
+    out_size=512,
+    norm=_RMS,
+    activation="quick_gelu",
+    merger=MergerSpec(_RMS, 1280),
+    pixels=PixelSpec((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    architecture="qwen2_vl",
+    rope=AxialRope(10_000.0),
+    num_frames=2,
+)
+SPECS = {
+    "plain": _PLAIN,
+    "windows": replace(_PLAIN, gated=True, window=4, full_layers=frozenset([1])),
+    "deep": replace(_PLAIN, deep_layers=(0, 1), position_grid=12),
+    "joined": replace(_PLAIN, gated=True, merger=MergerSpec(_RMS, 512, bias=False, joined=True)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", SPECS)
+def test_embeddings_take_no_more_memory_than_is_told(kind, dtype):
+    model = VisionModel(SPECS[kind], _RULES)
+    tower = load_tower(model, [], dtype, torch.device("cpu"), seed=0)
+    for rows, columns in [(1, 1), (9, 6), (20, 20)]:
+        pixels = torch.zeros((rows * 28, columns * 28, 3), dtype=torch.uint8)
+        told = tower.activation_bytes(rows * columns)
+        # Scores of all patches by all would take more than is left of this.
+        assert _peak_bytes(tower, pixels) <= told
+    assert told < 2 * _peak_bytes(tower, pixels) + tower.activation_bytes(0)
+
+
+def _peak_bytes(tower: VisionTower, pixels: torch.Tensor) -> int:
+    """The most that torch holds at once while an image is embedded."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        tower.embed(pixels)
+    profiler: Any = profile.profiler
+    most = held = 0
+    for event in profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
