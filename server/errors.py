@@ -118,11 +118,11 @@ def bad_field(param: str, problem: str, *, code: str | None = None) -> ApiError:
     return ApiError(400, f"'{param}' {problem}", param=param, code=code)
 
 
-def overloaded(limit: int) -> ApiError:
+def overloaded(limit: str) -> ApiError:
     """A 503 for a request that finds the queue full."""
     return ApiError(
         503,
-        f"The server is at its limit of {limit} running and waiting sequences; try again shortly.",
+        f"The server is at its limit of {limit}; try again shortly.",
         code="server_is_overloaded",
     )
 

@@ -28,6 +28,7 @@ from server.adapters import Adapters
 from server.chat_template import read_chat_template
 from server.errors import ApiError, asleep, overloaded, unavailable
 from server.grammars import Grammars
+from server.images import ImageReader
 from server.metrics import Metrics, Numbers
 from server.openai.defaults import read_sampling_defaults
 from server.settings import Settings
@@ -99,6 +100,7 @@ class ServerState:
     # Asks all API workers for their numbers; None where there is only this process.
     gather: Callable[[], Awaitable[Numbers]] | None = None
     grammars: Grammars = field(default_factory=Grammars)
+    images: ImageReader = field(default_factory=ImageReader)
     tracing: Tracing | None = None  # where requests that have ended are told of
     database: Database = field(init=False)  # opened when something is first kept or looked up
     adapters: Adapters = field(init=False)
@@ -162,9 +164,10 @@ class ServerState:
         self._loaded.set()
 
     async def close(self) -> None:
-        """End the engine, the processes of template and grammars, and the database."""
+        """End the engine, the processes of template and grammars, threads, and the database."""
         await self.engine.close()
         self.grammars.close()
+        self.images.close()
         await self.database.close()
         if self.tracing is not None:
             await self.tracing.close()
@@ -240,13 +243,20 @@ class ServerState:
         """Sequences in the engine's hands, running or waiting, but for those in the background."""
         return self.admission.live
 
-    def admit(self, num_sequences: int, caller: Caller) -> None:
-        """Take sequences on. Raises ApiError (503) when the queue is full, or nothing is served."""
+    def admit(self, num_sequences: int, caller: Caller, image_bytes: int = 0) -> None:
+        """Take sequences on, and the pixels that they hold, which ``images.let_go`` gives back.
+
+        Raises ApiError (503) when the queue is full, or nothing is served.
+        """
         if self.failure is not None:
             raise unavailable()
         self._check_awake()
+        if not self.images.has_room(image_bytes):
+            self.metrics.rejected("images", caller.tenant)
+            raise overloaded(f"{self.images.most_held_bytes >> 20} MiB of images in flight")
         if not self.admission.take(num_sequences, caller):
             self._refuse("queue_full", caller.tenant)
+        self.images.hold(image_bytes)
 
     def check_room(self, caller: Caller) -> None:
         """Raise what ``admit`` would raise for one sequence, before any work is done for it."""
@@ -266,7 +276,7 @@ class ServerState:
 
     def _refuse(self, reason: str, tenant: str = "") -> NoReturn:
         self.metrics.rejected(reason, tenant)
-        raise overloaded(self.admission.most)
+        raise overloaded(f"{self.admission.most} running and waiting sequences")
 
 
 async def _tell_of(template: ChatTemplate) -> None:

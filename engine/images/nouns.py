@@ -48,3 +48,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     width: int
     pixels: bytes  # height * width * 3, RGB
     digest: bytes  # of the size and the pixels
+
+    def __repr__(self) -> str:  # without the pixels: requests may find their way into a log
+        shape = f"{self.width} x {self.height}"
+        return f"Image({shape} pixels, {self.num_tokens} tokens from {self.start})"

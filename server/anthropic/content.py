@@ -1,4 +1,4 @@
-"""What messages are made of: blocks of text, thinking, tool use and tool results."""
+"""What messages are made of: blocks of text, images, thinking, tool use and tool results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ import msgspec
 
 from server.errors import cut
 
+_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text"):
     """Something said."""
 
     text: str
+
+
+class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
+    """Something shown."""
+
+    media_type: str
+    data: str  # base64
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
@@ -34,11 +43,11 @@ class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
     """What a call came to."""
 
     tool_use_id: str
-    text: str
+    content: list[TextBlock | ImageBlock]
     is_error: bool
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 def read_content(value: Any) -> list[Block]:
@@ -76,15 +85,39 @@ def _read_block(block: Any, index: int) -> Block:
                 _string(block, "id", index), _string(block, "name", index), arguments
             )
         case "tool_result":
-            try:
-                text = read_text(block.get("content") or "")
-            except ValueError as error:
-                raise ValueError(f"block {index}: its content {error}") from None
+            content = _read_result(block.get("content") or "", index)
             is_error = block.get("is_error") or False
-            return ToolResultBlock(_string(block, "tool_use_id", index), text, is_error is True)
+            return ToolResultBlock(_string(block, "tool_use_id", index), content, is_error is True)
+        case "image":
+            return _read_image(block.get("source"), index)
         case kind:
-            # Images and documents among them, which no model here takes.
+            # Documents among them, which no model here takes.
             raise ValueError(f"block {index} of type {cut(str(kind), 40)!r} is not supported")
+
+
+def _read_result(value: Any, index: int) -> list[TextBlock | ImageBlock]:
+    content: list[TextBlock | ImageBlock] = []
+    try:
+        for block in read_content(value):
+            if not isinstance(block, (TextBlock, ImageBlock)):
+                raise ValueError("must be a string or a list of text and image blocks")
+            content.append(block)
+    except ValueError as error:
+        raise ValueError(f"block {index}: its content {error}") from None
+    return content
+
+
+def _read_image(source: Any, index: int) -> ImageBlock:
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        problem = "must have a 'source' of type 'base64'; nothing is fetched"
+        raise ValueError(f"block {index} of type 'image' {problem}")
+    media_type, data = source.get("media_type"), source.get("data")
+    if media_type not in _MEDIA_TYPES:
+        problem = f"must have a 'media_type' of {', '.join(_MEDIA_TYPES)}"
+        raise ValueError(f"block {index} of type 'image' {problem}")
+    if not isinstance(data, str):
+        raise ValueError(f"block {index} of type 'image' must have 'data' that is a string")
+    return ImageBlock(media_type, data)
 
 
 def _string(block: Mapping[str, Any], name: str, index: int) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from server.anthropic.content import (
     Block,
+    ImageBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -27,7 +28,7 @@ _MIN_THINKING_TOKENS = 1024
 _BLOCK = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
 _BLOCKS: dict[str, tuple[type[Block], ...]] = {
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.errors import RequestError
 from server.anthropic.content import (
+    ImageBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -81,7 +82,7 @@ def _messages(request: TokenCountRequest) -> list[dict[str, Any]]:
     """The turns as chat has them; neighbours of one role are one turn, as they are there."""
     messages: list[dict[str, Any]] = []
     if request.system:
-        messages.append({"role": "system", "content": request.system})
+        messages.append({"role": "system", "content": [_part(TextBlock(request.system))]})
     names: dict[str, str] = {}  # of the tools, by their calls' ids
     for message in request.messages:
         if message.role == "assistant":
@@ -96,17 +97,25 @@ def _add_others(
 ) -> None:
     for block in message.content:
         if isinstance(block, ToolResultBlock):
-            # Chat has no word for a call that failed but the text itself.
-            text = f"Error: {block.text}" if block.is_error else block.text
-            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+            content = [_part(each) for each in block.content]
+            if block.is_error:  # chat has no word for a call that failed but the text itself
+                text = content.pop(0)["text"] if content and "text" in content[0] else ""
+                content.insert(0, {"type": "text", "text": f"Error: {text}"})
+            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}
             if block.tool_use_id in names:
                 result["name"] = names[block.tool_use_id]
             messages.append(result)
-        elif isinstance(block, TextBlock):
-            if messages and messages[-1]["role"] == message.role:
-                messages[-1]["content"] += "\n" + block.text
-            else:
-                messages.append({"role": message.role, "content": block.text})
+        elif isinstance(block, (TextBlock, ImageBlock)):
+            if not messages or messages[-1]["role"] != message.role:
+                messages.append({"role": message.role, "content": []})
+            messages[-1]["content"].append(_part(block))
+
+
+def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text}
+    url = f"data:{block.media_type};base64,{block.data}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _add_assistant(

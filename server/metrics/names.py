@@ -41,6 +41,7 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
 COUNTERS: dict[str, str] = {
     "prompt_tokens": "Prompt tokens taken in.",
     "prompt_tokens_cached": "Prompt tokens found in the prefix cache.",
+    "prompt_images": "Images in the prompts taken in.",
     "generation_tokens": "Tokens generated and handed to clients.",
 }
 LABELLED_COUNTERS: dict[str, tuple[str, str]] = {

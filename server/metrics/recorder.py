@@ -48,9 +48,10 @@ class Metrics:
         self._numbers.observe("request_prompt_tokens", prompt_tokens)
         self._numbers.observe("request_params_max_tokens", max_tokens)
 
-    def prompt(self, tokens: int, n: int) -> None:
+    def prompt(self, tokens: int, n: int, images: int = 0) -> None:
         """A prompt was taken in, to be continued ``n`` times."""
         self._numbers.counts["prompt_tokens"] += tokens
+        self._numbers.counts["prompt_images"] += images
         self._numbers.observe("request_params_n", n)
 
     def cached(self, tokens: int) -> None:

@@ -88,7 +88,7 @@ class CompletionCall:
             limit = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
             prompt = cut_prompt(whole, body, limit, model.info)
             sampling = completion_sampling(body, len(prompt), model, stop_token_ids=ends)
-            jobs.append((prompt, sampling))
+            jobs.append(Job(prompt, sampling))
         await check_grammar(state, body)
         return cls(state, caller, model, body, jobs)
 

@@ -19,13 +19,15 @@ from typing import NamedTuple
 import msgspec
 
 from engine.errors import ContextLengthExceeded, InvalidParameter
+from engine.images.nouns import Image
 from engine.text.output import TextDelta
 from engine.types import Grammar, SamplingParams
 from server.access.caller import Caller
 from server.errors import bad_field
 from server.openai.answer_reader import AnswerReader
-from server.openai.endpoint import check_grammar, check_length, encode_chat, new_id
-from server.openai.generation import Choice, Generation
+from server.openai.chat_prompt import encode_chat
+from server.openai.endpoint import check_grammar, check_length, new_id
+from server.openai.generation import Choice, Generation, Job
 from server.openai.inputs import ChatRequest
 from server.openai.prompts import cut_prompt
 from server.openai.sampling import chat_sampling
@@ -56,6 +58,7 @@ class Conversation:
         model: Model,
         body: ChatRequest,
         prompt: list[int],
+        images: tuple[Image, ...],
         sampling: SamplingParams,
         tools: ToolUse | None,
         thinking: Thinking,
@@ -66,6 +69,7 @@ class Conversation:
         self.model = model
         self.body = body
         self.prompt = prompt  # token ids
+        self._images = images  # in it
         self.sampling = sampling
         self.id = id
         self._tools = tools
@@ -98,14 +102,14 @@ class Conversation:
         model.check_generates()
         check_length(sum(message.num_chars for message in body.messages), model, "messages")
         tools = ToolUse.of(body, model.answers)
-        whole = await encode_chat(
+        whole, images = await encode_chat(
+            state,
             model,
             body,
             tools=[] if tools is None else tools.for_template(),
             template_kwargs=thinking_kwargs(body.reasoning_effort),
+            add_special_tokens=bool(body.add_special_tokens),
         )
-        if body.add_special_tokens:
-            whole = model.tokenizer.encode("") + whole
         prompt = cut_prompt(whole, body, body.output_limit or 1, model.info)
         sampling = chat_sampling(body, len(prompt), model)
         await check_grammar(state, body)
@@ -122,6 +126,7 @@ class Conversation:
             model,
             body,
             prompt,
+            images,
             sampling,
             tools,
             thinking,
@@ -139,7 +144,7 @@ class Conversation:
                 self._state,
                 self.model,
                 self.id,
-                [(self.prompt, self.sampling)],
+                [Job(self.prompt, self.sampling, self._images)],
                 priority=self.body.priority or 0,
                 cache_salt=self.body.cache_salt or "",
                 caller=self._caller,

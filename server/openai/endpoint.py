@@ -19,7 +19,7 @@ from server.access.caller import Caller, caller_of
 from server.errors import bad_field
 from server.http.disconnect import ClientGone, until_disconnect
 from server.openai.deadline import caller_until, until_deadline
-from server.openai.inputs import ChatRequest, GenerationRequest, Shape, TokenizeRequest
+from server.openai.inputs import GenerationRequest, Shape
 from server.openai.json_body import parse_json_body
 from server.openai.outputs import to_json
 from server.openai.sse import Ending, EventStream
@@ -164,37 +164,6 @@ async def encode_texts(
         return tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
     return await asyncio.to_thread(
         tokenizer.encode_batch, texts, add_special_tokens=add_special_tokens
-    )
-
-
-async def encode_chat(
-    model: Model,
-    body: ChatRequest | TokenizeRequest,
-    tools: Sequence[Mapping[str, Any]] = (),
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """Token ids of a conversation, rendered by the model's template.
-
-    Args:
-        model: whose template.
-        body: the messages, and how the prompt ends.
-        tools: shown to the model, in the form templates expect.
-        template_kwargs: variables of the template, which those in ``body`` override.
-
-    Raises:
-        TemplateError: the template refused the messages, or did not end in time.
-    """
-    assert body.messages is not None
-    continue_final = bool(body.continue_final_message)
-    wanted = body.add_generation_prompt
-    if continue_final and body.messages[-1].role != "assistant":
-        raise bad_field("continue_final_message", "needs a last message of the assistant")
-    return await model.template.encode_chat(
-        [message.for_template(model.answers) for message in body.messages],
-        tools=tools,
-        add_generation_prompt=not continue_final if wanted is None else wanted,
-        continue_final_message=continue_final,
-        template_kwargs={**(template_kwargs or {}), **(body.chat_template_kwargs or {})},
     )
 
 

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -26,6 +26,7 @@ from engine.errors import (
     OutOfMemory,
     RequestError,
 )
+from engine.images.nouns import Image
 from engine.prompt_progress import PromptProgress
 from engine.requests import fan_out
 from engine.text.output import OutputDecoder, TextDelta
@@ -47,7 +48,13 @@ from server.tracing import TracedRequest
 # restarted, and the client is told without it.
 _DEADLINE_GRACE_S = 1.0
 
-Job = tuple[Sequence[int], SamplingParams]  # a prompt's token ids, and what to do with them
+
+class Job(NamedTuple):
+    """A prompt, and what to do with it."""
+
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    images: tuple[Image, ...] = ()  # in it
 
 
 class Choice:
@@ -137,6 +144,7 @@ class Generation:
         self._cached_tokens = 0
         self._num_drafted = self._num_accepted = 0  # drafts, of the choices that have ended
         self._charge: Charge | None = None
+        self._image_bytes = sum(len(image.pixels) for job in jobs for image in job.images)
         self._late = False
         self._timer: asyncio.TimerHandle | None = None
         # Of the weights that answer: one that waits while they are exchanged has the new ones.
@@ -145,13 +153,13 @@ class Generation:
 
     def __enter__(self) -> Self:
         state = self._state
-        count = sum(sampling.n for _, sampling in self._jobs)
-        prompt_tokens = sum(len(prompt) for prompt, _ in self._jobs)
-        most = sum((sampling.max_tokens or 0) * sampling.n for _, sampling in self._jobs)
+        count = sum(job.sampling.n for job in self._jobs)
+        prompt_tokens = self._prompt_tokens
+        most = sum((job.sampling.max_tokens or 0) * job.sampling.n for job in self._jobs)
         account, background = self._caller.account, self._caller.background
         charge = account.charge(prompt_tokens, most, background=background)
         try:
-            state.admit(count, self._caller)
+            state.admit(count, self._caller, self._image_bytes)
         except BaseException:
             charge.settle(Used())
             raise
@@ -161,6 +169,7 @@ class Generation:
             streams = self._submit(choices)
         except BaseException:
             self._release(count)
+            state.images.let_go(self._image_bytes)
             charge.settle(Used())
             raise
         self.choices = choices
@@ -175,8 +184,8 @@ class Generation:
                 prompt_tokens=len(prompt),
                 max_tokens=most if limit is None else limit,
             )
-        for prompt, sampling in self._jobs:
-            state.metrics.prompt(len(prompt), sampling.n)
+        for job in self._jobs:
+            state.metrics.prompt(len(job.token_ids), job.sampling.n, len(job.images))
         if (deadline_s := self._caller.deadline_s) is not None:
             delay_s = deadline_s - time.monotonic() + _DEADLINE_GRACE_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._give_up)
@@ -191,6 +200,7 @@ class Generation:
         metrics = self._state.metrics
         if self._timer is not None:
             self._timer.cancel()
+        self._state.images.let_go(self._image_bytes)
         for choice in self.choices:
             if choice.finish_reason is not None or choice.stream is None:
                 continue
@@ -213,7 +223,7 @@ class Generation:
             model=self._model.name,
             tenant=self._caller.tenant,
             parent=self._caller.trace,
-            sampling=self._jobs[0][1],
+            sampling=self._jobs[0].sampling,
             usage=self.usage,
             choices=self.choices,
             error=_failure_reason(error) if isinstance(error, Exception) else None,
@@ -251,11 +261,12 @@ class Generation:
 
     def _make_choices(self) -> list[Choice]:
         choices: list[Choice] = []
-        for prompt_index, (prompt, sampling) in enumerate(self._jobs):
+        for prompt_index, (token_ids, sampling, images) in enumerate(self._jobs):
             sequences = fan_out(
                 self._id if len(self._jobs) == 1 else f"{self._id}-{prompt_index}",
-                prompt,
+                token_ids,
                 sampling,
+                images=images,
                 priority=self._priority,
                 cache_salt=self._cache_salt,
                 adapter=self._model.adapter,
@@ -373,9 +384,13 @@ class Generation:
         return "text_completion" if self._continuation else "chat"
 
     @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(job.token_ids) for job in self._jobs)
+
+    @property
     def usage(self) -> Usage:
         """Tokens taken in and generated so far."""
-        prompt_tokens = sum(len(prompt) for prompt, _ in self._jobs)
+        prompt_tokens = self._prompt_tokens
         completion_tokens = sum(choice.num_tokens for choice in self.choices)
         return Usage(
             prompt_tokens=prompt_tokens,

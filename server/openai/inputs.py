@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from server.errors import ApiError, bad_field, cut
+from server.openai.content import Content, ImagePart, for_template, text_of
 from server.openai.extra_fields import ExtraFields
 from server.openai.metadata import Metadata
 from server.openai.structured import StructuredFields
@@ -35,7 +36,8 @@ _MAX_BAD_WORDS = 256
 _MAX_STOP_CHARS = 4096
 _MAX_SALT = 128
 _MAX_BEST_OF = 20
-_TEXT_PARTS = ("text", "input_text", "refusal")
+_SHOW_IMAGES = ("user", "tool")  # roles whose messages may hold them
+_NOT_WITH_IMAGES = ("truncate_prompt_tokens", "use_beam_search")
 
 Prompt = str | list[int]
 
@@ -74,24 +76,6 @@ def _read_prompts(value: Any) -> list[Prompt]:
     return value
 
 
-def _read_content(value: Any) -> str | None:
-    """The text of a message; a list of text parts is joined by newlines."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string or a list of text parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS:
-            raise ValueError(f"parts of type {cut(str(kind), 40)!r} are not supported; send text")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            raise ValueError("a text part must hold a string")
-        texts.append(text)
-    return "\n".join(texts)
-
-
 def _check_salt(value: str) -> str:
     if not 0 < len(value) <= _MAX_SALT or "\0" in value:
         raise ValueError(f"must be 1 to {_MAX_SALT} characters without NUL")
@@ -101,17 +85,8 @@ def _check_salt(value: str) -> str:
 _STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _PROMPTS = {"anyOf": [*_STRINGS["anyOf"], _IDS, {"type": "array", "items": _IDS}]}
-_CONTENT = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "object"}},
-        {"type": "null"},
-    ]
-}
-
 Stop = Annotated[list[str], PlainValidator(_read_stop), WithJsonSchema(_STRINGS)]
 Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts), WithJsonSchema(_PROMPTS)]
-Content = Annotated[str | None, PlainValidator(_read_content), WithJsonSchema(_CONTENT)]
 Salt = Annotated[str, AfterValidator(_check_salt)]
 
 
@@ -156,20 +131,34 @@ class Message(Shape):
     def _has_content(self) -> Self:
         # Only an assistant may have said nothing: it called tools, refused, or only reasoned.
         if self.content is None and self.role != "assistant":
-            raise ValueError("content: must be a string or a list of text parts")
+            raise ValueError("content: must be a string or a list of parts")
+        if self.images and self.role not in _SHOW_IMAGES:
+            raise ValueError(f"content: a message of the {self.role} cannot hold images")
         return self
+
+    @property
+    def text(self) -> str | None:
+        """What it says; None where it says nothing."""
+        return text_of(self.content)
+
+    @property
+    def images(self) -> dict[int, ImagePart]:
+        """What it shows, by the place among its parts."""
+        if self.content is None or isinstance(self.content, str):
+            return {}
+        return {i: part for i, part in enumerate(self.content) if isinstance(part, ImagePart)}
 
     @property
     def num_chars(self) -> int:
         """Characters that a prompt with this message has at least."""
         calls = (call.function.arguments for call in self.tool_calls or [])
-        return len(self.content or "") + sum(map(len, calls))
+        return len(self.text or "") + sum(map(len, calls))
 
     def for_template(self, answers: AnswerFormat) -> dict[str, Any]:
         """The message as the chat template of a model with such answers expects it."""
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         content = self.refusal if self.content is None else self.content
-        message: dict[str, Any] = {"role": role, "content": content}
+        message: dict[str, Any] = {"role": role, "content": for_template(content)}
         calls = list(self.tool_calls or [])
         if self.function_call is not None:
             calls.append(EarlierCall(function=self.function_call))
@@ -294,6 +283,10 @@ class ChatRequest(GenerationRequest, ToolFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: is only allowed when 'logprobs' is true")
         _check_prompt_ending(self.add_generation_prompt, self.continue_final_message)
+        if any(message.images for message in self.messages):
+            for field in _NOT_WITH_IMAGES:
+                if getattr(self, field):
+                    raise ValueError(f"{field}: is not available with images")
         for field in ("max_tokens", "max_completion_tokens"):
             value = getattr(self, field)
             if value is not None and value < 1:
@@ -307,6 +300,9 @@ class ChatRequest(GenerationRequest, ToolFields):
             if message.model_extra:
                 asked = {name: value for name, value in message.model_extra.items() if value}
                 names += ignored_params(asked, prefix=f"messages.{index}.")
+            for place, image in message.images.items():
+                if image.detail not in (None, "auto"):
+                    names.append(f"messages.{index}.content.{place}.image_url.detail")
         return [*names, "echo"] if self.echo and self.messages[-1].role != "assistant" else names
 
     @property
@@ -319,7 +315,7 @@ class ChatRequest(GenerationRequest, ToolFields):
     def echoed(self) -> str:
         """What the answer begins with: the assistant's last turn, where that is asked for."""
         last = self.messages[-1]
-        return (last.content or "") if self.echo and last.role == "assistant" else ""
+        return (last.text or "") if self.echo and last.role == "assistant" else ""
 
 
 class CompletionRequest(GenerationRequest):

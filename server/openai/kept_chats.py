@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from engine.types import SamplingParams
+from server.openai.content import as_sent
 from server.openai.inputs import ChatRequest, Message
 from server.openai.outputs import ChatCompletion, to_json
 from server.openai.tool_fields import Function, ToolChoice
@@ -39,7 +40,8 @@ class StoredMessage(Struct, kw_only=True):
     role: str
     content: str | None
     name: str | None = None
-    content_parts: None = None  # parts of text are joined by newlines when they come in
+    # With images; parts of text alone are joined by newlines when they come in.
+    content_parts: list[dict[str, Any]] | None = None
     refusal: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -108,10 +110,11 @@ def read_message(chat_id: str, position: int, body: bytes) -> StoredMessage:
 
 
 def _kept(message: Message) -> StoredMessage:
-    calls, call = message.tool_calls, message.function_call
+    calls, call, content = message.tool_calls, message.function_call, message.content
     return StoredMessage(
         role=message.role,
-        content=message.content,
+        content=message.text,
+        content_parts=None if content is None or isinstance(content, str) else as_sent(content),
         name=message.name,
         refusal=message.refusal,
         tool_calls=[each.model_dump() for each in calls] if calls else None,

@@ -8,13 +8,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.errors import bad_field
-from server.openai.endpoint import (
-    encode_chat,
-    encode_texts,
-    json_response,
-    read_request,
-    state_of,
-)
+from server.openai.chat_prompt import encode_chat
+from server.openai.endpoint import encode_texts, json_response, read_request, state_of
 from server.openai.inputs import DetokenizeRequest, TokenizeRequest
 from server.openai.outputs import Detokenized, Tokenized
 from server.openai.sampling import check_token_ids
@@ -31,7 +26,8 @@ router = APIRouter()
 async def tokenize(request: Request) -> Response:
     """Count and list the tokens, exactly as the generating endpoints would see them."""
     body, headers = await read_request(request, TokenizeRequest)
-    model = await state_of(request).model()
+    state = state_of(request)
+    model = await state.model()
     if body.model is not None:
         model.check_name(body.model)
     if body.prompt is not None:
@@ -42,7 +38,7 @@ async def tokenize(request: Request) -> Response:
         )
     else:
         tools = [tool.function.for_template() for tool in body.tools or []]
-        tokens = await encode_chat(model, body, tools)
+        tokens, _ = await encode_chat(state, model, body, tools)
     strings = [model.tokenizer.token_text(id) for id in tokens] if body.return_token_strs else None
     answer = Tokenized(
         count=len(tokens),

@@ -15,7 +15,7 @@ from engine.text.output import TextDelta
 from engine.types import RequestOutput, SamplingParams
 from server.access.caller import Caller
 from server.errors import ApiError
-from server.openai.generation import Choice, Generation
+from server.openai.generation import Choice, Generation, Job
 from server.pooling.shapes import PoolingRequest
 from server.state import Model, ServerState
 
@@ -96,7 +96,7 @@ class _Pooling(Generation):
             state,
             model,
             id,
-            [(prompt.token_ids, _NO_TOKENS) for prompt in prompts],
+            [Job(prompt.token_ids, _NO_TOKENS) for prompt in prompts],
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             caller=caller,

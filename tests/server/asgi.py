@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from engine.client import LoadProgress, RequestStream
 from engine.errors import EngineDead, EngineError
+from engine.images.nouns import ImageRules
 from engine.snapshot import Snapshot
 from engine.types import (
     BlockStats,
@@ -73,6 +74,8 @@ class FakeEngine:
         self.closed = False
         self.stats = EngineStats(blocks=BlockStats(total=8, free=8, block_size=16))
         self.start_error: EngineError | None = None
+        self.max_model_len = 64
+        self.images: ImageRules | None = None
         self.num_looks = 0
         self._snapshot: Snapshot | None = None
         self._shown = asyncio.Event()
@@ -91,7 +94,7 @@ class FakeEngine:
             bytes_per_token=1,
             num_blocks=8,
             block_size=16,
-            max_model_len=64,
+            max_model_len=self.max_model_len,
         )
         return EngineInfo(
             model="fake",
@@ -101,11 +104,12 @@ class FakeEngine:
             device="cpu",
             attention_backend="none",
             vocab_size=VOCAB,
-            max_model_len=64,
+            max_model_len=self.max_model_len,
             eos_token_ids=(),
             memory=memory,
             fingerprint="fp_fake",
             load_s=0.0,
+            images=self.images,
         )
 
     async def start(self, on_progress: LoadProgress | None = None) -> EngineInfo:
@@ -224,9 +228,11 @@ class Application:
 
 
 @asynccontextmanager
-async def running_app(*, loaded: bool = True, **settings: Any) -> AsyncIterator[Application]:
+async def running_app(
+    *, loaded: bool = True, engine: FakeEngine | None = None, **settings: Any
+) -> AsyncIterator[Application]:
     """An application whose engine is a fake; ended with the block."""
-    engine = FakeEngine()
+    engine = engine or FakeEngine()
     if loaded:
         engine.loaded.set()
     app = create_app(Settings(**settings), engine)

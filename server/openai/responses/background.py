@@ -158,7 +158,7 @@ class BackgroundResponses:
         """
         most = self._state.admission.most
         if len(self._jobs) >= most:
-            raise overloaded(most)
+            raise overloaded(f"{most} responses that are being made")
         job = Job(call, tenant)
         job.tell(call.queued())
         self._jobs[job.id] = job

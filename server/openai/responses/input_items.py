@@ -10,16 +10,19 @@ from __future__ import annotations
 import base64
 import binascii
 import uuid
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from server.errors import bad_field, cut
+from server.openai.content import check_image_url
 from server.openai.inputs import Shape
 from server.openai.responses.items import (
     CallItem,
     CallOutputItem,
     Content,
+    InputImage,
     InputText,
     Item,
     ItemStatus,
@@ -55,6 +58,14 @@ class TextPart(Shape):
     text: str
 
 
+class ImagePart(Shape):
+    """An image in a message of the user's, or in what a call gave."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
 class RefusalPart(Shape):
     """A refusal in a message of the model's."""
 
@@ -67,7 +78,7 @@ class NewMessage(Shape):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart | RefusalPart]
+    content: str | list[TextPart | ImagePart | RefusalPart]
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -88,7 +99,7 @@ class NewCallOutput(Shape):
 
     type: Literal["function_call_output"]
     call_id: ItemId
-    output: str | list[TextPart]
+    output: str | list[TextPart | ImagePart]
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -192,37 +203,55 @@ def _read_item(item: Any, where: str) -> NewItem:
 
 
 def _check_parts(parts: Any, where: str) -> None:
-    """Name a part that is not text by its type, before the shape calls it malformed."""
+    """Name what is wrong with a part by its type, before the shape calls it malformed."""
     if not isinstance(parts, list):
         if not isinstance(parts, str):
-            raise bad_field(where, "must be a string or a list of text parts")
+            raise bad_field(where, "must be a string or a list of parts")
         return
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXTS and kind != "refusal":
+        if kind == "input_image":
+            _check_image(part, where, index)
+        elif kind not in _TEXTS and kind != "refusal":
             shown = cut(str(kind), 40)
-            raise bad_field(where, f"has a part {index} of type {shown!r}; only text is supported")
+            problem = f"has a part {index} of type {shown!r}; send text or images"
+            raise bad_field(where, problem)
+
+
+def _check_image(part: Mapping[str, Any], where: str, index: int) -> None:
+    if part.get("file_id") is not None:
+        raise bad_field(where, f"has a part {index} with a 'file_id'; send an 'image_url'")
+    try:
+        check_image_url(part.get("image_url"))
+    except ValueError as problem:
+        raise bad_field(where, f"part {index}: its 'image_url' {problem}") from None
 
 
 def _message(item: NewMessage, where: str) -> MessageItem:
     is_answer = item.role == "assistant"
     text_part = OutputText if is_answer else InputText
-    content: list[Content]
-    if isinstance(item.content, str):
-        content = [text_part(item.content)]
-    else:
-        content = [
-            Refusal(part.refusal) if isinstance(part, RefusalPart) else text_part(part.text)
-            for part in item.content
-        ]
-        if not is_answer and any(isinstance(part, Refusal) for part in content):
-            raise bad_field(f"{where}.content", "may hold a refusal of the assistant's alone")
+    content: list[Content] = []
+    for part in [item.content] if isinstance(item.content, str) else item.content:
+        if isinstance(part, RefusalPart):
+            if not is_answer:
+                raise bad_field(f"{where}.content", "may hold a refusal of the assistant's alone")
+            content.append(Refusal(part.refusal))
+        elif isinstance(part, ImagePart):
+            if item.role != "user":
+                raise bad_field(f"{where}.content", "may hold images of the user's alone")
+            content.append(_image(part))
+        else:
+            content.append(text_part(part if isinstance(part, str) else part.text))
     return MessageItem(
         id=item.id or new_item_id("msg"),
         role=item.role,
         status=item.status or "completed",
         content=content,
     )
+
+
+def _image(part: ImagePart) -> InputImage:
+    return InputImage(part.image_url, part.detail or "auto")
 
 
 def _call(item: NewCall) -> CallItem:
@@ -240,7 +269,11 @@ def _output(item: NewCallOutput) -> CallOutputItem:
     return CallOutputItem(
         id=item.id or new_item_id("fco"),
         call_id=item.call_id,
-        output=output if isinstance(output, str) else [InputText(part.text) for part in output],
+        output=output
+        if isinstance(output, str)
+        else [
+            InputText(part.text) if isinstance(part, TextPart) else _image(part) for part in output
+        ],
         status=item.status or "completed",
     )
 

@@ -16,6 +16,7 @@ from server.openai.deadline import MAX_DEADLINE_MS
 from server.openai.inputs import Shape
 from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
+from server.openai.responses.items import InputImage
 from server.openai.structured import StructuredFields
 from server.openai.unsupported import ignored_params
 
@@ -25,14 +26,14 @@ _MAX_ID = 256
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
+IMAGES = "message.input_image.image_url"  # which are told in any case
 # What ``include`` may name: with an effect, and for tools that are not here.
-_INCLUDES = frozenset({LOGPROBS, ENCRYPTED})
+_INCLUDES = frozenset({LOGPROBS, ENCRYPTED, IMAGES})
 _FOREIGN_INCLUDES = frozenset(
     {
         "code_interpreter_call.outputs",
         "computer_call_output.output.image_url",
         "file_search_call.results",
-        "message.input_image.image_url",
         "web_search_call.action.sources",
         "web_search_call.results",
     }
@@ -272,6 +273,13 @@ class ResponseInput(Shape):
                 names.append("text.verbosity")
         if self.reasoning is not None:
             names += ignored_params(self.reasoning.model_extra, "reasoning.")
+        for index, item in enumerate(self.input):
+            names += [
+                f"input.{index}.{field}.{place}.detail"
+                for field in ("content", "output")
+                for place, part in enumerate(getattr(item, field, None) or ())
+                if isinstance(part, InputImage) and part.detail != "auto"
+            ]
         return names
 
 

@@ -6,6 +6,7 @@ response is the input of the next. ``type`` is the tag of each struct.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -21,6 +22,13 @@ class InputText(Struct, tag_field="type", tag="input_text"):
     """Text that was sent."""
 
     text: str
+
+
+class InputImage(Struct, tag_field="type", tag="input_image"):
+    """An image that was sent."""
+
+    image_url: str  # data:image/...;base64,...
+    detail: str = "auto"
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
@@ -49,7 +57,7 @@ class SummaryText(Struct, tag_field="type", tag="summary_text"):
     text: str
 
 
-Content = InputText | OutputText | Refusal
+Content = InputText | InputImage | OutputText | Refusal
 
 
 class MessageItem(Struct, tag_field="type", tag="message", kw_only=True):
@@ -62,9 +70,12 @@ class MessageItem(Struct, tag_field="type", tag="message", kw_only=True):
 
     def text(self) -> str:
         """Its whole text. Parts that were sent are lines of their own, as in chat."""
-        if self.role == "assistant":
-            return "".join(_text(part) for part in self.content)
-        return "\n".join(_text(part) for part in self.content)
+        texts = [_text(part) for part in self.content if not isinstance(part, InputImage)]
+        return ("" if self.role == "assistant" else "\n").join(texts)
+
+    def for_chat(self) -> str | list[dict[str, Any]]:
+        """Its content as chats have it: text, or parts where there are images."""
+        return _for_chat(self.content) or self.text()
 
 
 class CallItem(Struct, tag_field="type", tag="function_call", kw_only=True):
@@ -82,14 +93,15 @@ class CallOutputItem(Struct, tag_field="type", tag="function_call_output", kw_on
 
     id: str
     call_id: str
-    output: str | list[InputText]
+    output: str | list[InputText | InputImage]
     status: ItemStatus
 
-    def text(self) -> str:
-        """Its whole text."""
+    def for_chat(self) -> str | list[dict[str, Any]]:
+        """What it gave as chats have it: text, or parts where there are images."""
         if isinstance(self.output, str):
             return self.output
-        return "\n".join(part.text for part in self.output)
+        texts = [part.text for part in self.output if isinstance(part, InputText)]
+        return _for_chat(self.output) or "\n".join(texts)
 
 
 class ReasoningItem(Struct, tag_field="type", tag="reasoning", kw_only=True):
@@ -116,5 +128,17 @@ def read_item(data: bytes) -> Item:
     return _decode_item(data)
 
 
-def _text(part: Content) -> str:
+def _for_chat(parts: Sequence[Content]) -> list[dict[str, Any]]:
+    """The parts as chats have them; none where all of them are text."""
+    if not any(isinstance(part, InputImage) for part in parts):
+        return []
+    return [
+        {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
+        if isinstance(part, InputImage)
+        else {"type": "text", "text": _text(part)}
+        for part in parts
+    ]
+
+
+def _text(part: InputText | OutputText | Refusal) -> str:
     return part.refusal if isinstance(part, Refusal) else part.text

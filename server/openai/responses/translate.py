@@ -82,14 +82,14 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
                 _turn(messages).setdefault("tool_calls", []).append(call)
             case CallOutputItem():
                 messages.append(
-                    {"role": "tool", "tool_call_id": item.call_id, "content": item.text()}
+                    {"role": "tool", "tool_call_id": item.call_id, "content": item.for_chat()}
                 )
             case MessageItem():
                 role = "system" if item.role == "developer" else item.role
                 if role == "system" and messages and messages[-1]["role"] == "system":
                     messages[-1]["content"] += "\n\n" + item.text()
                 else:
-                    messages.append({"role": role, "content": item.text()})
+                    messages.append({"role": role, "content": item.for_chat()})
     for message in messages:
         if message["role"] == "assistant" and not message.get("tool_calls"):
             message.setdefault("content", "")

@@ -1,0 +1,92 @@
+"""Images of requests, decoded on threads of their own: a few at a time, and none of them twice."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import hashlib
+import re
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+from engine.errors import InvalidParameter
+from engine.images.nouns import ImageRules
+from engine.images.read import Picture, read_image
+
+_THREADS = 2
+_KEPT_BYTES = 64 * 2**20
+_MOST_HELD_BYTES = 2 * 2**30
+_WHITESPACE = re.compile(r"[\t\n\f\r ]+")
+
+_Key = tuple[bytes, ImageRules]
+
+
+class ImageReader:
+    """Reads images, and keeps the newest: a conversation sends its own again with each turn.
+
+    Args:
+        kept_bytes: of pixels that are kept.
+        most_held_bytes: of pixels in the hands of requests.
+    """
+
+    def __init__(
+        self, *, kept_bytes: int = _KEPT_BYTES, most_held_bytes: int = _MOST_HELD_BYTES
+    ) -> None:
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="images")
+        self._kept: OrderedDict[_Key, Picture] = OrderedDict()  # the one used longest ago first
+        self._room = kept_bytes
+        self._lock = threading.Lock()  # of the two above
+        self.most_held_bytes = most_held_bytes
+        self._held_bytes = 0
+
+    async def read(self, base64: str, rules: ImageRules) -> Picture:
+        """The picture in a file that comes in base64.
+
+        Raises:
+            InvalidParameter: it is no base64, or no image that can be shown to the model.
+        """
+        return await asyncio.get_running_loop().run_in_executor(
+            self._executor, self._read, base64, rules
+        )
+
+    def hold(self, num_bytes: int) -> None:
+        """Pixels are in a request's hands from now on, until ``let_go`` is called for them."""
+        self._held_bytes += num_bytes
+
+    def let_go(self, num_bytes: int) -> None:
+        """Undo ``hold``."""
+        self._held_bytes -= num_bytes
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so many more may be held."""
+        return not num_bytes or self._held_bytes + num_bytes <= self.most_held_bytes
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, base64: str, rules: ImageRules) -> Picture:
+        key = hashlib.blake2b(base64.encode("utf-8", "surrogatepass")).digest(), rules
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        picture = read_image(_decode(base64), rules)
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = picture
+                self._room -= len(picture.pixels)
+            while self._room < 0:
+                self._room += len(self._kept.popitem(last=False)[1].pixels)
+        return picture
+
+
+def _decode(base64: str) -> bytes:
+    """As browsers decode data: URLs: white space and what fills up the end may be left out."""
+    compact = _WHITESPACE.sub("", base64)
+    padding = "=" * (-len(compact) % 4)
+    try:
+        return binascii.a2b_base64(compact + padding, strict_mode=True)
+    except (binascii.Error, ValueError):  # the latter: other characters than of ASCII
+        raise InvalidParameter("the image is not in base64") from None

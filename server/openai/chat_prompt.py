@@ -1,0 +1,101 @@
+"""From the messages of a conversation to the prompt that a model reads, and its images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from engine.errors import InvalidParameter
+from engine.images.nouns import Image
+from engine.images.place import place_images
+from engine.images.read import Picture
+from server.errors import bad_field
+from server.openai.inputs import ChatRequest, Message, TokenizeRequest
+from server.state import Model, ServerState
+
+_MAX_IMAGE_BYTES = 256 * 2**20  # of one prompt's pixels, as the model sees them
+
+
+class ChatPrompt(NamedTuple):
+    """A prompt, in which each image has all of its tokens."""
+
+    token_ids: list[int]
+    images: tuple[Image, ...]
+
+
+async def encode_chat(
+    state: ServerState,
+    model: Model,
+    body: ChatRequest | TokenizeRequest,
+    tools: Sequence[Mapping[str, Any]] = (),
+    template_kwargs: Mapping[str, Any] | None = None,
+    *,
+    add_special_tokens: bool = False,
+) -> ChatPrompt:
+    """A conversation, rendered by the model's template.
+
+    Args:
+        state: the application's, which reads images.
+        model: whose template.
+        body: the messages, and how the prompt ends.
+        tools: shown to the model, in the form templates expect.
+        template_kwargs: variables of the template, which those in ``body`` override.
+        add_special_tokens: put before it what the tokenizer puts before a text.
+
+    Raises:
+        ApiError: 400, an image cannot be shown to the model.
+        InvalidParameter: the template does not show the images.
+        TemplateError: the template refused the messages, or did not end in time.
+    """
+    assert body.messages is not None
+    continue_final = bool(body.continue_final_message)
+    wanted = body.add_generation_prompt
+    if continue_final and body.messages[-1].role != "assistant":
+        raise bad_field("continue_final_message", "needs a last message of the assistant")
+    pictures = await _read_pictures(state, model, body.messages)
+    token_ids = await model.template.encode_chat(
+        [message.for_template(model.answers) for message in body.messages],
+        tools=tools,
+        add_generation_prompt=not continue_final if wanted is None else wanted,
+        continue_final_message=continue_final,
+        template_kwargs={**(template_kwargs or {}), **(body.chat_template_kwargs or {})},
+    )
+    if add_special_tokens:
+        token_ids = model.tokenizer.encode("") + token_ids
+    if not pictures:
+        return ChatPrompt(token_ids, ())
+    assert model.info.images is not None
+    return ChatPrompt(*place_images(token_ids, pictures, model.info.images))
+
+
+async def _read_pictures(
+    state: ServerState, model: Model, messages: Sequence[Message]
+) -> list[Picture]:
+    """What all messages show, in order. One after the other: who goes leaves no work behind."""
+    shown = [
+        (f"messages.{index}.content", image.data)
+        for index, message in enumerate(messages)
+        for image in message.images.values()
+    ]
+    if not shown:
+        return []
+    rules = model.info.images
+    if rules is None:
+        raise bad_field(shown[0][0], "holds an image, and this model takes none here; send text")
+    if len(shown) > rules.max_images:
+        problem = f"holds {len(shown)} images; at most {rules.max_images} are taken"
+        raise bad_field("messages", problem)
+    pictures: list[Picture] = []
+    room = _MAX_IMAGE_BYTES
+    for number, (param, data) in enumerate(shown, 1):
+        try:
+            picture = await state.images.read(data, rules)
+        except InvalidParameter as error:
+            problem = f"cannot be used, in image {number} of {len(shown)}: {error.message}"
+            raise bad_field(param, problem) from None
+        room -= len(picture.pixels)
+        if room < 0:
+            problem = f"holds images of more than {_MAX_IMAGE_BYTES >> 20} MiB of pixels"
+            raise bad_field("messages", problem)
+        pictures.append(picture)
+    return pictures

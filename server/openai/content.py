@@ -1,0 +1,128 @@
+"""What a message says: a text, or parts of which some are images.
+
+Images come as ``data:`` URLs alone: nothing is fetched for a client. Their bytes are looked at
+once the model is known (``pictures.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from msgspec import Struct
+from pydantic import PlainValidator, WithJsonSchema
+
+from server.errors import cut
+
+_TEXT_PARTS = ("text", "input_text", "refusal")
+_IMAGE_PARTS = ("image_url", "input_image")
+_DETAILS = ("auto", "low", "high", "original")
+_MAX_HEAD = 256  # characters of a URL before its data
+# RFC 2397, of an image and in base64.
+_DATA_URL = re.compile(r"data:image/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
+
+
+class ImagePart(Struct, frozen=True):
+    """An image that is shown."""
+
+    url: str  # data:image/...;base64,...
+    detail: str | None = None  # how closely to look, of which models here know nothing
+
+    @property
+    def data(self) -> str:
+        """Its file in base64."""
+        return self.url.partition(",")[2]
+
+
+Parts = Sequence[str | ImagePart]
+
+
+def read_content(value: Any) -> str | Parts | None:
+    """The content of a message: text, its parts joined by newlines; with images, all parts.
+
+    Raises ValueError that names the part at fault.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a list of parts")
+    parts = [_read_part(part, index) for index, part in enumerate(value)]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
+
+
+def text_of(content: str | Parts | None) -> str | None:
+    """The text in a content, its parts joined by newlines."""
+    if content is None or isinstance(content, str):
+        return content
+    return "\n".join(part for part in content if isinstance(part, str))
+
+
+def for_template(content: str | Parts | None) -> str | list[dict[str, str]] | None:
+    """The content as chat templates know it, in which an image is but a place."""
+    if content is None or isinstance(content, str):
+        return content
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        for part in content
+    ]
+
+
+def as_sent(content: Parts) -> list[dict[str, Any]]:
+    """The parts in the shape in which chats send them."""
+    told: list[dict[str, Any]] = []
+    for part in content:
+        if isinstance(part, str):
+            told.append({"type": "text", "text": part})
+        else:
+            image = {"url": part.url, "detail": part.detail or "auto"}
+            told.append({"type": "image_url", "image_url": image})
+    return told
+
+
+def check_image_url(url: Any) -> str:
+    """The URL, if it holds an image itself. Raises ValueError, to be read after a field's name."""
+    if not isinstance(url, str) or not _DATA_URL.match(url[:_MAX_HEAD]):
+        raise ValueError(
+            "must begin with data:image/...;base64, and hold the image itself; nothing is fetched"
+        )
+    return url
+
+
+def _read_part(part: Any, index: int) -> str | ImagePart:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _IMAGE_PARTS:
+        return _read_image(part, index)
+    if kind not in _TEXT_PARTS:
+        shown = cut(str(kind), 40)
+        raise ValueError(f"parts of type {shown!r} are not supported; send text or images")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise ValueError("a text part must hold a string")
+    return text
+
+
+def _read_image(part: Mapping[str, Any], index: int) -> ImagePart:
+    """An image as chats send it (an object with its URL), or as responses do (the URL)."""
+    image = part.get("image_url")
+    detail = part.get("detail")
+    if isinstance(image, dict):
+        image, detail = image.get("url"), image.get("detail", detail)
+    if detail is not None and detail not in _DETAILS:
+        raise ValueError(f"part {index}: its detail must be one of {', '.join(_DETAILS)}")
+    try:
+        return ImagePart(check_image_url(image), detail)
+    except ValueError as problem:
+        raise ValueError(f"part {index}: its URL {problem}") from None
+
+
+_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "object"}},
+        {"type": "null"},
+    ]
+}
+
+Content = Annotated[str | Parts | None, PlainValidator(read_content), WithJsonSchema(_SCHEMA)]

@@ -1,0 +1,478 @@
+"""Images in the requests of each API: what the engine is given of them, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from engine.images.nouns import AreaScaling, ImageRules
+from engine.images.read import read_image
+from engine.types import Request
+from server.images import ImageReader
+from tests.server.asgi import Application, Exchange, FakeEngine, running_app
+from tests.servers import MODEL
+from tests.tiny_vision import END, IMAGE, START
+from tests.tiny_vision_text import MISTRAL, QWEN, TURN, save_text
+
+RULES = ImageRules(
+    token_id=IMAGE,
+    cell=4,
+    scaling=AreaScaling(min_pixels=16, max_pixels=64 * 64),
+    max_images=3,
+)
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+
+
+def png(color: str = "red", size: tuple[int, int] = (8, 12)) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", size, color).save(out, "PNG")
+    return out.getvalue()
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+RED, BLUE = png("red"), png("blue", (4, 4))
+
+
+def shown(data: bytes = RED, **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(data), **more}}
+
+
+def text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def user(*parts: dict[str, Any], role: str = "user", **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": list(parts), **more}
+
+
+def block(data: bytes = RED, media_type: str = "image/png") -> dict[str, Any]:
+    encoded = base64.b64encode(data).decode()
+    return {
+        "type": "image",
+        "source": {"type": "base64", "media_type": media_type, "data": encoded},
+    }
+
+
+@asynccontextmanager
+async def seeing(
+    home: Path,
+    *,
+    template: str = QWEN,
+    rules: ImageRules | None = RULES,
+    strict: bool = False,
+    **tokenizer: Any,
+) -> AsyncIterator[Application]:
+    """An application whose model takes images."""
+    save_text(home / MODEL, template, **tokenizer)
+    engine = FakeEngine()
+    engine.images, engine.max_model_len = rules, 400
+    settings = {"model": str(home / MODEL), "data_dir": home / "data", "strict": strict}
+    async with running_app(engine=engine, **settings) as app:
+        yield app
+
+
+async def answered(exchange: Exchange, app: Application) -> tuple[Request, dict[str, Any]]:
+    """The request that the engine is given, and the answer once that has ended."""
+    taken = asyncio.ensure_future(app.engine.next_stream())
+    await asyncio.wait([taken, exchange.task], return_when="FIRST_COMPLETED")
+    assert taken.done(), exchange.body
+    stream = taken.result()
+    stream.put(5, end="length")
+    await exchange.done()
+    assert exchange.status == 200, exchange.body
+    return stream.request, json.loads(exchange.body)
+
+
+def prompt_text(app: Application, request: Request) -> str:
+    tokenizer = app.state._model.tokenizer
+    return tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+
+
+SIX = "<|vision_start|>" + "<|image_pad|>" * 6 + "<|vision_end|>"  # RED, in cells of 4
+ONE = "<|vision_start|><|image_pad|><|vision_end|>"  # BLUE
+
+
+async def test_text_and_images_keep_their_order(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        messages = [
+            user(text("Compare "), shown(RED), text(" with "), shown(BLUE), text(".")),
+            {"role": "assistant", "content": "How?"},
+            user(text("one"), text("two")),
+        ]
+        exchange = app.post(CHAT, messages=messages, max_tokens=1)
+        request, answer = await answered(exchange, app)
+        assert prompt_text(app, request) == (
+            f"<|im_start|>user\nCompare {SIX} with {ONE}.<|im_end|>\n"
+            "<|im_start|>assistant\nHow?<|im_end|>\n"
+            "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n"
+        )
+        first, second = request.images
+        ids = request.prompt_token_ids
+        assert ids[first.start - 1] == START
+        assert ids[first.start + first.num_tokens] == END
+        assert (first.num_tokens, first.height, first.width) == (6, 12, 8)
+        assert second.num_tokens == 1
+        assert ids[second.start - 1 : second.start + 2] == (START, IMAGE, END)
+        assert first.pixels == Image.new("RGB", (8, 12), "red").tobytes()
+        assert first.digest == read_image(RED, RULES).digest
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+        assert await app.metric("prompt_images_total") == 2
+        assert await app.metric("prompt_tokens_total") == len(ids)
+
+
+async def test_choices_share_the_images_and_streams_have_them(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        messages = [user(shown())]
+        fields = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+        exchange = app.post(CHAT, n=2, stream=True, **fields)
+        await app.engine.next_stream()
+        for stream in app.engine.streams:
+            stream.put(5, end="length")
+        await exchange.done()
+        first, second = (stream.request for stream in app.engine.streams)
+        assert first.images == second.images != ()
+        assert first.prompt_token_ids == second.prompt_token_ids
+        chunk = json.loads(exchange.body.split(b"\n")[0].removeprefix(b"data: "))
+        assert tuple(chunk["prompt_token_ids"]) == first.prompt_token_ids
+
+
+@pytest.mark.parametrize("url", [
+    data_url(RED).upper().replace(data_url(RED).upper().partition(",")[2],
+                                  data_url(RED).partition(",")[2]),
+    data_url(RED, "x-unknown"),
+    data_url(RED).replace(";base64", ";name=a.png;base64"),
+    data_url(RED).rstrip("="),
+    data_url(RED)[:60] + "\n " + data_url(RED)[60:],
+])  # fmt: skip
+async def test_data_urls_are_read_as_browsers_do(tmp_path: Path, url: str) -> None:
+    async with seeing(tmp_path) as app:
+        part = {"type": "image_url", "image_url": {"url": url}}
+        request, _ = await answered(app.post(CHAT, messages=[user(part)], max_tokens=1), app)
+        assert request.images[0].digest == read_image(RED, RULES).digest
+
+
+async def test_other_spellings_of_an_image_part(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        for part in (
+            {"type": "input_image", "image_url": data_url(RED)},
+            {"type": "image_url", "image_url": data_url(RED)},
+        ):
+            asked = app.post(CHAT, messages=[user(part)], max_tokens=1)
+            request, _ = await answered(asked, app)
+            assert len(request.images) == 1
+
+
+HTTP = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/x.png"}}
+
+
+@pytest.mark.parametrize(("messages", "param", "words"), [
+    ([user(HTTP)], "messages.0.content", "nothing is fetched"),
+    ([user({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}})],
+     "messages.0.content", "nothing is fetched"),
+    ([user({"type": "image_url", "image_url": {"url": base64.b64encode(RED).decode()}})],
+     "messages.0.content", "data:image/...;base64,"),
+    ([user({"type": "image_url", "image_url": {"url": "data:application/pdf;base64,AAAA"}})],
+     "messages.0.content", "data:image/"),
+    ([user({"type": "image_url", "image_url": {"url": "data:image/png,%89PNG"}})],
+     "messages.0.content", ";base64,"),
+    ([user({"type": "image_url", "image_url": {"url": 5}})], "messages.0.content", "part 0"),
+    ([user({"type": "image_url"})], "messages.0.content", "part 0"),
+    ([user(text("a"), shown(detail="fine"))], "messages.0.content", "part 1: its detail"),
+    ([user({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}})],
+     "messages.0.content", "image 1 of 1: the image is empty"),
+    ([user(shown(), {"type": "image_url", "image_url": {"url": "data:image/png;base64,A*A="}})],
+     "messages.0.content", "image 2 of 2: the image is not in base64"),
+    ([user({"type": "image_url", "image_url": {"url": "data:image/png;base64,é"}})],
+     "messages.0.content", "not in base64"),
+    ([user(shown()), user(shown(b"GIF8 no"))], "messages.1.content", "neither PNG"),
+    ([user(shown(RED[:-30]))], "messages.0.content", "damaged or cut off"),
+    ([user(shown(png(size=(4, 2000))))], "messages.0.content", "too narrow"),
+    ([user(*[shown()] * 4)], "messages", "holds 4 images; at most 3"),
+    ([user(shown(png(size=(64, 64))), shown(png(size=(60, 60))))], "messages",
+     "context length is 400 tokens"),
+    ([user(shown(), role="system"), user(text("x"))], "messages.0.content", "of the system"),
+    ([user(text("x")), user(shown(), role="assistant")], "messages.1.content",
+     "of the assistant"),
+    ([user({"type": "video_url"})], "messages.0.content", "'video_url'"),
+])  # fmt: skip
+async def test_what_cannot_be_shown_is_named(
+    tmp_path: Path, messages: list[Any], param: str, words: str
+) -> None:
+    async with seeing(tmp_path) as app:
+        for path in (CHAT, "/tokenize"):
+            exchange = await app.post(path, messages=messages).done()
+            if path == "/tokenize" and "context length" in words:
+                assert exchange.status == 200
+                continue
+            assert (exchange.status, exchange.error["param"]) == (400, param), exchange.body
+            assert words in exchange.error["message"]
+        assert not app.engine.streams
+
+
+@pytest.mark.parametrize(
+    "fields", [{"truncate_prompt_tokens": 5}, {"use_beam_search": True}], ids=lambda f: min(f)
+)
+async def test_what_has_no_place_beside_images(tmp_path: Path, fields: dict[str, Any]) -> None:
+    async with seeing(tmp_path) as app:
+        exchange = await app.post(CHAT, messages=[user(shown())], **fields).done()
+        assert (exchange.status, exchange.error["param"]) == (400, min(fields))
+
+
+async def test_a_model_without_images_says_so(tmp_path: Path) -> None:
+    async with seeing(tmp_path, rules=None) as app:
+        for path, fields, param in (
+            (CHAT, {"messages": [user(shown())]}, "messages.0.content"),
+            ("/tokenize", {"messages": [user(shown())]}, "messages.0.content"),
+            (RESPONSES, {"input": [responses_user(shown_in_responses())]}, "input"),
+        ):
+            exchange = await app.post(path, **fields).done()
+            assert (exchange.status, exchange.error["param"]) == (400, param)
+            assert "this model takes none here; send text" in exchange.error["message"]
+        exchange = await app.post(MESSAGES, messages=[user(block())], max_tokens=1).done()
+        assert exchange.status == 400
+        assert "this model takes none here" in exchange.error["message"]
+
+
+@pytest.mark.parametrize(("template", "shows"), [
+    ("{% for m in messages %}{{ m.role }}{% endfor %}", 0),
+    (QWEN + "<|image_pad|>", 2),
+])  # fmt: skip
+async def test_a_template_that_shows_another_number_of_images(
+    tmp_path: Path, template: str, shows: int
+) -> None:
+    async with seeing(tmp_path, template=template) as app:
+        exchange = await app.post(CHAT, messages=[user(shown())]).done()
+        assert (exchange.status, exchange.error["param"]) == (400, "messages")
+        assert f"shows {shows} images of 1" in exchange.error["message"]
+
+
+async def test_a_template_of_mistrals_kind(tmp_path: Path) -> None:
+    async with seeing(tmp_path, template=MISTRAL) as app:
+        messages = [{"role": "system", "content": "Look."}, user(text("What?"), shown(BLUE))]
+        request, _ = await answered(app.post(CHAT, messages=messages, max_tokens=1), app)
+        wanted = "Look.<|im_start|>What?<|image_pad|><|im_end|>"
+        assert prompt_text(app, request) == wanted
+
+
+async def test_a_spelling_of_the_placeholder_stays_text(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        messages = [user(text("<|image_pad|>"), shown(BLUE)), user(text("<|image_pad|>"))]
+        request, _ = await answered(app.post(CHAT, messages=messages, max_tokens=1), app)
+        assert request.prompt_token_ids.count(IMAGE) == 1
+        assert prompt_text(app, request).count("<|image_pad|>") == 3
+
+
+async def test_special_tokens_and_images_are_both_counted(tmp_path: Path) -> None:
+    async with seeing(tmp_path, bos_token="<|im_start|>", add_bos_token=True) as app:
+        asked = app.post(CHAT, messages=[user(shown())], max_tokens=1, add_special_tokens=True)
+        request, _ = await answered(asked, app)
+        assert request.prompt_token_ids[:2] == (TURN, TURN)
+        assert request.prompt_token_ids[request.images[0].start - 1] == START
+
+
+async def test_detail_is_reported(tmp_path: Path) -> None:
+    asked = {"messages": [user(text("a"), shown(detail="low"))], "max_tokens": 1}
+    name = "messages.0.content.1.image_url.detail"
+    async with seeing(tmp_path) as app:
+        exchange = app.post(CHAT, **asked)
+        await answered(exchange, app)
+        assert exchange.headers["x-quire-ignored-params"] == name
+        exchange = app.post(CHAT, messages=[user(shown(detail="auto"))], max_tokens=1)
+        await answered(exchange, app)
+        assert "x-quire-ignored-params" not in exchange.headers
+    async with seeing(tmp_path, strict=True) as app:
+        exchange = await app.post(CHAT, **asked).done()
+        assert (exchange.status, exchange.error["param"]) == (400, name)
+
+
+async def test_tokens_are_counted_with_the_images(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        exchange = await app.post("/tokenize", messages=[user(text("a"), shown())]).done()
+        tokens = json.loads(exchange.body)["tokens"]
+        assert tokens.count(IMAGE) == 6
+        messages = [user(text("a"), block())]
+        exchange = await app.post(MESSAGES + "/count_tokens", messages=messages).done()
+        assert json.loads(exchange.body) == {"input_tokens": len(tokens)}
+        items = [responses_user(responses_text("a"), shown_in_responses())]
+        exchange = await app.post(RESPONSES + "/input_tokens", input=items).done()
+        assert json.loads(exchange.body)["input_tokens"] == len(tokens)
+
+
+async def test_a_stored_chat_tells_what_it_was_shown(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        messages = [user(text("a"), shown(detail="high")), user(text("b"), text("c"))]
+        _, answer = await answered(app.post(CHAT, messages=messages, max_tokens=1, store=True), app)
+        kept = json.loads((await app.get(f"{CHAT}/{answer['id']}/messages")).body)["data"]
+        assert (kept[0]["content"], kept[1]["content"]) == ("a", "b\nc")
+        assert kept[0]["content_parts"] == [text("a"), shown(detail="high")]
+        assert kept[1]["content_parts"] is None
+
+
+# ------------------------------------------------------------ Anthropic's API
+
+
+async def test_blocks_of_messages(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [text("seen"), block(BLUE)]}
+        messages = [
+            user(block(), text("What?")),
+            {"role": "assistant", "content": [call]},
+            user(result),
+        ]
+        request, answer = await answered(app.post(MESSAGES, messages=messages, max_tokens=1), app)
+        prompt = prompt_text(app, request)
+        assert f"user\n{SIX}What?<|im_end|>" in prompt
+        assert f"tool\nseen{ONE}<|im_end|>" in prompt
+        assert answer["usage"]["input_tokens"] == len(request.prompt_token_ids)
+
+
+@pytest.mark.parametrize(("source", "words"), [
+    ({"type": "url", "url": "http://169.254.169.254/"}, "nothing is fetched"),
+    ({"type": "file", "file_id": "file_1"}, "'base64'"),
+    ({"type": "base64", "media_type": "image/bmp", "data": ""}, "image/webp"),
+    ({"type": "base64", "media_type": "image/png", "data": None}, "'data'"),
+    ({"type": "base64", "media_type": "image/png", "data": "AAAA"}, "neither PNG"),
+    (None, "'source'"),
+])  # fmt: skip
+async def test_a_bad_block_is_named(tmp_path: Path, source: Any, words: str) -> None:
+    async with seeing(tmp_path) as app:
+        bad = {"type": "image", "source": source}
+        for content in ([bad], [{"type": "tool_result", "tool_use_id": "t", "content": [bad]}]):
+            messages = [{"role": "user", "content": content}]
+            exchange = await app.post(MESSAGES, messages=messages, max_tokens=1).done()
+            assert exchange.status == 400
+            assert words in exchange.error["message"]
+
+
+# ------------------------------------------------------------ responses
+
+
+def shown_in_responses(data: bytes = RED, **more: Any) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": data_url(data), "detail": "auto", **more}
+
+
+def responses_text(text: str) -> dict[str, Any]:
+    return {"type": "input_text", "text": text}
+
+
+def responses_user(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts), **more}
+
+
+async def test_responses_go_on_from_what_was_shown(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        asked = [responses_user(responses_text("What?"), shown_in_responses())]
+        request, answer = await answered(app.post(RESPONSES, input=asked), app)
+        assert f"user\nWhat?{SIX}<|im_end|>" in prompt_text(app, request)
+        assert answer["usage"]["input_tokens"] == len(request.prompt_token_ids)
+
+        items = (await app.get(f"{RESPONSES}/{answer['id']}/input_items")).body
+        assert json.loads(items)["data"][0]["content"][1] == shown_in_responses()
+
+        output = {"type": "function_call_output", "call_id": "c"}
+        call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+        more = [call, {**output, "output": [responses_text("so"), shown_in_responses(BLUE)]}]
+        exchange = app.post(RESPONSES, input=more, previous_response_id=answer["id"])
+        request, _ = await answered(exchange, app)
+        prompt = prompt_text(app, request)
+        assert len(request.images) == 2
+        assert prompt.index(SIX) < prompt.index(f"tool\nso{ONE}")
+
+
+async def test_conversations_keep_images(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        item = {"type": "message", **responses_user(shown_in_responses())}
+        made = json.loads((await app.post("/v1/conversations").done()).body)
+        await app.post(f"/v1/conversations/{made['id']}/items", items=[item]).done()
+        asked = app.post(RESPONSES, input="And?", conversation=made["id"])
+        request, _ = await answered(asked, app)
+        assert len(request.images) == 1
+
+
+@pytest.mark.parametrize(("item", "param", "words"), [
+    (responses_user({"type": "input_image", "image_url": "http://x/"}), "input.0.content",
+     "nothing is fetched"),
+    (responses_user({"type": "input_image", "file_id": "file_1"}), "input.0.content", "'file_id'"),
+    (responses_user({"type": "input_image"}), "input.0.content", "'image_url'"),
+    (responses_user(shown_in_responses(detail="fine")), "input.0.content", ""),
+    (responses_user(shown_in_responses(b"no")), "input", "neither PNG"),
+    ({"role": "system", "content": [shown_in_responses()]}, "input.0.content", "user's alone"),
+    ({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]},
+     "input.0.output", "'image_url'"),
+])  # fmt: skip
+async def test_a_bad_item_is_named(
+    tmp_path: Path, item: dict[str, Any], param: str, words: str
+) -> None:
+    async with seeing(tmp_path) as app:
+        exchange = await app.post(RESPONSES, input=[item]).done()
+        assert exchange.status == 400
+        assert exchange.error["param"].startswith(param)
+        assert words in exchange.error["message"]
+
+
+async def test_a_responses_detail_is_reported(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        items = [responses_user(responses_text("a"), shown_in_responses(detail="high"))]
+        exchange = app.post(RESPONSES, input=items, include=["message.input_image.image_url"])
+        await answered(exchange, app)
+        assert exchange.headers["x-quire-ignored-params"] == "input.0.content.1.detail"
+
+
+# ------------------------------------------------------------ memory and logs
+
+
+async def test_pixels_in_flight_are_bounded_and_given_back(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        num_bytes = 8 * 12 * 3
+        app.state.images = ImageReader(most_held_bytes=num_bytes)
+        asked = {"messages": [user(shown())], "max_tokens": 1}
+        first = app.post(CHAT, **asked)
+        stream = await app.engine.next_stream()
+        second = await app.post(CHAT, **asked).done()
+        assert (second.status, second.error["code"]) == (503, "server_is_overloaded")
+        assert "MiB of images in flight" in second.error["message"]
+        assert await app.metric("admission_rejections_total") == 1
+        textual = app.post(CHAT, messages=[user(text("x"))], max_tokens=1)
+        await answered(textual, app)
+        stream.put(5, end="length")
+        await first.done()
+        await answered(app.post(CHAT, **asked), app)
+        assert app.state.live_sequences == 0
+
+
+async def test_an_image_is_read_once_and_forgotten_when_there_is_no_room() -> None:
+    encoded = base64.b64encode(RED).decode()
+    size = 8 * 12 * 3
+    reader = ImageReader(kept_bytes=2 * size)
+    first = await reader.read(encoded, RULES)
+    assert await reader.read(encoded, RULES) is first
+    for color in ("green", "white"):
+        await reader.read(base64.b64encode(png(color)).decode(), RULES)
+    again = await reader.read(encoded, RULES)
+    assert again is not first
+    assert again == first
+    reader.close()
+
+
+async def test_nothing_of_an_image_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with seeing(tmp_path) as app:
+        await answered(app.post(CHAT, messages=[user(shown())], max_tokens=1), app)
+        await app.post(CHAT, messages=[user(shown(RED[:-30]))]).done()
+    assert base64.b64encode(RED).decode()[20:40] not in caplog.text
