@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.models.encoder.families import ENCODERS
 from engine.models.families import FAMILIES
 from engine.models.families.rope import SCALINGS
+from engine.models.vision.families import FAMILIES as VISION
 from engine.quantization.formats import FORMATS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
@@ -34,7 +35,11 @@ another in names and numbers alone, greedy text under any chunking, batch and pr
 of a published model have been tried, as none could be downloaded where this was made: a published
 config may have a key that its reader does not know, which the error names.
 
-Of models that read images the text model is served, and what is for images passed over.
+Images are taken by {images}. Their encoders are
+held against Hugging Face's own on tiny random models, images of one cell and of uneven windows
+among them: every embedding to 1e-5 of the largest, in float32. Of an encoder that is quantised, or
+whose config has a key that is not understood, the reason is logged and text alone is served; so it
+is of the other models that read images, where what is for images is passed over.
 
 Gemma 4's layers have heads of two kinds, and each kind its own shape of the KV cache. Layers that
 share keys and values with an earlier one (E2B, E4B) have none in the cache. Heads of 512, which it
@@ -99,7 +104,11 @@ def models_page() -> str:
     )
     formats = "\n".join(f"| `{name}` | {found.served} |" for name, found in FORMATS.items())
     kinds = ", ".join(f"`{kind}`" for kind in ("default", *SCALINGS))
-    return _PAGE.format(families=families, encoders=encoders, ropes=kinds, formats=formats)
+    *most, last = (f"`{name}`" for name in sorted(VISION))
+    images = f"{', '.join(most)} and {last}"
+    return _PAGE.format(
+        families=families, images=images, encoders=encoders, ropes=kinds, formats=formats
+    )
 
 
 def main() -> int:

@@ -14,8 +14,7 @@ from engine.images.nouns import AreaScaling, EdgeScaling, ImageRules, Scaling
 from engine.models.checkpoint import ModelConfig
 from engine.models.spec import DecoderSpec
 from engine.models.vision.read import VisionModel
-from engine.models.vision.tower import VisionTower, load_tower
-from engine.models.vision.weights import is_foreign
+from engine.models.vision.tower import VisionTower, load_tower, refuse_tower
 from engine.runner.images import ImageReader
 from engine.runner.rows import RowTable
 from engine.runner.weight_files import WeightFiles
@@ -118,7 +117,4 @@ def _refusal(
         return f"{num_deep} layers are told of them, the text model has {spec.num_layers}"
     if vision.spec.out_size != spec.hidden_size:
         return f"they become {vision.spec.out_size} numbers, tokens have {spec.hidden_size}"
-    names = (name for header in files.headers for name in header.entries)
-    if files.seed is None and all(is_foreign(name) for name in names):
-        return "the checkpoint holds the text model alone"
-    return None
+    return refuse_tower(files.headers) if files.seed is None else None

@@ -200,7 +200,7 @@ FAMILIES: dict[str, Family] = {
     "mistral3": Family(
         multimodal.mistral3,
         "Mistral Small 3.1 and 3.2, Ministral 3",
-        "as `mistral` or `ministral3`; images are not taken",
+        "as `mistral` or `ministral3`; images are taken",
     ),
     "mixtral": Family(moe.mixtral, "Mixtral", "experts"),
     "nemotron": Family(
@@ -223,19 +223,17 @@ FAMILIES: dict[str, Family] = {
         names_code=True,
     ),
     "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
-    "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; images are not taken"),
+    "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; images are taken"),
     "qwen2_moe": Family(
         moe.qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared one"
     ),
-    "qwen2_vl": Family(multimodal.qwen_vl, "Qwen2-VL", "as `qwen2`; images are not taken"),
+    "qwen2_vl": Family(multimodal.qwen_vl, "Qwen2-VL", "as `qwen2`; images are taken"),
     "qwen3": Family(llama.qwen3, "Qwen3, dense", "QK norms"),
-    "qwen3_5": Family(
-        multimodal.qwen3_5, "Qwen3.5, dense", "as `qwen3_5_text`; images are not taken"
-    ),
+    "qwen3_5": Family(multimodal.qwen3_5, "Qwen3.5, dense", "as `qwen3_5_text`; images are taken"),
     "qwen3_5_moe": Family(
         multimodal.qwen3_5_moe,
         "Qwen3.5 35B-A3B and larger",
-        "as `qwen3_5_moe_text`; images are not taken",
+        "as `qwen3_5_moe_text`; images are taken",
     ),
     "qwen3_5_moe_text": Family(
         partial(hybrid.qwen3_5_moe, rope_planes=QWEN3_5_PLANES),
@@ -252,7 +250,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": Family(
         hybrid.qwen3_next, "Qwen3-Next", "as `qwen3_5_text`; experts and a gated shared one"
     ),
-    "qwen3_vl": Family(multimodal.qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; images are not taken"),
+    "qwen3_vl": Family(multimodal.qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; images are taken"),
     "seed_oss": Family(llama.seed_oss, "Seed-OSS", "biases"),
     "smollm3": Family(llama.smollm3, "SmolLM3", "every fourth layer without rope"),
     "solar_open": Family(glm.solar_open, "Solar Open", "as `glm4_moe`, rope on the whole head"),

@@ -1,4 +1,5 @@
-"""The text models of those that read images as well, as they are published: no images are taken."""
+"""The text models of those that read images as well, as they are published. What they read images
+with is read by ``engine/models/vision``, for the families whose images are taken."""
 
 from __future__ import annotations
 

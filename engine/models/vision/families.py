@@ -82,7 +82,7 @@ def qwen2_5_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> 
 
 def qwen3_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
     """Qwen3-VL (Qwen Team 2025): learned positions besides, and features of inner layers."""
-    base = qwen3_5(whole, reader, text)
+    base = _qwen3(reader)
     deep = reader.layers("deepstack_visual_indexes", (8, 16, 24))
     if any(layer >= base.num_layers for layer in deep) or len(set(deep)) < len(deep):
         raise reader.error("deepstack_visual_indexes", "must be some of the layers, each once")
@@ -91,21 +91,8 @@ def qwen3_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
 
 def qwen3_5(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
     """Qwen3.5: as Qwen3-VL, of the last layer alone."""
-    base = _qwen(
-        reader,
-        hidden=reader.count("hidden_size", 1152),
-        inner=reader.count("intermediate_size", 4304),
-        out=reader.count("out_hidden_size", 3584),
-        norm=VisionNorm("layer", _QWEN_EPS),
-        activation="gelu_pytorch_tanh",
-        num_layers=27,
-        patch=16,
-    )
-    positions = reader.count("num_position_embeddings", 2304)
-    side = math.isqrt(positions)
-    if side**2 != positions:
-        raise reader.error("num_position_embeddings", f"of {positions} make no square")
-    return replace(base, patch_bias=True, position_grid=side, pixels=_HALF)
+    reader.refuse("deepstack_visual_indexes", "is set, which is not supported in this family")
+    return _qwen3(reader)
 
 
 def mistral3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
@@ -187,6 +174,24 @@ def _qwen(
         num_frames=reader.count("temporal_patch_size", 2, limit=_MAX_MERGE),
         rope=_rope(reader, "num_heads", hidden // heads),
     )
+
+
+def _qwen3(reader: ConfigReader) -> VisionSpec:
+    base = _qwen(
+        reader,
+        hidden=reader.count("hidden_size", 1152),
+        inner=reader.count("intermediate_size", 4304),
+        out=reader.count("out_hidden_size", 3584),
+        norm=VisionNorm("layer", _QWEN_EPS),
+        activation="gelu_pytorch_tanh",
+        num_layers=27,
+        patch=16,
+    )
+    positions = reader.count("num_position_embeddings", 2304)
+    side = math.isqrt(positions)
+    if side**2 != positions:
+        raise reader.error("num_position_embeddings", f"of {positions} make no square")
+    return replace(base, patch_bias=True, position_grid=side, pixels=_HALF)
 
 
 def _num_heads(reader: ConfigReader, key: str, hidden: int) -> int:

@@ -6,6 +6,8 @@ import random
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
@@ -124,6 +126,20 @@ def test_ranks_serve_text_alone(model, caplog):
     config = EngineConfig(model=str(model), device="cpu", tensor_parallel_size=2)
     assert make_plan(config, read, read.spec, Shard(0, 2)).images is None
     assert "images are not taken: the model is shared out to ranks" in caplog.text
+
+
+def test_an_encoder_that_is_quantised_leaves_the_text(tmp_path, caplog):
+    caplog.set_level("INFO")
+    tiny_vision.save("qwen2_vl", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["visual.blocks.0.attn.proj.weight"]
+    tensors["visual.blocks.0.attn.proj.qweight"] = torch.zeros((32, 4), dtype=torch.int32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    engine = core(tmp_path)
+    assert "images are not taken: its encoder is quantised ('visual.blocks.0.a" in caplog.text
+    assert engine.info.images is None
+    text = Request(id="a", prompt_token_ids=(3, 4, 5), sampling=SamplingParams(max_tokens=2))
+    assert texts(engine, [text])["a"]
 
 
 def test_a_fork_with_another_image_is_none(model):
