@@ -44,6 +44,14 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
         {"rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}},
         *({**_QWEN3_VISION, "deepstack_visual_indexes": [0, 2]}, _QWEN_TOKENS),
     ),
+    "qwen3_vl_moe": (
+        *("Qwen3VLMoe", "qwen3_moe"),
+        {
+            "moe_intermediate_size": 20,
+            "rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
+        },
+        *({**_QWEN3_VISION, "deepstack_visual_indexes": [1]}, _QWEN_TOKENS),
+    ),
     "qwen3_5": ("Qwen3_5", "qwen3_5_text", {}, _QWEN3_VISION, _QWEN_TOKENS),
     "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", {}, _QWEN3_VISION, _QWEN_TOKENS),
     "mistral3": ("Mistral3", "mistral", {"head_dim": 16}, _PIXTRAL, {"image_token_index": IMAGE}),
@@ -81,6 +89,7 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
             is_norm = "norm" in parameter_name or "ln_" in parameter_name
             is_norm &= parameter_name.endswith("weight")
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
+        model.get_output_embeddings().weight.data[IMAGE] = 0.0  # none is written
     return model
 
 

@@ -81,6 +81,27 @@ class StackedExperts:
         return experts.flatten(0, 1)
 
 
+class EitherWay:
+    """Experts of a layer in one tensor, inputs first as they were published or outputs first as
+    they were saved again: its shape tells (Qwen3-VL with experts)."""
+
+    _inputs_first = StackedExperts()
+    _outputs_first = StackedExperts(outputs_first=True)
+
+    def of(self, spec: DecoderSpec, shape: tuple[int, ...], stored: tuple[int, ...]) -> Layout:
+        """The layout of what has ``shape`` here and ``stored`` in the checkpoint."""
+        is_saved = stored == self._outputs_first.stored_shape(spec, shape)
+        return self._outputs_first if is_saved else self._inputs_first
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``: as published."""
+        return self._inputs_first.stored_shape(spec, shape)
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``: as published."""
+        return self._inputs_first.arrange(spec, stored)
+
+
 class QueriesAndGates:
     """A head's query and its gate, then the next head's, as Qwen3-Next has them. Here all gates
     come first, so that queries and keys are neighbours."""

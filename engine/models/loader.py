@@ -11,7 +11,7 @@ import torch
 
 from engine.client import LoadProgress
 from engine.errors import ModelLoadError
-from engine.models.layouts import Layout
+from engine.models.layouts import EitherWay, Layout
 from engine.models.linear import Weight
 from engine.models.readers import Readers, read_ahead
 from engine.models.safetensors import Header, TensorEntry
@@ -345,7 +345,11 @@ def _assign(
             shape = wanted[target.parameter].part_shape(target.part)
             if target.layout is not None:
                 assert isinstance(spec, DecoderSpec)
-                shape = target.layout.stored_shape(spec, shape)
+                layout = target.layout
+                if isinstance(layout, EitherWay):
+                    layout = layout.of(spec, shape, entry.shape)
+                    target = target._replace(layout=layout)
+                shape = layout.stored_shape(spec, shape)
             if entry.shape != shape:
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name}' has shape {list(entry.shape)}, "

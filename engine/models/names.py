@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from engine.models.hybrid_names import LFM2, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
-from engine.models.layouts import HeadByHead, OneRow, StackedExperts, Transposed
+from engine.models.layouts import EitherWay, HeadByHead, OneRow, StackedExperts, Transposed
 from engine.models.mamba_names import BAMBA, GRANITE_HYBRID
 from engine.models.rules import (
     ATTENTION,
@@ -245,6 +245,12 @@ _GPT_OSS = (
     *stacked_rules(LAYER + "mlp.experts.", StackedExperts(in_turn=True)),
 )
 
+_QWEN3_VL_MOE = (
+    *QWEN_MOE,
+    Rule(LAYER + "mlp.experts.gate_up_proj", "{i}.experts.gate_up", None, EitherWay()),
+    Rule(LAYER + "mlp.experts.down_proj", "{i}.experts.down", None, EitherWay()),
+)
+
 
 def _in_language_model(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """A whole text model within one that reads images."""
@@ -310,6 +316,7 @@ _TABLES = {
     "qwen3_moe": QWEN_MOE,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_vl": _beside_images(LLAMA),
+    "qwen3_vl_moe": _beside_images(_QWEN3_VL_MOE),
     "solar_open": _GLM4_MOE,
     "starcoder2": _STARCODER2,
 }

@@ -154,6 +154,7 @@ _UNREAD = {
     "qwen2_5_vl": _VISUAL,
     "qwen2_vl": _VISUAL,
     "qwen3_vl": _VISUAL,
+    "qwen3_vl_moe": _VISUAL,
 }
 
 

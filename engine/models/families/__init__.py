@@ -251,6 +251,11 @@ FAMILIES: dict[str, Family] = {
         hybrid.qwen3_next, "Qwen3-Next", "as `qwen3_5_text`; experts and a gated shared one"
     ),
     "qwen3_vl": Family(multimodal.qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; images are taken"),
+    "qwen3_vl_moe": Family(
+        multimodal.qwen3_vl_moe,
+        "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B",
+        "as `qwen3_moe`; images are taken",
+    ),
     "seed_oss": Family(llama.seed_oss, "Seed-OSS", "biases"),
     "smollm3": Family(llama.smollm3, "SmolLM3", "every fourth layer without rope"),
     "solar_open": Family(glm.solar_open, "Solar Open", "as `glm4_moe`, rope on the whole head"),

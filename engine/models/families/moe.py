@@ -14,6 +14,7 @@ from engine.models.families.shared import (
     read_decoder,
     with_checked_experts,
 )
+from engine.models.rope_spec import RopePlanes
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 # Of MiniMax's earlier models, and of layers for multi-token prediction, which are not read.
@@ -51,7 +52,7 @@ def qwen2_moe(reader: ConfigReader) -> DecoderSpec:
     return with_checked_experts(reader, spec)
 
 
-def qwen3_moe(reader: ConfigReader) -> DecoderSpec:
+def qwen3_moe(reader: ConfigReader, *, rope_planes: RopePlanes | None = None) -> DecoderSpec:
     """Qwen3-30B-A3B and Qwen3-235B-A22B."""
     spec = read_decoder(
         reader,
@@ -60,6 +61,7 @@ def qwen3_moe(reader: ConfigReader) -> DecoderSpec:
         qk_norm=True,
         layers=_qwen_layers(reader),
         moe=_qwen_experts(reader),
+        rope_planes=rope_planes,
     )
     return with_checked_experts(reader, spec)
 

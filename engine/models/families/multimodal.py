@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families import gemma, hybrid, llama, llama4
+from engine.models.families import gemma, hybrid, llama, llama4, moe
 from engine.models.families import gemma4 as gemma_4
 from engine.models.rope_spec import RopePlanes
 from engine.models.spec import DecoderSpec
@@ -69,6 +69,17 @@ def qwen_vl(reader: ConfigReader) -> DecoderSpec:
 def qwen3_vl(reader: ConfigReader) -> DecoderSpec:
     """Qwen3-VL, dense."""
     return _text_part(reader, lambda text: llama.qwen3(text, rope_planes=_QWEN3_PLANES), _QWEN)
+
+
+def qwen3_vl_moe(reader: ConfigReader) -> DecoderSpec:
+    """Qwen3-VL with experts, whose shares add up to one whatever its text model's config says."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        spec = moe.qwen3_moe(text, rope_planes=_QWEN3_PLANES)
+        assert spec.moe is not None
+        return dataclasses.replace(spec, moe=dataclasses.replace(spec.moe, normalised=True))
+
+    return _text_part(reader, read, _QWEN)
 
 
 def qwen3_5(reader: ConfigReader) -> DecoderSpec:

@@ -139,6 +139,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "qwen3_5": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
     "qwen3_5_moe": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
     "qwen3_vl": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
+    "qwen3_vl_moe": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
 }
 
 

@@ -83,6 +83,7 @@ _TABLES = {
     "qwen3_5": _QWEN3,
     "qwen3_5_moe": _QWEN3,
     "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
 }
 # What the names of an encoder begin with; newer exports put the whole model's before it.
 _OWN = re.compile(r"(?:model\.)?((?:visual|vision_tower|multi_modal_projector)\..*)", re.DOTALL)

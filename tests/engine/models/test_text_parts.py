@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits, prompt
@@ -41,6 +42,11 @@ PUBLISHED = {
     "qwen3_vl": (
         *("Qwen3VL", "qwen3"),
         {"rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2]}},
+        {**_QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    ),
+    "qwen3_vl_moe": (
+        *("Qwen3VLMoe", "qwen3_moe"),
+        {"moe_intermediate_size": 20, "rope_parameters": {**_MROPE, "mrope_section": [4, 2, 2]}},
         {**_QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
     ),
     "qwen3_5": ("Qwen3_5", "qwen3_5_text", {}, _QWEN3_5_VISION),
@@ -86,4 +92,18 @@ def test_text_keys_in_the_config_itself(tmp_path):
     older = {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": mrope}
     older |= {"text_config": None, "model_type": "qwen2_vl"}
     tiny_models.edit_config(tmp_path, **{**text, **older})
+    torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
+
+
+def test_experts_of_qwen3_vl_as_they_were_published(tmp_path):
+    """Inputs first, as transformers itself saved them before version 5."""
+    model = published("qwen3_vl_moe")
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt()])).logits[0]
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if "mlp.experts." in name:
+            tensors[name] = tensor.transpose(1, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
     torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
