@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 
 from engine.beam_offline import search_all
 from engine.beam_search import BeamParams
@@ -32,23 +32,24 @@ from engine.config import (
 from engine.core import EngineCore
 from engine.driver import Choice, Driver, TextStream
 from engine.errors import InvalidParameter
-from engine.memory import device_memory
 from engine.offline_adapters import Lora, OfflineAdapters
+from engine.offline_images import ChatPrompt
 from engine.offline_inputs import Prompt, as_prompts, new_id, params_for
+from engine.offline_looks import OfflineLooks
 from engine.offline_rest import OfflineRest
-from engine.offline_text import Conversation, OfflineText
+from engine.offline_text import ChatOptions, Conversation, OfflineText
 from engine.paths import default_model_dir
 from engine.pool_offline import EmbeddingResult, embed_all, score_all
 from engine.pooling import PoolingKind
-from engine.profiler import DEFAULT_PROFILE_STEPS, make_profile_directory
+from engine.profiler import make_profile_directory
 from engine.progress import LoadingBar, finish
 from engine.requests import fan_out
-from engine.results import LLMStats, RequestResult, make_result
+from engine.results import RequestResult, make_result
 from engine.speculation.options import speculation_config
-from engine.types import Adapter, EngineInfo, SamplingParams, Trace
+from engine.types import Adapter, SamplingParams
 
 
-class LLM(OfflineText, OfflineRest):
+class LLM(OfflineText, OfflineLooks, OfflineRest):
     """A loaded model. Not thread-safe; use the server to share one.
 
     Prompts run as one continuous batch: each joins when there is room and leaves when it ends.
@@ -69,6 +70,8 @@ class LLM(OfflineText, OfflineRest):
         batch_invariant: bool = False,
         enforce_eager: bool = False,
         pooling_type: PoolingKind | None = None,
+        max_images: int = 16,
+        max_image_tokens: int | None = None,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         enable_expert_parallel: bool = False,
@@ -110,6 +113,8 @@ class LLM(OfflineText, OfflineRest):
             batch_invariant: the same logits, bit for bit, in any batch; slower.
             enforce_eager: capture no CUDA graphs, and record no steps on a CPU.
             pooling_type: which hidden states make an embedding; what the model was made for.
+            max_images: most in one prompt; with 0 what reads them is not loaded.
+            max_image_tokens: of one, above which it is scaled down; 1,024 at most on a CPU.
             tensor_parallel_size: processes that each layer is shared out to.
             pipeline_parallel_size: stages of layers, of so many processes each.
             enable_expert_parallel: by whole experts, not a part of each.
@@ -155,6 +160,8 @@ class LLM(OfflineText, OfflineRest):
             batch_invariant=batch_invariant,
             enforce_eager=enforce_eager,
             pooling_type=pooling_type,
+            max_images=max_images,
+            max_image_tokens=max_image_tokens,
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=pipeline_parallel_size,
             enable_expert_parallel=enable_expert_parallel,
@@ -189,6 +196,7 @@ class LLM(OfflineText, OfflineRest):
         with LoadingBar(use_tqdm) as bar:
             core = EngineCore.load(config, bar)
         self._driver = Driver(core, self._tokenizer)
+        self._image_rules = core.info.images
         self._adapters = OfflineAdapters()
 
     # ------------------------------------------------------------ generation
@@ -219,7 +227,8 @@ class LLM(OfflineText, OfflineRest):
             RequestError: a prompt or its parameters cannot be served; nothing has been started.
         """
         token_ids, texts = self._encode_prompts(prompts)
-        return self._run(token_ids, texts, params, lora=lora, use_tqdm=use_tqdm, continuation=True)
+        prepared = [ChatPrompt(ids) for ids in token_ids]
+        return self._run(prepared, texts, params, lora=lora, use_tqdm=use_tqdm, continuation=True)
 
     def beam_search(
         self,
@@ -252,12 +261,9 @@ class LLM(OfflineText, OfflineRest):
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         lora: Lora | Sequence[Lora | None] | None = None,
         use_tqdm: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> list[RequestResult]:
         """Answer each conversation; ``messages`` is one, or several.
 
@@ -266,23 +272,13 @@ class LLM(OfflineText, OfflineRest):
         several: list[Conversation] = list(cast("Any", messages))
         if several and isinstance(several[0], Mapping):
             several = [cast("Conversation", messages)]
-        token_ids = [
-            self.encode_chat(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for conversation in several
-        ]
         return self._run(
-            token_ids,
+            [self._encode_conversation(conversation, **options) for conversation in several],
             [None] * len(several),
             params,
             lora=lora,
             use_tqdm=use_tqdm,
-            continuation=continue_final_message,
+            continuation=options.get("continue_final_message", False),
         )
 
     def stream(
@@ -296,7 +292,9 @@ class LLM(OfflineText, OfflineRest):
             RequestError: the prompt or its parameters cannot be served.
         """
         token_ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._open(token_ids, params, self._adapters.get(lora), continuation=True)
+        return self._open(
+            ChatPrompt(token_ids), params, self._adapters.get(lora), continuation=True
+        )
 
     def stream_chat(
         self,
@@ -308,10 +306,10 @@ class LLM(OfflineText, OfflineRest):
         lora: Lora | None = None,
     ) -> TextStream:
         """Answer one conversation and give the text as it comes. Raises as ``stream`` does."""
-        token_ids = self.encode_chat(
+        prompt = self._encode_conversation(
             messages, tools=tools, chat_template_kwargs=chat_template_kwargs
         )
-        return self._open(token_ids, params, self._adapters.get(lora), continuation=False)
+        return self._open(prompt, params, self._adapters.get(lora), continuation=False)
 
     # ------------------------------------------------------------ vectors
 
@@ -358,39 +356,6 @@ class LLM(OfflineText, OfflineRest):
         limit = truncate_prompt_tokens
         return score_all(self._driver, self._tokenizer, a, b, limit=limit, use_tqdm=use_tqdm)
 
-    # ------------------------------------------------------------ the engine
-
-    def model_info(self) -> EngineInfo:
-        """What was loaded, and how."""
-        return self._driver.core.info
-
-    def stats(self) -> LLMStats:
-        """Work done, KV blocks in use, and the memory of weights, KV cache and device."""
-        core = self._driver.core
-        return LLMStats(
-            engine=core.stats,
-            memory=core.info.memory,
-            device=device_memory(core.info.device),
-        )
-
-    def start_profile(self, num_steps: int = DEFAULT_PROFILE_STEPS) -> None:
-        """Record the next ``num_steps`` steps, for ``profile`` to hold their trace.
-
-        Raises:
-            ProfileRefused: made without ``profile``, or a trace is being recorded.
-            InvalidParameter: so many steps cannot be recorded.
-        """
-        self._driver.core.profiler.start(num_steps)
-
-    def stop_profile(self) -> Trace:
-        """End the recording, if it has not ended by itself; tells where its trace lies.
-
-        Raises:
-            ProfileRefused: nothing was recorded.
-            OSError: the trace could not be written.
-        """
-        return self._driver.core.profiler.stop()
-
     def close(self) -> None:
         """Free the model and end the template's process. Idempotent."""
         self._driver.close()
@@ -406,7 +371,7 @@ class LLM(OfflineText, OfflineRest):
 
     def _open(
         self,
-        token_ids: list[int],
+        prompt: ChatPrompt,
         params: SamplingParams | None,
         adapter: Adapter | None,
         *,
@@ -416,7 +381,7 @@ class LLM(OfflineText, OfflineRest):
         if sampling.n != 1:
             raise InvalidParameter("a stream gives one choice; use generate for more", param="n")
         (choice,) = self._driver.submit(
-            fan_out(new_id(), token_ids, sampling, adapter=adapter),
+            fan_out(new_id(), prompt.token_ids, sampling, images=prompt.images, adapter=adapter),
             sampling,
             continuation=continuation,
             keeps_deltas=True,
@@ -425,7 +390,7 @@ class LLM(OfflineText, OfflineRest):
 
     def _run(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[ChatPrompt],
         texts: Sequence[str | None],
         params: SamplingParams | Sequence[SamplingParams] | None,
         *,
@@ -438,8 +403,9 @@ class LLM(OfflineText, OfflineRest):
         each = [driver.judge(sampling) for sampling in params_for(params, len(prompts))]
         groups: list[list[Choice]] = []
         try:
-            for token_ids, sampling, adapter in zip(prompts, each, adapters, strict=True):
-                requests = fan_out(new_id(), token_ids, sampling, adapter=adapter)
+            for prompt, sampling, adapter in zip(prompts, each, adapters, strict=True):
+                token_ids, images = prompt
+                requests = fan_out(new_id(), token_ids, sampling, images=images, adapter=adapter)
                 groups.append(driver.submit(requests, sampling, continuation=continuation))
             finish(driver, groups, use_tqdm)
         finally:  # refused, interrupted or lost: nothing of this call stays behind

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
+from engine.images.nouns import ImageRules
+from engine.images.place import place_images
+from engine.offline_images import ChatPrompt, see_images, take_images
 from engine.offline_inputs import Prompt, as_prompts
 from engine.text.template import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
 
 Conversation = Sequence[Message]
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation is rendered; see ``TemplateOptions``."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class OfflineText:
@@ -23,6 +35,8 @@ class OfflineText:
     Raises:
         ModelLoadError: there is no tokenizer, or one that is damaged.
     """
+
+    _image_rules: ImageRules | None = None  # of the model, once it is loaded
 
     def __init__(self, directory: str | Path, chat_template: str | None) -> None:
         self._tokenizer = Tokenizer.from_dir(directory)
@@ -41,27 +55,36 @@ class OfflineText:
             text, add_special_tokens=add_special_tokens, parse_special=parse_special
         )
 
-    def encode_chat(
-        self,
-        messages: Conversation,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Conversation, **options: Unpack[ChatOptions]) -> list[int]:
         """The prompt that the chat template makes of a conversation; see ``ChatTemplate``.
+
+        Parts of messages may be images (``docs/images.md``), in whose place there are as many
+        tokens as the model has for them; ``chat`` shows it the images too.
 
         Raises:
             TemplateError: the template refused.
+            InvalidParameter: an image cannot be shown to the model.
+            OSError: an image's file cannot be read.
         """
-        return self._template.encode_chat_sync(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs,
+        return self._encode_conversation(messages, **options).token_ids
+
+    def _encode_conversation(
+        self, messages: Conversation, **options: Unpack[ChatOptions]
+    ) -> ChatPrompt:
+        """As ``encode_chat``, with the images."""
+        plain, sources = take_images(messages)
+        pictures = see_images(sources, self._image_rules)
+        token_ids = self._template.encode_chat_sync(
+            plain,
+            tools=options.get("tools"),
+            add_generation_prompt=options.get("add_generation_prompt", True),
+            continue_final_message=options.get("continue_final_message", False),
+            template_kwargs=options.get("chat_template_kwargs"),
         )
+        if not pictures:
+            return ChatPrompt(token_ids)
+        assert self._image_rules is not None
+        return ChatPrompt(*place_images(token_ids, pictures, self._image_rules))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; see ``Tokenizer.decode``."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import binascii
 import hashlib
-import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.errors import InvalidParameter
+from engine.images.base64 import decode_base64
 from engine.images.nouns import ImageRules
 from engine.images.read import Picture, read_image
 
 _THREADS = 2
 _KEPT_BYTES = 64 * 2**20
 _MOST_HELD_BYTES = 2 * 2**30
-_WHITESPACE = re.compile(r"[\t\n\f\r ]+")
 
 _Key = tuple[bytes, ImageRules]
 
@@ -72,7 +69,7 @@ class ImageReader:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        picture = read_image(_decode(base64), rules)
+        picture = read_image(decode_base64(base64), rules)
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = picture
@@ -80,13 +77,3 @@ class ImageReader:
             while self._room < 0:
                 self._room += len(self._kept.popitem(last=False)[1].pixels)
         return picture
-
-
-def _decode(base64: str) -> bytes:
-    """As browsers decode data: URLs: white space and what fills up the end may be left out."""
-    compact = _WHITESPACE.sub("", base64)
-    padding = "=" * (-len(compact) % 4)
-    try:
-        return binascii.a2b_base64(compact + padding, strict_mode=True)
-    except (binascii.Error, ValueError):  # the latter: other characters than of ASCII
-        raise InvalidParameter("the image is not in base64") from None

@@ -6,21 +6,18 @@ once the model is known (``pictures.py``).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from msgspec import Struct
 from pydantic import PlainValidator, WithJsonSchema
 
+from engine.images.base64 import is_data_url
 from server.errors import cut
 
 _TEXT_PARTS = ("text", "input_text", "refusal")
 _IMAGE_PARTS = ("image_url", "input_image")
 _DETAILS = ("auto", "low", "high", "original")
-_MAX_HEAD = 256  # characters of a URL before its data
-# RFC 2397, of an image and in base64.
-_DATA_URL = re.compile(r"data:image/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
 
 
 class ImagePart(Struct, frozen=True):
@@ -83,7 +80,7 @@ def as_sent(content: Parts) -> list[dict[str, Any]]:
 
 def check_image_url(url: Any) -> str:
     """The URL, if it holds an image itself. Raises ValueError, to be read after a field's name."""
-    if not isinstance(url, str) or not _DATA_URL.match(url[:_MAX_HEAD]):
+    if not isinstance(url, str) or not is_data_url(url):
         raise ValueError(
             "must begin with data:image/...;base64, and hold the image itself; nothing is fetched"
         )
