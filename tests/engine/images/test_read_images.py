@@ -132,6 +132,7 @@ def test_the_digest_tells_pixels_and_sizes_apart() -> None:
 SIDES = st.integers(1, 6000)
 
 
+@settings(deadline=None)
 @given(SIDES, SIDES, st.sampled_from([28, 32]))
 def test_sizes_within_an_area_are_smart_resizes(height: int, width: int, cell: int) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -146,6 +147,7 @@ def test_sizes_within_an_area_are_smart_resizes(height: int, width: int, cell: i
         assert scaled_size(height, width, rules(AreaScaling(**bounds), cell)) == wanted
 
 
+@settings(deadline=None)
 @given(SIDES, SIDES, st.sampled_from([(14, 1540), (28, 1540), (32, 1024)]))
 def test_sizes_within_an_edge_are_pixtrals(height: int, width: int, kind: tuple[int, int]) -> None:
     from transformers.models.pixtral.image_processing_pil_pixtral import (
@@ -217,7 +219,7 @@ def test_text_and_nothing_are_refused() -> None:
 FILES = [file_of(picture(40, 30), format) for format in ("PNG", "JPEG", "WEBP", "GIF")]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(FILES), st.data())
 def test_a_damaged_file_is_read_or_refused(data: bytes, draw: st.DataObject) -> None:
     damaged = bytearray(data)
