@@ -27,6 +27,7 @@ from engine.frames import (
     encode,
 )
 from engine.questions import Questions
+from engine.submission import holds_images
 from engine.types import EngineInfo
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ class EngineLink(asyncio.Protocol):
         merged: list[ToEngine] = []
         for message in outbox:
             last = merged[-1] if merged else None
-            if isinstance(message, Submit) and isinstance(last, Submit):
+            is_large = isinstance(message, Submit) and holds_images(message)
+            if isinstance(message, Submit) and isinstance(last, Submit) and not is_large:
                 merged[-1] = Submit(last.requests + message.requests)
             elif isinstance(message, Abort) and isinstance(last, Abort):
                 merged[-1] = Abort(last.ids + message.ids)

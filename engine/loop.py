@@ -24,6 +24,7 @@ from engine.frames import (
     Submit,
 )
 from engine.rest import Asked, Rest
+from engine.submission import unpack
 from engine.types import EngineOutput, Request
 from engine.watchdog import StepWatchdog
 
@@ -121,7 +122,7 @@ class EngineLoop:
             for request_id in command.ids:
                 self._core.abort(request_id)
         else:
-            self._add(command.requests)
+            self._add(unpack(command.requests))
 
     def _answer(self, question: Question) -> Answered:
         profiler = self._core.profiler

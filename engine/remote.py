@@ -20,11 +20,11 @@ from engine.frames import (
     Output,
     Question,
     Ready,
-    Submit,
 )
 from engine.link import EngineLink
 from engine.questions import Asker
 from engine.streams import Stream, StreamTable
+from engine.submission import pack
 from engine.types import EngineInfo, EngineOutput, EngineStats, Request
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class RemoteClient(Asker):
         if self._link is None or not self._link.open:
             raise self._error
         streams: list[RequestStream] = [self._streams.open(request) for request in requests]
-        self._link.send(Submit(tuple(requests)))
+        self._send(requests)
         return streams
 
     def on_output(self, listener: Callable[[EngineOutput], None]) -> None:
@@ -126,7 +126,12 @@ class RemoteClient(Asker):
         if requests:
             logger.warning("%d requests go on in %s", len(requests), self._name)
             self.num_resumed += len(requests)
-            self._link.send(Submit(tuple(requests)))
+            self._send(requests)
+
+    def _send(self, requests: Sequence[Request]) -> None:
+        assert self._link is not None
+        for message in pack(requests):
+            self._link.send(message)
 
     async def _ask(self, question: Question) -> Answered:
         if self._link is None or not self._link.open:
