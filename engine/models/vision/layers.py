@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from engine.models.vision.patches import Windows
+from engine.models.vision.patches import Windows, spans
 from engine.models.vision.positions import Turns
 from engine.models.vision.spec import VisionActivation, VisionNorm, VisionSpec
 
@@ -62,31 +62,43 @@ class Block:
         self._up = read_projection(weights, f"{name}.up")
         self._down = read_projection(weights, f"{name}.down")
 
-    def __call__(
-        self, x: torch.Tensor, turns: Turns | None, windows: Sequence[Windows]
-    ) -> torch.Tensor:
-        """[num_patches, hidden_size], whose patches see those of their windows."""
-        x = x + self._output(self._attend(self._qkv(self._attention_norm(x)), turns, windows))
-        inner = self._up(self._mlp_norm(x))
-        if self._gated:
-            gate, up = inner.chunk(2, dim=-1)
-            return x + self._down(self._activate(gate).mul_(up))
-        return x + self._down(self._activate(inner))
+    def pieces(
+        self, x: torch.Tensor, turns: Turns | None, windows: Sequence[Windows], most: int
+    ) -> Iterator[None]:
+        """Compute [num_patches, hidden_size] in place, about ``most`` patches at a time, as this is
+        iterated over. Patches see those of their windows."""
+        parts: list[tuple[torch.Tensor, ...]] = []
+        for rows in spans(x.shape[0], most):
+            parts.append(self._heads(x[rows], None if turns is None else turns.of(rows)))
+            yield
+        query, key, value = parts[0]
+        if len(parts) > 1:
+            query, key, value = (torch.cat(each) for each in zip(*parts, strict=True))
+        parts.clear()
+        for window in windows:
+            for own, seen in window.parts(most):
+                attended = functional.scaled_dot_product_attention(
+                    own.of_each(query), seen.of_each(key), seen.of_each(value)
+                )
+                part = x[own.begin : own.end]
+                part += self._output(attended.transpose(1, 2).reshape(part.shape))
+                part += self._mlp(self._mlp_norm(part))
+                yield
 
-    def _attend(
-        self, fused: torch.Tensor, turns: Turns | None, windows: Sequence[Windows]
-    ) -> torch.Tensor:
-        """[num_patches, 3 * hidden_size] -> [num_patches, hidden_size]."""
+    def _heads(self, x: torch.Tensor, turns: Turns | None) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values of patches, each [num_patches, heads, head_dim]."""
+        fused = self._qkv(self._attention_norm(x))
         query, key, value = fused.view(fused.shape[0], 3, self._num_heads, -1).unbind(1)
         if turns is not None:
             query, key = turns.turn(query), turns.turn(key)
-        parts = []
-        for window in windows:
-            attended = functional.scaled_dot_product_attention(
-                window.of_each(query), window.of_each(key), window.of_each(value)
-            )
-            parts.append(attended.transpose(1, 2).reshape(-1, fused.shape[1] // 3))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return query, key, value
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self._up(x)
+        if self._gated:
+            gate, up = inner.chunk(2, dim=-1)
+            return self._down(self._activate(gate).mul_(up))
+        return self._down(self._activate(inner))
 
 
 class Merger:

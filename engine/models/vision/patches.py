@@ -28,6 +28,19 @@ class Windows(NamedTuple):
         own = x[self.begin : self.end].unflatten(0, (self.num_windows, self.length))
         return own.transpose(1, 2)
 
+    def parts(self, most: int) -> Iterator[tuple[Windows, Windows]]:
+        """About ``most`` patches at a time: whose they are, and the windows that they see."""
+        if self.length <= most:
+            for windows in spans(self.num_windows, most // self.length):
+                begin = self.begin + windows.start * self.length
+                part = Windows(begin, windows.stop - windows.start, self.length)
+                yield part, part
+            return
+        for begin in range(self.begin, self.end, self.length):
+            for rows in spans(self.length, most):
+                part = Windows(begin + rows.start, 1, rows.stop - rows.start)
+                yield part, Windows(begin, 1, self.length)
+
 
 class Layout(NamedTuple):
     """Where the patches of an image lie while it is computed: those of a cell side by side, the
@@ -42,6 +55,10 @@ class Layout(NamedTuple):
     def whole(self) -> Windows:
         """All patches as one window."""
         return Windows(0, 1, self.windows[-1].end)
+
+    def of(self, rows: slice) -> Layout:
+        """That of some patches, for ``cut``."""
+        return self._replace(rows=self.rows[rows], columns=self.columns[rows])
 
     def row_by_row(self, x: torch.Tensor) -> torch.Tensor:
         """What is of each cell, [num_cells, n], as the cells lie in the image."""
@@ -62,8 +79,8 @@ def lay_out(num_rows: int, num_columns: int, spec: VisionSpec, device: torch.dev
     pieces: list[torch.Tensor] = []
     windows: list[Windows] = []
     num_patches = 0
-    for row, end_row, tall in _spans(height, spec.window or height):
-        for column, end_column, wide in _spans(width, spec.window or width):
+    for row, end_row, tall in _bands(height, spec.window or height):
+        for column, end_column, wide in _bands(width, spec.window or width):
             block = table[row:end_row, column:end_column]
             block = block.unflatten(1, (-1, wide)).unflatten(0, (-1, tall)).transpose(1, 2)
             pieces.append(block.flatten())  # [windows down, across, tall, wide]
@@ -107,7 +124,13 @@ def cut(pixels: torch.Tensor, layout: Layout, size: int, spec: PixelSpec) -> tor
     return patches.flatten(1)
 
 
-def _spans(length: int, window: int) -> Iterator[tuple[int, int, int]]:
+def spans(length: int, most: int) -> Iterator[slice]:
+    """``length`` things, ``most`` at a time."""
+    for begin in range(0, length, most):
+        yield slice(begin, min(begin + most, length))
+
+
+def _bands(length: int, window: int) -> Iterator[tuple[int, int, int]]:
     """From, to and the length of each window in between: whole ones, and the rest as one."""
     whole = length - length % window
     if whole:

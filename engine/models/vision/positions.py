@@ -16,6 +16,10 @@ class Turns(NamedTuple):
     cos: torch.Tensor
     sin: torch.Tensor
 
+    def of(self, rows: slice) -> Turns:
+        """Those of some patches."""
+        return Turns(self.cos[rows], self.sin[rows])
+
     def turn(self, x: torch.Tensor) -> torch.Tensor:
         """[num_patches, heads, head_dim], in float32 and back."""
         first, second = x.float().chunk(2, dim=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -10,12 +10,14 @@ import torch
 from engine.models.loader import dummy_weights, load_weights
 from engine.models.safetensors import Header
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
-from engine.models.vision.patches import cut, lay_out
+from engine.models.vision.patches import cut, lay_out, spans
 from engine.models.vision.positions import interpolated, make_turns
 from engine.models.vision.read import VisionModel
 from engine.models.vision.spec import VisionSpec
 from engine.models.vision.weights import is_foreign
 
+# Patches of a piece: a tenth of a second at most on two cores, with the widest encoders.
+_MOST_ON_CPU = 256
 _OWN_BYTES = 16 * 2**20  # of torch's kernels, whatever the image
 
 
@@ -56,11 +58,31 @@ class VisionTower:
         Args:
             pixels: [height, width, 3] uint8, RGB, on the tower's device; whole cells.
         """
+        pieces = self.pieces(pixels)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as done:
+                return done.value
+
+    def pieces(self, pixels: torch.Tensor) -> Generator[None, None, ImageStates]:
+        """``embed``, in pieces: each step of the iterator computes one, and what it returns at its
+        end are the embeddings. They do not depend on what is done between two pieces.
+
+        On a CPU a piece is a part of a layer for some hundred patches, on a GPU for all of them.
+        """
         spec = self.spec
         side = spec.patch_size
         height, width, _ = pixels.shape
         layout = lay_out(height // side, width // side, spec, pixels.device)
-        x = self._patch(cut(pixels, layout, side, spec.pixels))  # [num_patches, hidden_size]
+        most = layout.whole.end
+        if pixels.device.type == "cpu":
+            most = min(most, max(1, _MOST_ON_CPU // spec.merge_size**2) * spec.merge_size**2)
+        parts = []
+        for rows in spans(layout.whole.end, most):
+            parts.append(self._patch(cut(pixels, layout.of(rows), side, spec.pixels)))
+            yield
+        x = _joined(parts)  # [num_patches, hidden_size]
         if self._positions is not None:
             x += interpolated(self._positions, layout.rows, layout.columns)
         x = x.to(self._dtype)
@@ -69,13 +91,16 @@ class VisionTower:
         turns = None
         if spec.rope is not None:
             turns = make_turns(spec.rope, spec.head_dim, layout.rows, layout.columns)
+        yield
         everything = (layout.whole,)
         deep = []
         for i, block in enumerate(self._blocks):
-            x = block(x, turns, layout.windows if spec.is_windowed(i) else everything)
+            windows = layout.windows if spec.is_windowed(i) else everything
+            yield from block.pieces(x, turns, windows, most)
             if i in self._deep:
-                deep.append(layout.row_by_row(self._deep[i](x)))
-        return ImageStates(layout.row_by_row(self._merger(x)), tuple(deep))
+                deep.append(layout.row_by_row((yield from _merge(self._deep[i], x, most))))
+        merged = yield from _merge(self._merger, x, most)
+        return ImageStates(layout.row_by_row(merged), tuple(deep))
 
     def activation_bytes(self, num_cells: int) -> int:
         """A bound of what ``embed`` takes at once for an image of so many cells, beside the pixels.
@@ -147,3 +172,16 @@ def load_tower(
         stored = tensors["merger.join.weight"].unflatten(1, (spec.hidden_size, -1))
         tensors["merger.join.weight"] = stored.transpose(1, 2).flatten(1).contiguous()
     return VisionTower(spec, tensors)
+
+
+def _merge(merger: Merger, x: torch.Tensor, most: int) -> Generator[None, None, torch.Tensor]:
+    """``merger(x)``, for about ``most`` patches at a time."""
+    parts = []
+    for rows in spans(x.shape[0], most):
+        parts.append(merger(x[rows]))
+        yield
+    return _joined(parts)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from engine.models.checkpoint import read_config, read_headers
+from engine.models.vision import tower as tower_module
 from engine.models.vision.tower import ImageStates, VisionTower, load_tower
 from tests import tiny_vision
 
@@ -56,8 +57,11 @@ def assert_close(found: ImageStates, wanted: ImageStates, tolerance: float) -> N
         torch.testing.assert_close(own.float(), other.float(), atol=bound, rtol=0)
 
 
+@pytest.mark.parametrize("most", [9, 10**6], ids=["few", "all"])
 @pytest.mark.parametrize("kind", tiny_vision.KINDS)
-def test_embeddings_equal_hugging_faces(tmp_path, kind):
+def test_embeddings_equal_hugging_faces(tmp_path, monkeypatch, kind, most):
+    """However many patches a piece has."""
+    monkeypatch.setattr(tower_module, "_MOST_ON_CPU", most)
     model = tiny_vision.save(kind, tmp_path)
     processor = tiny_vision.processor(kind)
     tower = load(tmp_path)
