@@ -55,6 +55,14 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
     "qwen3_5": ("Qwen3_5", "qwen3_5_text", {}, _QWEN3_VISION, _QWEN_TOKENS),
     "qwen3_5_moe": ("Qwen3_5Moe", "qwen3_5_moe_text", {}, _QWEN3_VISION, _QWEN_TOKENS),
     "mistral3": ("Mistral3", "mistral", {"head_dim": 16}, _PIXTRAL, {"image_token_index": IMAGE}),
+    "llava_pixtral": (
+        *("Llava", "mistral", {"head_dim": 16, "sliding_window": None}),
+        {**_PIXTRAL, "model_type": "pixtral", "patch_size": 16},
+        {
+            **{"image_token_index": IMAGE, "vision_feature_layer": -1},
+            **{"vision_feature_select_strategy": "full"},
+        },
+    ),
     "mistral3_biased": (
         *("Mistral3", "ministral3", {}, {**_PIXTRAL, "hidden_act": "silu"}),
         {
@@ -105,6 +113,8 @@ def processor(kind: str) -> Any:
     """Hugging Face's image processor for it, the one that needs no torchvision."""
     import transformers
 
+    if kind == "llava_pixtral":
+        return transformers.PixtralImageProcessorPil()
     if kind.startswith("mistral3"):
         return transformers.PixtralImageProcessorPil(patch_size={"height": 14, "width": 14})
     if kind.startswith("qwen3"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ModelLoadError
@@ -45,6 +46,7 @@ class ConfigReader:
     def __init__(self, config: dict[str, Any], where: str = "config.json") -> None:
         self._config = {key: value for key, value in config.items() if value is not None}
         self._unread = set(self._config)
+        self._nulls = config.keys() - self._config.keys()
         self._where = where
 
     def __contains__(self, key: str) -> bool:
@@ -54,6 +56,12 @@ class ConfigReader:
     def names(self) -> tuple[str, ...]:
         """All keys that are there."""
         return tuple(self._config)
+
+    def assume(self, defaults: Mapping[str, Any]) -> None:
+        """What keys say that are not there, not even as null: for configs that were saved without
+        what is as in their class."""
+        absent = defaults.keys() - self._config.keys() - self._nulls
+        self._config |= {key: defaults[key] for key in absent}
 
     def count(self, key: str, default: int | None = None, limit: int = _MAX_COUNT) -> int:
         """A positive integer below ``limit``. Raises ModelLoadError for anything else."""

@@ -299,6 +299,7 @@ _TABLES = {
     "lfm2_moe": LFM2,
     "llama4": _in_language_model(_LLAMA4),
     "llama4_text": _LLAMA4,
+    "llava": _in_language_model(LLAMA),
     "minimax_m2": _MINIMAX_M2,
     "mistral3": _in_language_model(LLAMA),
     "mixtral": _MIXTRAL,

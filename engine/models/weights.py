@@ -133,7 +133,7 @@ _GEMMA4_TOWERS = (
 )
 # Whether the whole model's name comes first depends on what exported it.
 _VISUAL = ("visual.", "model.visual.")
-_PIXTRAL = (
+_PROJECTED = (
     *("vision_tower.", "multi_modal_projector."),
     *("model.vision_tower.", "model.multi_modal_projector."),
 )
@@ -145,7 +145,8 @@ _UNREAD = {
     "gemma4": _GEMMA4_TOWERS,
     "gemma4_unified": _GEMMA4_TOWERS,
     "llama4": ("vision_model.", "multi_modal_projector."),
-    "mistral3": _PIXTRAL,
+    "llava": _PROJECTED,
+    "mistral3": _PROJECTED,
     "qwen3_5": (*_VISUAL, "mtp."),
     "qwen3_5_moe": (*_VISUAL, "mtp."),
     "qwen3_5_moe_text": ("mtp.",),

@@ -186,6 +186,11 @@ FAMILIES: dict[str, Family] = {
         "Llama 4, its text model alone",
         "chunked attention, layers without rope, unit QK norms, experts weighed before they read",
     ),
+    "llava": Family(
+        multimodal.llava,
+        "LLaVA 1.5, LLaVA-Interleave, Pixtral 12B",
+        "as `llama`, `mistral` or `qwen2`; images are taken",
+    ),
     "minimax_m2": Family(
         moe.minimax_m2,
         "MiniMax-M2 to M2.5",

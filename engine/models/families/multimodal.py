@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families import gemma, hybrid, llama, llama4, moe
@@ -26,6 +27,31 @@ _MISTRAL = (
     *("multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size"),
     "vision_feature_layer",
 )
+
+_LLAVA = (
+    *("image_seq_length", "multimodal_projector_bias", "projector_hidden_act", "ignore_index"),
+    *("vision_feature_layer", "vision_feature_select_strategy", "pixel_values_dtype"),
+)
+# What the text models of LLaVA's configs say by leaving it out.
+_LLAMA_DEFAULTS = {
+    **{"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 2048},
+    **{"rms_norm_eps": 1e-6, "eos_token_id": 2},
+}
+_MISTRAL_DEFAULTS = {
+    **{**_LLAMA_DEFAULTS, "intermediate_size": 14336, "num_key_value_heads": 8},
+    **{"max_position_embeddings": 131_072, "sliding_window": 4096},
+}
+_QWEN2_DEFAULTS = {
+    **{"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 151_936},
+    **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
+}
+_LLAVA_TEXT: dict[str, tuple[Callable[[ConfigReader], DecoderSpec], dict[str, Any]]] = {
+    "llama": (llama.llama, _LLAMA_DEFAULTS),
+    "mistral": (llama.mistral, _MISTRAL_DEFAULTS),
+    "qwen2": (llama.qwen2, _QWEN2_DEFAULTS),
+}
 
 
 def gemma3(reader: ConfigReader) -> DecoderSpec:
@@ -58,6 +84,22 @@ def mistral3(reader: ConfigReader) -> DecoderSpec:
         return llama.ministral3(text) if kind == "ministral3" else llama.mistral(text)
 
     return _text_part(reader, read, _MISTRAL)
+
+
+def llava(reader: ConfigReader) -> DecoderSpec:
+    """LLaVA 1.5, LLaVA-Interleave and Pixtral 12B."""
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        kind = text.text("model_type", "llama")
+        if kind not in _LLAVA_TEXT:
+            known = ", ".join(_LLAVA_TEXT)
+            raise text.error("model_type", f"is {kind[:80]!r}; known: {known}")
+        read_text, defaults = _LLAVA_TEXT[kind]
+        text.assume({"model_type": "llama", **defaults})
+        text.ignore("is_composition")
+        return read_text(text)
+
+    return _text_part(reader, read, _LLAVA)
 
 
 def qwen_vl(reader: ConfigReader) -> DecoderSpec:

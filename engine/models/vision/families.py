@@ -96,43 +96,33 @@ def qwen3_5(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vis
 
 
 def mistral3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    """Mistral Small 3.1 and later, Ministral 3: Pixtral's encoder (Agrawal et al. 2024)."""
-    reader.require("num_channels", 3)
-    reader.ignore("image_size")  # the longest side in training
-    reader.ignore("vocab_size")
-    whole.require("vision_feature_layer", -1)
-    hidden = reader.count("hidden_size", 1024)
-    heads = _num_heads(reader, "num_attention_heads", hidden)
-    reader.require("head_dim", hidden // heads)
-    projector_norm = VisionNorm("rms", text.norm.eps)
-    return VisionSpec(
-        hidden_size=hidden,
-        intermediate_size=reader.count("intermediate_size", 4096),
-        num_heads=heads,
-        num_layers=reader.count("num_hidden_layers", 24, limit=_MAX_LAYERS),
-        patch_size=reader.count("patch_size", 16, limit=_MAX_SIDE),
+    """Mistral Small 3.1 and later, Ministral 3: Pixtral's encoder, cells of several patches."""
+    return replace(
+        _pixtral(whole, reader, text),
         merge_size=whole.count("spatial_merge_size", 2, limit=_MAX_MERGE),
-        out_size=text.hidden_size,
-        norm=VisionNorm("rms", 1e-5),
-        activation=_activation(reader, "hidden_act", "gelu"),
         merger=MergerSpec(
-            projector_norm,
+            VisionNorm("rms", text.norm.eps),
             text.hidden_size,
             _activation(whole, "projector_hidden_act", "gelu"),
             bias=whole.flag("multimodal_projector_bias"),
             joined=True,
         ),
-        pixels=_CLIP,
-        gated=True,
-        bias=False,
-        mlp_bias=False,
-        patch_norm=True,
-        rope=_rope(reader, "num_attention_heads", hidden // heads, staggered=True),
     )
+
+
+def llava(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """LLaVA (Liu et al. 2023), whose encoder may be of several kinds."""
+    kind = reader.text("model_type", "clip_vision_model")
+    if kind != "pixtral":
+        raise reader.error("model_type", f"is {kind[:80]!r}; known: pixtral")
+    reader.ignore("is_composition")
+    whole.require("vision_feature_select_strategy", "full")
+    return _pixtral(whole, reader, text)
 
 
 _QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
 FAMILIES: dict[str, VisionFamily] = {
+    "llava": VisionFamily(llava, mistral_tokens, EdgeScaling(1024)),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
     "qwen2_5_vl": VisionFamily(qwen2_5_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
     "qwen2_vl": VisionFamily(qwen2_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
@@ -193,6 +183,45 @@ def _qwen3(reader: ConfigReader) -> VisionSpec:
     if side**2 != positions:
         raise reader.error("num_position_embeddings", f"of {positions} make no square")
     return replace(base, patch_bias=True, position_grid=side, pixels=_HALF)
+
+
+def _pixtral(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """Pixtral's encoder (Agrawal et al. 2024), each patch a cell of its own."""
+    reader.require("num_channels", 3)
+    reader.ignore("image_size")  # the longest side in training
+    reader.ignore("vocab_size")
+    whole.require("vision_feature_layer", -1)
+    hidden = reader.count("hidden_size", 1024)
+    heads = _num_heads(reader, "num_attention_heads", hidden)
+    reader.require("head_dim", hidden // heads)
+    return VisionSpec(
+        hidden_size=hidden,
+        intermediate_size=reader.count("intermediate_size", 4096),
+        num_heads=heads,
+        num_layers=reader.count("num_hidden_layers", 24, limit=_MAX_LAYERS),
+        patch_size=reader.count("patch_size", 16, limit=_MAX_SIDE),
+        merge_size=1,
+        out_size=text.hidden_size,
+        norm=VisionNorm("rms", 1e-5),
+        activation=_activation(reader, "hidden_act", "gelu"),
+        merger=_projector(whole, text),
+        pixels=_CLIP,
+        gated=True,
+        bias=False,
+        mlp_bias=False,
+        patch_norm=True,
+        rope=_rope(reader, "num_attention_heads", hidden // heads, staggered=True),
+    )
+
+
+def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
+    """LLaVA's, of each patch by itself."""
+    return MergerSpec(
+        None,
+        text.hidden_size,
+        _activation(whole, "projector_hidden_act", "gelu"),
+        bias=whole.flag("multimodal_projector_bias", True),
+    )
 
 
 def _num_heads(reader: ConfigReader, key: str, hidden: int) -> int:

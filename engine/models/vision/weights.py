@@ -77,6 +77,7 @@ _MISTRAL3 = (
     *_linear("multi_modal_projector.linear_2", "merger.down"),
 )
 _TABLES = {
+    "llava": _MISTRAL3,
     "mistral3": _MISTRAL3,
     "qwen2_5_vl": _QWEN2_5,
     "qwen2_vl": _QWEN2,

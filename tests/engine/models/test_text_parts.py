@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine.models.families import read_spec
+from engine.models.spec import DecoderSpec
 from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits, prompt
 
@@ -32,6 +35,8 @@ PUBLISHED = {
     "gemma4": ("Gemma4", "gemma4", {}, _VISION),
     "gemma4_shared": ("Gemma4", "gemma4_shared", {}, _VISION),
     "gemma4_unified": ("Gemma4Unified", "gemma4_unified", {}, {}),
+    "llava_llama": ("Llava", "llama", {}, {**_VISION, "model_type": "clip_vision_model"}),
+    "llava_qwen2": ("Llava", "qwen2", {}, {**_VISION, "model_type": "siglip_vision_model"}),
     "mistral3": ("Mistral3", "mistral", {"head_dim": 16}, {**_VISION, "head_dim": 8}),
     "ministral3": ("Mistral3", "ministral3", {}, {**_VISION, "head_dim": 8}),
     "qwen2_vl": (
@@ -107,3 +112,28 @@ def test_experts_of_qwen3_vl_as_they_were_published(tmp_path):
             tensors[name] = tensor.transpose(1, 2).contiguous()
     save_file(tensors, tmp_path / "model.safetensors")
     torch.testing.assert_close(paged_logits(tmp_path), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2"])
+def test_llava_leaves_out_what_its_text_models_class_says(kind):
+    config = transformers.LlavaConfig(text_config={"model_type": kind})
+    text: Any = config.text_config
+    spec = read_spec({"model_type": "llava", "text_config": {"model_type": kind}})
+    assert isinstance(spec, DecoderSpec)
+    assert spec.hidden_size == text.hidden_size
+    assert spec.intermediate_size == text.intermediate_size
+    assert spec.num_layers == text.num_hidden_layers
+    assert (spec.num_heads, spec.num_kv_heads) == (
+        text.num_attention_heads,
+        text.num_key_value_heads,
+    )
+    assert spec.vocab_size == text.vocab_size
+    assert spec.max_position_embeddings == text.max_position_embeddings
+    assert spec.norm.eps == text.rms_norm_eps
+    assert spec.layers[0].window == (4096 if kind == "mistral" else None)
+    assert spec.rope is not None
+    assert spec.rope.theta == text.rope_parameters["rope_theta"]
+    without = {"model_type": kind, "sliding_window": None}
+    spec = read_spec({"model_type": "llava", "text_config": without})
+    assert isinstance(spec, DecoderSpec)
+    assert spec.layers[0].window is None
