@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
+import mimetypes
 import os
 import sys
 from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from server.cli.http_client import ApiClient, ServerProblem
 
 _COMMANDS = """\
 /reset           forget the conversation, keep the system prompt
+/image FILE      show an image with the next message
 /system [TEXT]   set the system prompt and forget the conversation; alone, show it
 /help            this list
 /quit            leave (so does Ctrl-D; Ctrl-C stops an answer)"""
@@ -30,11 +34,20 @@ def chat_main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("message", metavar="MESSAGE", nargs="?", help="a single message")
     parser.add_argument("--system-prompt", metavar="TEXT", help="tells the model how to behave")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="show an image with the first message; may be given several times",
+    )
     options = parser.parse_args(argv)
     try:
         client = ApiClient(options.url, options.api_key)
         model = options.model or client.first_model()
         chat = Conversation(client, model, _sampling(options), options.system_prompt)
+        for file in options.image:
+            chat.show(file)
         if options.message is not None:
             _print_stream(chat.answer(options.message))
             return 0
@@ -82,11 +95,24 @@ class Conversation:
         self.system = system
         self._client = client
         self._sampling = sampling
-        self._turns: list[dict[str, str]] = []
+        self._turns: list[dict[str, Any]] = []
+        self._images: list[str] = []  # data: URLs, which go with the next message
 
     def reset(self) -> None:
         """Forget all turns; the system prompt stays."""
         self._turns.clear()
+        self._images.clear()
+
+    def show(self, file: str) -> None:
+        """Have the image in ``file`` go with the next message. Raises ServerProblem."""
+        kind = mimetypes.guess_type(file)[0] or ""
+        if not kind.startswith("image/"):
+            raise ServerProblem(f"{file}: not an image, by its name")
+        try:
+            data = Path(file).read_bytes()
+        except OSError as error:
+            raise ServerProblem(f"{file}: {error.strerror}") from None
+        self._images.append(f"data:{kind};base64,{base64.b64encode(data).decode()}")
 
     def answer(self, message: str) -> Generator[str, None, None]:
         """Send ``message`` after all before it and yield the answer's pieces.
@@ -94,7 +120,9 @@ class Conversation:
         Raises:
             ServerProblem: the turn failed; the conversation is as it was before.
         """
-        turns = [*self._turns, {"role": "user", "content": message}]
+        shown = [{"type": "image_url", "image_url": {"url": url}} for url in self._images]
+        content = [*shown, {"type": "text", "text": message}] if shown else message
+        turns = [*self._turns, {"role": "user", "content": content}]
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self.model, "messages": system + turns, **self._sampling}
         pieces: list[str] = []
@@ -111,6 +139,7 @@ class Conversation:
             raise
         finally:
             if pieces:
+                self._images = []
                 self._turns = [*turns, {"role": "assistant", "content": "".join(pieces)}]
 
 
@@ -150,6 +179,11 @@ def _command(chat: Conversation, line: str) -> bool:
         case "/reset":
             chat.reset()
             print("The conversation starts anew.")
+        case "/image":
+            try:
+                chat.show(rest.strip())
+            except ServerProblem as problem:
+                print(f"quire: {problem}", file=sys.stderr)
         case "/system":
             if rest.strip():
                 chat.system = rest.strip()

@@ -88,6 +88,31 @@ def test_a_single_message_gets_a_single_answer(script, capsys):
     assert script.asked[0]["model"] == "mine"
 
 
+def test_images_go_with_the_next_message_and_stay_in_the_history(
+    script, monkeypatch, capsys, tmp_path
+):
+    one, two = tmp_path / "one.png", tmp_path / "two.jpg"
+    one.write_bytes(b"1")
+    two.write_bytes(b"2")
+    lines = iter([f"/image {two}", "Hi", "/image nothing.png", "/image notes.txt", "Bye", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert chat_main(["--url", script.url, "--image", str(one)]) == 0
+    urls = ["data:image/png;base64,MQ==", "data:image/jpeg;base64,Mg=="]
+    shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    first, second = (asked["messages"] for asked in script.asked)
+    assert first == [{"role": "user", "content": [*shown, {"type": "text", "text": "Hi"}]}]
+    assert second == [
+        *first,
+        {"role": "assistant", "content": "Hello 😀"},
+        {"role": "user", "content": "Bye"},
+    ]
+    told = capsys.readouterr().err
+    assert "nothing.png: No such file" in told
+    assert "notes.txt: not an image" in told
+    assert chat_main(["--url", script.url, "--image", "notes.txt", "Hi"]) == 1
+
+
 def test_commands_at_a_terminal(script, monkeypatch, capsys):
     class Terminal(io.StringIO):
         def isatty(self):
