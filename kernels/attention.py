@@ -40,6 +40,7 @@ class AttentionSpec:
     value_dim: int | None = None  # values are the first numbers of the keys; None: by themselves
     cache_dtype: torch.dtype | None = None  # of the codes that the cache holds; None: it has dtype
     has_states: bool = False  # some layers keep a state of each sequence, and do not attend
+    looks_ahead: bool = False  # queries of a chunk may see positions of it behind their own
     others: tuple[OtherHeads, ...] = ()  # of layers with heads of another kind
 
     @property
@@ -67,7 +68,8 @@ class AttentionSpec:
 class LayerAttention:
     """One layer's attention: ``softmax(softcap(q k^T * scale) + mask) v``.
 
-    The mask is causal; a query at position p sees the ``window`` positions (p - window, p].
+    The mask is causal but where a step's geometry says otherwise; a query at position p sees the
+    ``window`` positions (p - window, p].
     A sink is one more score in each softmax, which has no value: it takes weight and adds nothing.
     """
 
@@ -115,12 +117,13 @@ class LayerCache(NamedTuple):
 
 
 class DeviceGeometry(NamedTuple):
-    """A :class:`BatchGeometry` where the kernels read it; all int32, ``tables`` contiguous."""
+    """A :class:`BatchGeometry` where the kernels read it; all int32, contiguous."""
 
     query_start: torch.Tensor  # [num_rows + 1]
     seq_lens: torch.Tensor  # [num_rows]
     slots: torch.Tensor  # [num_rows]
     tables: torch.Tensor  # [lines, width]
+    ends: torch.Tensor | None = None  # [num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,10 @@ class BatchGeometry:
     A batch that is captured in a CUDA graph has *bounds* in its host arrays: they shape the grids,
     and each replay finds its own lengths on the device, none of them more than its bound. There
     a row of length 0 is padding.
+
+    Where a model ``looks_ahead``, ``ends`` may say of each query one past the last position that it
+    sees, its own or one behind it that this step computes too; rows of single queries see all of
+    their tokens. A window begins where it does without.
     """
 
     query_start: np.ndarray  # [num_rows + 1] int32, starts with 0
@@ -141,6 +148,7 @@ class BatchGeometry:
     slots: np.ndarray  # [num_rows] int32, each row's line of the tables
     tables: np.ndarray  # [lines, width] int32, block ids; anything where unused
     device: DeviceGeometry
+    ends: np.ndarray | None = None  # [num_tokens] int32; None: each query sees up to itself
 
     @classmethod
     def of(
@@ -149,13 +157,18 @@ class BatchGeometry:
         seq_lens: np.ndarray,
         block_tables: np.ndarray,
         device: torch.device,
+        ends: np.ndarray | None = None,
     ) -> BatchGeometry:
         """From host arrays alone, with ``block_tables[i]`` the blocks of row i."""
         slots = np.arange(len(seq_lens), dtype=np.int32)
         query_start, seq_lens = query_start.astype(np.int32), seq_lens.astype(np.int32)
         tables = block_tables.astype(np.int32)
-        on_device = (torch.from_numpy(x).to(device) for x in (query_start, seq_lens, slots, tables))
-        return cls(query_start, seq_lens, slots, tables, DeviceGeometry(*on_device))
+        host = [query_start, seq_lens, slots, tables]
+        if ends is not None:
+            ends = ends.astype(np.int32)
+            host.append(ends)
+        on_device = DeviceGeometry(*(torch.from_numpy(each).to(device) for each in host))
+        return cls(query_start, seq_lens, slots, tables, on_device, ends)
 
     @property
     def num_rows(self) -> int:

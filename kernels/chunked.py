@@ -51,6 +51,8 @@ class ChunkedAttention:
 
     def refuse(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
+        if spec.looks_ahead:
+            return "no query sees another chunk's positions, nor those behind its own"
         if spec.chunk is not None and spec.chunk % spec.block_size:
             size = spec.block_size
             return f"attention chunks of {spec.chunk} tokens are not made of blocks of {size}"

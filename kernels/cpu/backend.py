@@ -72,7 +72,7 @@ class CpuAttention:
         # Asked for the number of its threads, torch tells it to the thread that runs the step.
         torch.get_num_threads()
         batch = _Batch(
-            *(tensor.data_ptr() for tensor in geometry.device),
+            *(pointer(tensor) for tensor in geometry.device),
             geometry.num_rows,
             geometry.device.tables.shape[1],
             spec.num_heads,

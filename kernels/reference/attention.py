@@ -88,6 +88,7 @@ class ReferenceAttention:
             geometry.query_start.astype(np.int64),
             geometry.seq_lens.astype(np.int64),
             geometry.block_tables(spec.block_size),
+            geometry.ends,
         )
         query_lens = np.diff(batch.query_start)
         decode = np.flatnonzero(query_lens == 1)
@@ -246,6 +247,7 @@ class _Batch(NamedTuple):
     query_start: np.ndarray  # [rows + 1] int64
     seq_lens: np.ndarray  # [rows] int64
     block_tables: np.ndarray  # [rows, blocks] int64
+    ends: np.ndarray | None  # [tokens]
 
 
 def _plan_buckets(
@@ -329,9 +331,10 @@ def _plan_chunk(batch: _Batch, spec: AttentionSpec, row: int, window: int | None
     first = 0 if window is None else max(0, start - window + 1)
     keys = np.arange(first, seq_len)
     mask = None
-    if start > 0 or (window is not None and queries > window):
+    if start > 0 or batch.ends is not None or (window is not None and queries > window):
         places = np.arange(start, seq_len)[:, None]
-        seen = keys <= places
+        ends = places + 1 if batch.ends is None else batch.ends[begin:end, None]
+        seen = keys < ends
         if window is not None:
             seen &= keys > places - window
         mask = torch.from_numpy(seen).to(spec.device)

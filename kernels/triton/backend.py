@@ -36,6 +36,8 @@ class TritonAttention:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
         if spec.num_heads // spec.num_kv_heads > TILE_ROWS:
             return f"more than {TILE_ROWS} heads share a KV head"
+        if spec.looks_ahead and spec.value_dim is not None:
+            return "latent attention has no kernel for queries that see what is behind them"
         if spec.value_dim is not None:
             return _refuse_latents(spec, spec.value_dim)
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):

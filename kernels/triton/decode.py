@@ -47,7 +47,7 @@ def decode_attention(
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
     group = num_heads // num_kv_heads
-    splits, (query_start, seq_lens, lines, tables) = plan.splits[layer.window], plan.geometry
+    splits, (query_start, seq_lens, lines, tables, _) = plan.splits[layer.window], plan.geometry
     num_rows, capacity = seq_lens.shape[0], splits.capacity
     partial = torch.empty((capacity, num_heads, head_dim), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)

@@ -47,7 +47,7 @@ def latent_decode(
     """
     num_heads, width = query.shape[1:]
     rank, block_size = cache.values.shape[-1], cache.keys.shape[2]
-    splits, (query_start, seq_lens, lines, tables) = plan.splits[None], plan.geometry
+    splits, (query_start, seq_lens, lines, tables, _) = plan.splits[None], plan.geometry
     num_rows, capacity = seq_lens.shape[0], splits.capacity
     partial = torch.empty((capacity, num_heads, rank), dtype=torch.float32, device=query.device)
     partial_lse = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
@@ -97,7 +97,7 @@ def latent_prefill(
     assert plan.tiles is not None
     num_heads, width = query.shape[1:]
     rank, block_size = cache.values.shape[-1], cache.keys.shape[2]
-    tiles, (query_start, seq_lens, lines, tables) = plan.tiles, plan.geometry
+    tiles, (query_start, seq_lens, lines, tables, _) = plan.tiles, plan.geometry
     launch(
         _latent_prefill_kernel,
         (tiles.capacity, TILE_ROWS // _PAIRS),

@@ -53,7 +53,7 @@ def prefill_attention(
     assert plan.tiles is not None
     num_heads, head_dim = query.shape[1:]
     num_kv_heads, block_size = cache.keys.shape[1:3]
-    tiles, (query_start, seq_lens, lines, tables) = plan.tiles, plan.geometry
+    tiles, (query_start, seq_lens, lines, tables, ends) = plan.tiles, plan.geometry
     dim, is_coded = dot_width(head_dim), cache.key_scales is not None
     # Float32 takes twice the bytes, of which nobody expects speed: it has to fit.
     is_wide = query.dtype.itemsize > 2
@@ -76,6 +76,7 @@ def prefill_attention(
         tables,
         tiles.starts,
         tiles.rows,
+        ends,
         layer.sinks,
         seq_lens.shape[0],
         query.stride(0),
@@ -109,6 +110,7 @@ def prefill_attention(
         "tables",
         "tile_starts",
         "tile_rows",
+        "ends",
     ],
 )
 def _prefill_kernel(
@@ -124,6 +126,7 @@ def _prefill_kernel(
     tables,
     tile_starts,
     tile_rows,
+    ends,  # None: a query sees up to itself
     sinks,
     num_rows,
     query_stride,
@@ -172,14 +175,19 @@ def _prefill_kernel(
     last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
     positions = past + tl.minimum(local, last_query)
 
-    end = past + last_query + 1
+    last_seen = positions
+    behind = past + last_query + 1
+    end = behind
+    if ends is not None:
+        last_seen = tl.load(ends + begin + tl.minimum(local, last_query)) - 1
+        end = tl.max(last_seen) + 1
     first_position = past + first_query
     seen_by_all = (first_position + 1) // TILE * TILE  # where the diagonal begins
     lowest = 0
     unmasked = 0
     if WINDOW > 0:
         lowest = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
-        unmasked = tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE
+        unmasked = tl.cdiv(tl.maximum(behind - WINDOW, 0), TILE) * TILE
         unmasked = tl.minimum(unmasked, end)
     seen_by_all = tl.maximum(seen_by_all, unmasked)
 
@@ -221,7 +229,7 @@ def _prefill_kernel(
             else:
                 scores = scores * scale
             if part != 1:
-                is_seen = slots[None, :] <= positions[:, None]
+                is_seen = slots[None, :] <= last_seen[:, None]
                 if WINDOW > 0:
                     is_seen = is_seen & (slots[None, :] > positions[:, None] - WINDOW)
                 scores = tl.where(is_seen, scores, -float("inf"))

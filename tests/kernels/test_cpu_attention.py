@@ -51,6 +51,7 @@ def check(problem: Problem) -> None:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     cache_dtype=st.sampled_from([None, torch.int8, torch.float8_e4m3fn]),
     has_neighbours=st.booleans(),
+    looks_ahead=st.booleans(),
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=100, deadline=None)
@@ -66,6 +67,7 @@ def test_mixed_batches_equal_the_definition(
     dtype: torch.dtype,
     cache_dtype: torch.dtype | None,
     has_neighbours: bool,
+    looks_ahead: bool,
     seed: int,
 ) -> None:
     """Decode rows, chunks with and without a past, and odd lengths, in one batch; a layer's blocks
@@ -83,6 +85,7 @@ def test_mixed_batches_equal_the_definition(
         dtype=dtype,
         sinks=sinks,
         cache_dtype=cache_dtype,
+        looks_ahead=looks_ahead,
         seed=seed,
     )
     check(replace(problem, cache=side_by_side(problem.cache)) if has_neighbours else problem)

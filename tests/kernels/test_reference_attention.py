@@ -14,6 +14,7 @@ from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, Laye
 from kernels.reference import attention as module
 from kernels.reference.attention import ReferenceAttention
 from kernels.reference.kv_store import cache_rows, copy_blocks, store_kv
+from tests.kernels.triton_kernels.interpreted.oracle import attend, make_problem
 
 CPU = torch.device("cpu")
 
@@ -113,6 +114,19 @@ def test_any_ragged_batch_equals_the_naive_loop(
         seed=seed,
         has_sinks=has_sinks,
     )
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("softcap", [None, 20.0])
+def test_queries_that_look_ahead_equal_the_definition(window, softcap):
+    for seed in range(5):
+        problem = make_problem(
+            [30, 1, 13], [0, 40, 21], window=window, softcap=softcap, looks_ahead=True, seed=seed
+        )
+        backend = ReferenceAttention()
+        state = backend.plan(problem.geometry, problem.spec)
+        found = backend.forward(state, problem.layer, problem.query, problem.cache)
+        torch.testing.assert_close(found.double(), attend(problem), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("waste", "size"), [(0, 2**20), (10**9, 2**20), (10**9, 1)])

@@ -20,6 +20,7 @@ struct Batch {
   const int32_t* seq_lens;     // [rows]
   const int32_t* slots;        // [rows]
   const int32_t* tables;       // [lines][table_width]
+  const int32_t* ends;         // [tokens], of chunks; null: a query sees up to itself
   // value_dim: what is read of a value; in latent attention values are the first part of keys.
   int64_t rows, table_width, heads, kv_heads, head_dim, value_dim, block_size;
   int32_t dtype;

@@ -195,7 +195,12 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
       store(query + r * depth + d, load(tensors.query + place(r) * dim + d, dim - d));
 
   const Operands<T> products;
-  const int64_t last = position + count;  // one past the last query's position
+  // One past the last position that the query of row r sees, and that any of them does.
+  const auto end_of = [&](int64_t r) -> int64_t {
+    return batch.ends ? batch.ends[begin + first + r / group] : position + r / group + 1;
+  };
+  int64_t last = position + count;
+  for (int64_t r = 0; r < rows; r += group) last = std::max(last, end_of(r));
   for (int64_t tile = first_seen(layer, position) / TILE * TILE; tile < last; tile += TILE) {
     const TilePlaces places(batch, tensors.heads_apart,
                             {row, kv_head, tile, std::min(last, tile + TILE)});
@@ -205,7 +210,7 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
     products.multiply(query, depth, keys, rows, TILE, depth, scores);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t at = position + r / group;
-      const int64_t low = first_seen(layer, at) - tile, high = at + 1 - tile;
+      const int64_t low = first_seen(layer, at) - tile, high = end_of(r) - tile;
       Operand* const weighed = weights + r * TILE;
       if (high <= 0 || low >= TILE) {  // nothing seen here: the sums stay as they are
         std::fill(weighed, weighed + TILE, Operand{});

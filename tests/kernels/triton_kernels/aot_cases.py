@@ -47,9 +47,12 @@ def longs(*shape: int) -> torch.Tensor:
     return empty(*shape, dtype=torch.int64)
 
 
-def attention_plan(bounds: WorkBounds, window: int | None, group: int) -> AttentionPlan:
+def attention_plan(
+    bounds: WorkBounds, window: int | None, group: int, *, looks_ahead: bool = False
+) -> AttentionPlan:
     rows = bounds.num_rows
-    geometry = DeviceGeometry(ints(rows + 1), ints(rows), ints(rows), ints(1024, 64))
+    ends = ints(8192) if looks_ahead else None
+    geometry = DeviceGeometry(ints(rows + 1), ints(rows), ints(rows), ints(1024, 64), ends)
     return plan_attention(bounds, geometry, (window,), group)
 
 
@@ -95,8 +98,10 @@ def prefill(
     invariant: bool = False,
     codes: torch.dtype | None = None,
     dtype: torch.dtype = BF16,
+    looks_ahead: bool = False,
 ) -> None:
-    plan = attention_plan(WorkBounds(8, 0, 64, tiles_only=invariant), window, heads // kv_heads)
+    bounds = WorkBounds(8, 0, 64, tiles_only=invariant)
+    plan = attention_plan(bounds, window, heads // kv_heads, looks_ahead=looks_ahead)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
     query, output = (empty(8192, heads, dim, dtype=dtype) for _ in range(2))
     layer = LayerAttention(0.1, window, cap)
@@ -349,6 +354,11 @@ CASES: dict[str, Callable[[], object]] = {
         for codes, dtype in _CODES.items()
         for kind, run in (("decode", decode), ("prefill", prefill))
     },
+    "prefill-gemma3-4b-images": partial(prefill, 8, 4, 256, 64, None, None, looks_ahead=True),
+    "prefill-gemma3-4b-images-window": partial(
+        prefill, 8, 4, 256, 64, 1024, None, looks_ahead=True
+    ),
+    "prefill-gemma4-31b-images": partial(prefill, 32, 4, 512, 64, None, None, looks_ahead=True),
     "cache-writes-gemma4-31b-full": partial(cache_writes, 32, 4, 512),
     **{
         f"cache-writes-llama-8b-{codes}": partial(cache_writes, 32, 8, 128, codes=dtype)

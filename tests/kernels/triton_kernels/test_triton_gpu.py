@@ -38,7 +38,8 @@ def run(problem: Problem, *, invariant: bool = False) -> torch.Tensor:
     cache = LayerCache(*(stored.to(DEVICE) for stored in problem.cache.tensors()))
     query = problem.query.to(DEVICE)
     torch.full_like(query, float("nan"))  # freed, and likely what the output is made of
-    on_device = DeviceGeometry(*(part.to(DEVICE) for part in problem.geometry.device))
+    on_host = problem.geometry.device
+    on_device = DeviceGeometry(*(None if part is None else part.to(DEVICE) for part in on_host))
     state = backend.plan(replace(problem.geometry, device=on_device), spec)
     return backend.forward(state, problem.layer, query, cache).cpu()
 
@@ -77,6 +78,22 @@ def test_attention_equals_the_definition(
     assert (actual.double() - expected).norm() / expected.norm() < 1e-2
     # A moving error is a race.
     assert torch.equal(run(problem), actual)
+
+
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("head_dim", [128, 256, 512])
+def test_queries_that_look_ahead_equal_the_definition(head_dim: int, window: int | None) -> None:
+    problem = make_problem(
+        [1, 13, 270, 150],
+        [1300, 90, 0, 511],
+        group=2,
+        head_dim=head_dim,
+        window=window,
+        dtype=torch.bfloat16,
+        looks_ahead=True,
+    )
+    expected = attend(problem)
+    assert (run(problem).double() - expected).norm() / expected.norm() < 1e-2
 
 
 @pytest.mark.parametrize("nearness", [1.0, 0.05])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -36,11 +37,13 @@ def make_problem(
     sinks: torch.Tensor | None = None,
     cache_dtype: torch.dtype | None = None,
     value_dim: int | None = None,
+    looks_ahead: bool = False,
     seed: int = 0,
 ) -> Problem:
     """Random queries and keys; blocks in random places; poison between and behind them. Keys and
     values are stored as codes of ``cache_dtype`` where it is given; values are the first
-    ``value_dim`` numbers of keys where that is."""
+    ``value_dim`` numbers of keys where that is. Where it ``looks_ahead``, runs of queries see each
+    other as the tokens of an image do."""
     random = torch.Generator().manual_seed(seed)
     num_heads = num_kv_heads * group
     seq_lens = np.array(query_lens) + np.array(past_lens)
@@ -79,12 +82,31 @@ def make_problem(
             sinks is not None,
             cache_dtype=cache_dtype,
             value_dim=value_dim,
+            looks_ahead=looks_ahead,
         ),
         layer=LayerAttention(scale, window, softcap, sinks),
-        geometry=BatchGeometry.of(starts, seq_lens, tables, torch.device("cpu")),
+        geometry=BatchGeometry.of(
+            starts,
+            seq_lens,
+            tables,
+            torch.device("cpu"),
+            _ends(query_lens, past_lens, seed) if looks_ahead else None,
+        ),
         query=fused.to(dtype)[:, :num_heads],
         cache=cache,
     )
+
+
+def _ends(query_lens: list[int], past_lens: list[int], seed: int) -> np.ndarray:
+    """Of each query, where every other run of random length sees all of itself."""
+    random, found = np.random.default_rng(seed), []
+    for count, past in zip(query_lens, past_lens, strict=True):
+        ends = past + np.arange(count) + 1
+        for begin, end in pairwise(random.integers(0, count + 1, 6)):
+            if begin < end:
+                ends[begin:end] = np.maximum(ends[begin:end], past + end)
+        found.append(ends)
+    return np.concatenate(found)
 
 
 def coded_cache(cache: LayerCache, dtype: torch.dtype) -> LayerCache:
@@ -125,6 +147,8 @@ def attend(problem: Problem) -> torch.Tensor:
         places = torch.arange(seq_len - (end - begin), seq_len)[:, None]
         slots_seen = torch.arange(seq_len)[None, :]
         seen = slots_seen <= places
+        if geometry.ends is not None:
+            seen = slots_seen < torch.from_numpy(geometry.ends[begin:end])[:, None]
         if layer.window is not None:
             seen &= slots_seen > places - layer.window
         scores = scores.masked_fill(~seen, float("-inf"))

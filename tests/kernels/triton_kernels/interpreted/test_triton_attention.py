@@ -71,6 +71,29 @@ def test_mixed_batches_equal_the_definition(
     )
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (37, None), (20, 20.0)])
+@pytest.mark.parametrize(("group", "head_dim"), [(2, 64), (5, 256), (3, 512)])
+def test_queries_that_look_ahead_equal_the_definition(
+    window: int | None, softcap: float | None, group: int, head_dim: int
+) -> None:
+    """The tokens of an image see all of it; tiles of queries have some of them and some of text."""
+    for seed in range(3):
+        problem = make_problem(
+            [90, 1, 13, 70, 150],
+            [0, 66, 90, 63, 40],
+            group=group,
+            head_dim=head_dim,
+            window=window,
+            softcap=softcap,
+            dtype=torch.float16 if head_dim > 256 else torch.float32,
+            looks_ahead=True,
+            seed=seed,
+        )
+        tolerance = 2e-3 if head_dim > 256 else 2e-5
+        check(problem, tolerance)
+        assert error(run(problem, invariant=True), problem) < tolerance
+
+
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])
 @pytest.mark.parametrize(("head_dim", "window", "softcap"), [(512, None, None), (320, 37, 20.0)])
 def test_the_widest_heads_equal_the_definition(
