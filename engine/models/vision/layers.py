@@ -11,6 +11,7 @@ from torch.nn import functional
 from engine.models.vision.patches import Windows, spans
 from engine.models.vision.positions import Turns
 from engine.models.vision.spec import VisionActivation, VisionNorm, VisionSpec
+from kernels.dense import attend
 
 Tensors = Mapping[str, torch.Tensor]
 _ACTIVATIONS: dict[VisionActivation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -76,12 +77,13 @@ class Block:
             query, key, value = (torch.cat(each) for each in zip(*parts, strict=True))
         parts.clear()
         for window in windows:
+            # As attention reads them: [num_windows, heads, length, head_dim].
+            keys = window.of_each(key).transpose(1, 2).contiguous()
+            values = window.of_each(value).transpose(1, 2).contiguous()
             for own, seen in window.parts(most):
-                attended = functional.scaled_dot_product_attention(
-                    own.of_each(query), seen.of_each(key), seen.of_each(value)
-                )
+                attended = attend(own.of_each(query), keys[seen], values[seen])
                 part = x[own.begin : own.end]
-                part += self._output(attended.transpose(1, 2).reshape(part.shape))
+                part += self._output(attended.view(part.shape))
                 part += self._mlp(self._mlp_norm(part))
                 yield
 

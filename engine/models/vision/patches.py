@@ -24,22 +24,22 @@ class Windows(NamedTuple):
         return self.begin + self.num_windows * self.length
 
     def of_each(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_patches, heads, head_dim] -> [num_windows, heads, length, head_dim], a view."""
-        own = x[self.begin : self.end].unflatten(0, (self.num_windows, self.length))
-        return own.transpose(1, 2)
+        """[num_patches, heads, head_dim] -> [num_windows, length, heads, head_dim], a view."""
+        return x[self.begin : self.end].unflatten(0, (self.num_windows, self.length))
 
-    def parts(self, most: int) -> Iterator[tuple[Windows, Windows]]:
-        """About ``most`` patches at a time: whose they are, and the windows that they see."""
+    def parts(self, most: int) -> Iterator[tuple[Windows, slice]]:
+        """About ``most`` patches at a time, and which of the windows they see."""
         if self.length <= most:
             for windows in spans(self.num_windows, most // self.length):
                 begin = self.begin + windows.start * self.length
                 part = Windows(begin, windows.stop - windows.start, self.length)
-                yield part, part
+                yield part, windows
             return
-        for begin in range(self.begin, self.end, self.length):
+        for window in range(self.num_windows):
+            begin = self.begin + window * self.length
             for rows in spans(self.length, most):
                 part = Windows(begin + rows.start, 1, rows.stop - rows.start)
-                yield part, Windows(begin, 1, self.length)
+                yield part, slice(window, window + 1)
 
 
 class Layout(NamedTuple):

@@ -1,0 +1,63 @@
+"""Attention without a cache, in which every query sees all keys: that of encoders.
+
+Torch's own is used but on a CPU for which there are native kernels. These read keys in blocks of a
+cache, and keys that lie together are one block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from kernels.attention import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchGeometry,
+    LayerAttention,
+    LayerCache,
+)
+
+
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """``softmax(q k^T / sqrt(head_dim)) v``, for each window by itself.
+
+    Args:
+        query: [windows, queries, heads, head_dim].
+        keys, values: [windows, heads, length, head_dim], contiguous.
+
+    Returns:
+        [windows, queries, heads, head_dim] in the query's dtype, contiguous.
+    """
+    if query.device.type == "cpu":
+        num_windows, num_queries, num_heads, head_dim = query.shape
+        length = keys.shape[2]
+        spec = AttentionSpec(
+            *(num_heads, num_heads, head_dim, length, query.dtype, query.device),
+            looks_ahead=True,
+        )
+        backend = _native(spec)
+        # A query by itself is summed in another order than one of several.
+        if backend is not None and num_queries > 1:
+            geometry = BatchGeometry.of(
+                np.arange(num_windows + 1) * num_queries,
+                np.full(num_windows, length),
+                np.arange(num_windows)[:, None],
+                query.device,
+                ends=np.full(num_windows * num_queries, length),
+            )
+            layer = LayerAttention(head_dim**-0.5)
+            state = backend.plan(geometry, spec)
+            found = backend.forward(state, layer, query.flatten(0, 1), LayerCache(keys, values))
+            return found.view(query.shape)
+    found = functional.scaled_dot_product_attention(query.transpose(1, 2), keys, values)
+    return found.transpose(1, 2).contiguous()
+
+
+def _native(spec: AttentionSpec) -> AttentionBackend | None:
+    """The native kernels, where there are some for this."""
+    from kernels.cpu.backend import CpuAttention
+    from kernels.cpu.native import build
+
+    backend = CpuAttention()
+    return backend if backend.refuse(spec) is None and build.load() is not None else None
