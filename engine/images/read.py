@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidParameter
+from engine.images.headers import has_many_scans, webp_size
 from engine.images.nouns import AreaScaling, EdgeScaling, ImageRules
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 2**25  # of a file as it was made, 8K pictures among them; 100 MB in RGB
 _MAX_ASPECT = 200  # Qwen2-VL's own bound
+_MAX_SCANS = 128  # of a JPEG; encoders write 10 or so
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,13 @@ def _open(data: bytes) -> Image:
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         decoder = PngImageFile
     elif data.startswith(b"\xff\xd8\xff"):
+        if has_many_scans(data, _MAX_SCANS):
+            raise InvalidParameter(f"the image has more than {_MAX_SCANS} scans")
         decoder = JpegImageFile
     elif data.startswith((b"GIF87a", b"GIF89a")):
         decoder = GifImageFile
     elif data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        _check_pixels(*_webp_size(data))  # the decoder takes the memory for them as it opens
+        _check_pixels(*webp_size(data))  # the decoder takes the memory for them as it opens
         decoder = WebPImageFile
     else:
         raise InvalidParameter("the image is neither PNG, JPEG, WebP nor GIF")
@@ -128,21 +132,6 @@ def _open(data: bytes) -> Image:
         return decoder(io.BytesIO(data))
     except Exception:
         raise _damaged() from None
-
-
-def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height by the header (RFC 9649); (0, 0) where there is none."""
-    head = data[:30].ljust(30, b"\0")
-    if head[12:16] == b"VP8X":
-        return _number(head[24:27]) + 1, _number(head[27:30]) + 1
-    if head[12:16] == b"VP8L":
-        bits = _number(head[21:25])
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    return _number(head[26:28]) & 0x3FFF, _number(head[28:30]) & 0x3FFF
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(data, "little")
 
 
 def _upright(image: Image) -> Image:

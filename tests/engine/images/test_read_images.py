@@ -189,6 +189,20 @@ def test_a_bomb_is_refused_by_its_header(claim: Any) -> None:
         see_image(Image.new("1", (MAX_PIXELS // 1000 + 1, 1000)), rules(QWEN))
 
 
+def test_a_jpeg_of_endless_scans_is_refused() -> None:
+    exif = Image.Exif()
+    thumbnails = b"\xff\xda\xff\xd9" * 300
+    exif[0x010E] = thumbnails
+    data = file_of(picture(64, 48), "JPEG", progressive=True, exif=exif)
+    assert thumbnails in data
+    read_image(data, rules(QWEN))
+    read_image(data + data[-2000:] * 200, rules(QWEN))  # what follows the end is not looked at
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    read_image(data[:-2] + scan * 50 + data[-2:], rules(QWEN))
+    with pytest.raises(InvalidParameter, match="more than 128 scans"):
+        read_image(data[:-2] + scan * 128 + data[-2:], rules(QWEN))
+
+
 @pytest.mark.parametrize("side", [(1, 201), (1, 8000)])
 def test_what_is_too_narrow_is_refused(side: tuple[int, int]) -> None:
     scaling = QWEN if side[1] == 201 else PIXTRAL
