@@ -22,6 +22,8 @@ from engine.text.tokenizer import Tokenizer, read_json
 
 RENDER_LIMIT_S = 1.5
 
+_PROBE = "Zephyrine"  # a text that no template brings along
+
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 _RESERVED |= {"chat_template", "tokenize", "raise_exception", "strftime_now"}
 
@@ -50,6 +52,7 @@ class ChatTemplate:
         self._process = RenderProcess(self.templates, limit_s=limit_s)
         # One thread: renders take turns in one process anyway, and wait here without a thread each.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
+        self._parts_alone: dict[str, bool] = {}  # by template, once it is known
 
     @classmethod
     def from_dir(
@@ -131,6 +134,9 @@ class ChatTemplate:
         tools = options.get("tools")
         continue_final = options.get("continue_final_message", False)
         context = self._variables(options.get("template_kwargs") or {})
+        name = self._choose(tools)
+        if self._takes_parts_alone(name):
+            messages = [_in_parts(message) for message in messages]
         context["messages"] = list(messages)
         context["tools"] = list(tools) if tools else None
         context["documents"] = None
@@ -142,7 +148,7 @@ class ChatTemplate:
             mark = "".join(chr(0xF0000 + secrets.randbelow(0xFFFE)) for _ in range(8))
             context["messages"][-1:] = [_marked(message, mark) for message in messages[-1:]]
         try:
-            text = self._process.render(self._choose(tools), context)
+            text = self._process.render(name, context)
         except UnicodeEncodeError:
             raise _surrogate_error(messages) from None
         return _cut_at(text, mark) if mark else text
@@ -178,6 +184,25 @@ class ChatTemplate:
 
     async def _in_turn(self, call: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def _takes_parts_alone(self, name: str) -> bool:
+        """Whether a template shows texts as parts of a content alone, and a plain one not at all:
+        those of some models that read images, LLaVA's among them."""
+        if name not in self._parts_alone:
+            self._parts_alone[name] = not self._shows(name, _PROBE) and self._shows(
+                name, [{"type": "text", "text": _PROBE}]
+            )
+        return self._parts_alone[name]
+
+    def _shows(self, name: str, content: Any) -> bool:
+        context = self._variables({})
+        context |= {"messages": [{"role": "user", "content": content}], "tools": None}
+        try:
+            return _PROBE in self._process.render(
+                name, {**context, "documents": None, "add_generation_prompt": True}
+            )
+        except TemplateError:
+            return False
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         names = ("tool_use", "default") if tools else ("default",)
@@ -227,6 +252,14 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, (list, tuple)):
         return [_map_strings(item, change) for item in value]
     return value
+
+
+def _in_parts(message: Message) -> Message:
+    """The message with a plain text as a part of its content."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _marked(message: Message, mark: str) -> Message:

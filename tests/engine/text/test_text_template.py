@@ -87,6 +87,32 @@ def test_the_final_message_can_be_left_open(chat: ChatTemplate) -> None:
         chat.render_sync([{"role": "assistant"}], continue_final_message=True)
 
 
+# Of LLaVA's kind: a string has no parts, and would be shown as nothing.
+PARTS_ALONE = """\
+{%- for message in messages %}{{ message.role | upper }}:
+{%- for part in message.content | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}
+{%- for part in message.content | selectattr('type', 'equalto', 'text') %} {{ part.text }}
+{%- endfor %};{% endfor %}"""
+
+
+def test_a_template_of_parts_alone_is_given_parts(chatml: Tokenizer) -> None:
+    template = ChatTemplate.from_source(PARTS_ALONE, chatml)
+    image = [{"type": "text", "text": "What?"}, {"type": "image"}]
+    said = {"role": "assistant", "content": "A cat"}
+    messages = [{"role": "user", "content": image}, said, *USER]
+    try:
+        assert template.render_sync(messages) == "USER:<image> What?;ASSISTANT: A cat;USER: Hi;"
+        left_open = template.render_sync([*USER, said], continue_final_message=True)
+        assert left_open == "USER: Hi;ASSISTANT: A cat"
+    finally:
+        template.close()
+
+
+def test_a_template_that_takes_strings_is_given_strings(chatml: Tokenizer) -> None:
+    source = "{% for m in messages %}{{ m.content is string }}{{ m.content }} {% endfor %}"
+    assert rendered(source, chatml) == "TrueHi "
+
+
 def test_reserved_variables_cannot_be_set(chat: ChatTemplate) -> None:
     for name in ("messages", "tools", "eos_token", "chat_template", "raise_exception"):
         with pytest.raises(InvalidParameter) as caught:
