@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.images.nouns import ImageRules
+from engine.images.nouns import FixedScaling, ImageRules
 from engine.images.place import place_images
 from engine.images.read import Picture
 from engine.models.checkpoint import read_config
@@ -31,9 +31,12 @@ def ask(
     sampling: SamplingParams | None = None,
     shapes: Sequence[tuple[int, int]] = SHAPES,
 ) -> Request:
-    """About images of these shapes, with text between them; their pixels depend on the seed."""
+    """About images of these shapes, or of the model's only one, with text between them; their
+    pixels depend on the seed."""
     rng = np.random.default_rng(seed)
     pictures, template = [], [3, 7]
+    if isinstance(rules.scaling, FixedScaling):
+        shapes = [(rules.scaling.side // rules.cell,) * 2] * len(shapes)
     for number, (rows, columns) in enumerate(shapes):
         height, width = rows * rules.cell, columns * rules.cell
         pixels = rng.integers(0, 256, (height, width, 3), np.uint8).tobytes()

@@ -31,6 +31,10 @@ _PIXTRAL = {
     **{"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 32, "head_dim": 16},
     **{"intermediate_size": 40, "patch_size": 14, "image_size": 140},
 }
+_CLIP = {
+    **{"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 32},
+    **{"intermediate_size": 40, "patch_size": 14, "image_size": 28},
+}
 
 # kind -> (Hugging Face class, the text model's kind, changes to it, part for images, whole model)
 KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -58,6 +62,18 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
     "llava_pixtral": (
         *("Llava", "mistral", {"head_dim": 16, "sliding_window": None}),
         {**_PIXTRAL, "model_type": "pixtral", "patch_size": 16},
+        {
+            **{"image_token_index": IMAGE, "vision_feature_layer": -1},
+            **{"vision_feature_select_strategy": "full"},
+        },
+    ),
+    "llava_clip": (
+        *("Llava", "llama", {}),
+        *({**_CLIP, "model_type": "clip_vision_model"}, {"image_token_index": IMAGE}),
+    ),
+    "llava_siglip": (
+        *("Llava", "qwen2", {}),
+        {**_CLIP, "model_type": "siglip_vision_model", "image_size": 42},
         {
             **{"image_token_index": IMAGE, "vision_feature_layer": -1},
             **{"vision_feature_select_strategy": "full"},
@@ -113,6 +129,11 @@ def processor(kind: str) -> Any:
     """Hugging Face's image processor for it, the one that needs no torchvision."""
     import transformers
 
+    if kind == "llava_clip":
+        square = {"height": 28, "width": 28}
+        return transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=square)
+    if kind == "llava_siglip":
+        return transformers.SiglipImageProcessorPil(size={"height": 42, "width": 42})
     if kind == "llava_pixtral":
         return transformers.PixtralImageProcessorPil()
     if kind.startswith("mistral3"):

@@ -20,7 +20,15 @@ class EdgeScaling(msgspec.Struct, frozen=True, tag="edge"):
     longest: int  # pixels
 
 
-Scaling = AreaScaling | EdgeScaling
+class FixedScaling(msgspec.Struct, frozen=True, tag="fixed"):
+    """Every image is seen as a square of one size: its shorter side is scaled to that and the
+    middle cut out (CLIP), or without ``crop`` each side is scaled to it (SigLIP)."""
+
+    side: int  # pixels
+    crop: bool
+
+
+Scaling = AreaScaling | EdgeScaling | FixedScaling
 
 
 class ImageRules(msgspec.Struct, frozen=True, kw_only=True):

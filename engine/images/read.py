@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import InvalidParameter
 from engine.images.headers import has_many_scans, webp_size
-from engine.images.nouns import AreaScaling, EdgeScaling, ImageRules
+from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling, ImageRules
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,6 +59,8 @@ def see_image(image: Image, rules: ImageRules) -> Picture:
         raise _damaged() from None
     image = _over_white(_upright(image))
     height, width = scaled_size(image.height, image.width, rules)
+    if isinstance(rules.scaling, FixedScaling) and rules.scaling.crop:
+        image = _middle(image, rules.scaling.side)
     if image.size != (width, height):
         image = image.resize((width, height), Resampling.BICUBIC)
     pixels = image.tobytes()
@@ -74,6 +76,8 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
     Raises:
         InvalidParameter: the image is too narrow.
     """
+    if isinstance(rules.scaling, FixedScaling):
+        return rules.scaling.side, rules.scaling.side
     if isinstance(rules.scaling, EdgeScaling):
         return _within_edge(height, width, rules.scaling, rules.cell)
     return _within_area(height, width, rules.scaling, rules.cell)
@@ -104,6 +108,19 @@ def _within_edge(height: int, width: int, scaling: EdgeScaling, cell: int) -> tu
     if min(sides) < 1:
         raise _too_narrow(height, width)
     return -(-sides[0] // cell) * cell, -(-sides[1] // cell) * cell
+
+
+def _middle(image: Image, side: int) -> Image:
+    """The shorter side scaled, and of the longer one the middle, as CLIP sees it."""
+    from PIL.Image import Resampling
+
+    short, long = min(image.size), max(image.size)
+    if long > _MAX_ASPECT * short:
+        raise _too_narrow(image.height, image.width)
+    width, height = (side if length == short else side * long // short for length in image.size)
+    scaled = image.resize((width, height), Resampling.BICUBIC)
+    left, top = (width - side) // 2, (height - side) // 2
+    return scaled.crop((left, top, left + side, top + side))
 
 
 def _open(data: bytes) -> Image:

@@ -77,6 +77,13 @@ class ConfigReader:
             raise self.error(key, f"must be a whole number, not {value!r:.80}")
         return value
 
+    def integer(self, key: str, default: int) -> int:
+        """An integer of either sign."""
+        value = self._take(key, default)
+        if type(value) is not int or abs(value) >= _MAX_COUNT:
+            raise self.error(key, f"must be an integer, not {value!r:.80}")
+        return value
+
     def optional_count(self, key: str) -> int | None:
         """A positive integer, or None where the key is absent."""
         return self.count(key) if key in self else None

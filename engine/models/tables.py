@@ -43,7 +43,10 @@ def tables_of(spec: Spec) -> Tables:
     if isinstance(spec, VisionSpec):
         wanted = vision.vision_parameters(spec)
         return Tables(
-            wanted, vision.vision_targets(spec, wanted), vision.own_name, vision.is_foreign
+            wanted,
+            vision.vision_targets(spec, wanted),
+            vision.own_name,
+            lambda name: vision.is_unread(spec, name),
         )
     return _decoder_tables(spec)
 

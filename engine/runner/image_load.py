@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.images.nouns import AreaScaling, EdgeScaling, ImageRules, Scaling
+from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling, ImageRules, Scaling
 from engine.models.checkpoint import ModelConfig
 from engine.models.spec import DecoderSpec
 from engine.models.vision.read import VisionModel
@@ -85,7 +85,8 @@ def plan_images(
         return None
     rules = msgspec.structs.replace(vision.rules, max_images=config.max_images)
     most = config.max_image_tokens or (_MOST_ON_CPU if device.type == "cpu" else None)
-    if most is not None and most < _largest(rules):
+    is_fixed = isinstance(rules.scaling, FixedScaling)
+    if most is not None and most < _largest(rules) and not is_fixed:
         logger.info("images are scaled to %d tokens at most: --max-image-tokens", most)
         rules = msgspec.structs.replace(rules, scaling=_within(rules, most))
     return ImagePlan(vision, rules, any(rope.planes is not None for rope in spec.ropes))
@@ -93,6 +94,8 @@ def plan_images(
 
 def _largest(rules: ImageRules) -> int:
     """Cells of the largest image."""
+    if isinstance(rules.scaling, FixedScaling):
+        return (rules.scaling.side // rules.cell) ** 2
     if isinstance(rules.scaling, AreaScaling):
         return rules.scaling.max_pixels // rules.cell**2
     return (-(-rules.scaling.longest // rules.cell)) ** 2
@@ -117,4 +120,7 @@ def _refusal(
         return f"{num_deep} layers are told of them, the text model has {spec.num_layers}"
     if vision.spec.out_size != spec.hidden_size:
         return f"they become {vision.spec.out_size} numbers, tokens have {spec.hidden_size}"
+    each, most = _largest(vision.rules), config.max_image_tokens
+    if isinstance(vision.rules.scaling, FixedScaling) and most is not None and most < each:
+        return f"they have {each} tokens each, more than --max-image-tokens"
     return refuse_tower(files.headers) if files.seed is None else None

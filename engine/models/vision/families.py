@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from engine.images.nouns import AreaScaling, EdgeScaling, Scaling
@@ -18,11 +19,12 @@ from engine.models.vision.spec import (
     VisionNorm,
     VisionSpec,
 )
-from engine.models.vision.tokens import TokenReader, mistral_tokens, qwen_tokens
+from engine.models.vision.tokens import ImageTokens, TokenReader, mistral_tokens, qwen_tokens
 
 _MAX_LAYERS = 10_000
 _MAX_SIDE = 1024  # of a patch, in pixels
 _MAX_MERGE = 16  # patches
+_MAX_IMAGE = 16_384  # pixels, a side
 _ACTIVATIONS: dict[str, VisionActivation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -112,25 +114,26 @@ def mistral3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
 
 def llava(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
     """LLaVA (Liu et al. 2023), whose encoder may be of several kinds."""
-    kind = reader.text("model_type", "clip_vision_model")
-    if kind != "pixtral":
-        raise reader.error("model_type", f"is {kind[:80]!r}; known: pixtral")
+    kind = _encoder_of(whole)
+    if kind not in _LLAVA_ENCODERS:
+        known = ", ".join(_LLAVA_ENCODERS)
+        raise reader.error("model_type", f"is {kind[:80]!r}; known: {known}")
+    # Features of all patches, or of those behind the class token.
+    chosen = "default" if kind == "clip_vision_model" else "full"
+    whole.require("vision_feature_select_strategy", chosen)
     reader.ignore("is_composition")
-    whole.require("vision_feature_select_strategy", "full")
-    return _pixtral(whole, reader, text)
+    return _LLAVA_ENCODERS[kind](whole, reader, text)
 
 
-_QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
-FAMILIES: dict[str, VisionFamily] = {
-    "llava": VisionFamily(llava, mistral_tokens, EdgeScaling(1024)),
-    "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
-    "qwen2_5_vl": VisionFamily(qwen2_5_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
-    "qwen2_vl": VisionFamily(qwen2_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
-    "qwen3_5": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
-    "qwen3_5_moe": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
-    "qwen3_vl": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
-    "qwen3_vl_moe": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
-}
+def _llava_tokens(whole: ConfigReader, directory: Path) -> ImageTokens:
+    if _encoder_of(whole) == "pixtral":
+        return mistral_tokens(whole, directory)
+    return ImageTokens(whole.whole("image_token_index", 32_000))
+
+
+def _encoder_of(whole: ConfigReader) -> str:
+    reader = whole.section("vision_config")
+    return reader.text("model_type", "") if reader else ""
 
 
 def _qwen(
@@ -214,6 +217,60 @@ def _pixtral(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
     )
 
 
+def _clip(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """CLIP's encoder (Radford et al. 2021)."""
+    reader.ignore("projection_dim")
+    base = _fixed(whole, reader, text, patch=32, norm_eps=1e-5, activation="quick_gelu")
+    return replace(base, pixels=_CLIP, class_token=True, patch_norm=True)
+
+
+def _siglip(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """SigLIP's encoder (Zhai et al. 2023)."""
+    reader.ignore("vision_use_head")
+    base = _fixed(whole, reader, text, patch=16, norm_eps=1e-6, activation="gelu_pytorch_tanh")
+    return replace(base, pixels=_HALF, patch_bias=True)
+
+
+def _fixed(
+    whole: ConfigReader,
+    reader: ConfigReader,
+    text: DecoderSpec,
+    *,
+    patch: int,
+    norm_eps: float,
+    activation: str,
+) -> VisionSpec:
+    """What sees images of one size; the values are defaults."""
+    reader.require("num_channels", 3)
+    for key in ("vocab_size", "initializer_factor"):
+        reader.ignore(key)
+    hidden = reader.count("hidden_size", 768)
+    num_layers = reader.count("num_hidden_layers", 12, limit=_MAX_LAYERS)
+    features = whole.integer("vision_feature_layer", -2)  # behind so many layers, or from the end
+    num_read = features if features >= 0 else num_layers + 1 + features
+    if not 0 < num_read <= num_layers:
+        raise whole.error("vision_feature_layer", f"is {features}; there are {num_layers} layers")
+    side = reader.count("patch_size", patch, limit=_MAX_SIDE)
+    image_size = reader.count("image_size", 224, limit=_MAX_IMAGE)
+    if image_size % side:
+        raise reader.error("image_size", f"of {image_size} is no multiple of patches of {side}")
+    return VisionSpec(
+        hidden_size=hidden,
+        intermediate_size=reader.count("intermediate_size", 3072),
+        num_heads=_num_heads(reader, "num_attention_heads", hidden, 12),
+        num_layers=num_read,
+        patch_size=side,
+        merge_size=1,
+        out_size=text.hidden_size,
+        norm=VisionNorm("layer", reader.number("layer_norm_eps", norm_eps)),
+        activation=_activation(reader, "hidden_act", activation),
+        merger=_projector(whole, text),
+        pixels=_CLIP,
+        image_size=image_size,
+        num_unread_layers=num_layers - num_read,
+    )
+
+
 def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
     """LLaVA's, of each patch by itself."""
     return MergerSpec(
@@ -224,8 +281,8 @@ def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
     )
 
 
-def _num_heads(reader: ConfigReader, key: str, hidden: int) -> int:
-    count = reader.count(key, 16)
+def _num_heads(reader: ConfigReader, key: str, hidden: int, default: int = 16) -> int:
+    count = reader.count(key, default)
     if hidden % count:
         raise reader.error(key, f"must divide the {hidden} dimensions")
     return count
@@ -254,3 +311,17 @@ def _activation(reader: ConfigReader, key: str, default: str) -> VisionActivatio
     if name not in _ACTIVATIONS:
         raise reader.error(key, f"is {name[:80]!r}; known: {', '.join(sorted(_ACTIVATIONS))}")
     return _ACTIVATIONS[name]
+
+
+_LLAVA_ENCODERS = {"clip_vision_model": _clip, "pixtral": _pixtral, "siglip_vision_model": _siglip}
+_QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
+FAMILIES: dict[str, VisionFamily] = {
+    "llava": VisionFamily(llava, _llava_tokens, EdgeScaling(1024)),
+    "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
+    "qwen2_5_vl": VisionFamily(qwen2_5_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
+    "qwen2_vl": VisionFamily(qwen2_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),
+    "qwen3_5": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
+    "qwen3_5_moe": VisionFamily(qwen3_5, qwen_tokens(248_056), _QWEN3_SCALING),
+    "qwen3_vl": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
+    "qwen3_vl_moe": VisionFamily(qwen3_vl, qwen_tokens(151_655), _QWEN3_SCALING),
+}

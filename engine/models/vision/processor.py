@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.images.nouns import AreaScaling, EdgeScaling, Scaling
+from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling, Scaling
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.vision.spec import PixelSpec, VisionSpec
@@ -19,7 +19,7 @@ _MAX_PIXELS = 2**31
 _WITHOUT_EFFECT = (
     *("image_processor_type", "feature_extractor_type", "processor_class", "video_processor_type"),
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
-    *("do_convert_rgb", "default_to_square", "do_pad", "num_channels", "is_encoder_decoder"),
+    *("do_convert_rgb", "default_to_square", "num_channels", "is_encoder_decoder"),
 )
 
 
@@ -48,8 +48,6 @@ def read_processing(directory: Path, spec: VisionSpec, scaling: Scaling) -> Proc
         reader.ignore(key)
     for key in ("do_resize", "do_rescale", "do_normalize"):
         reader.require(key, True)
-    reader.require("do_center_crop", False)
-    reader.ignore("crop_size")
     reader.require("resample", _BICUBIC)
     reader.require("temporal_patch_size", spec.num_frames)
     reader.require("merge_size", spec.merge_size)
@@ -61,9 +59,32 @@ def read_processing(directory: Path, spec: VisionSpec, scaling: Scaling) -> Proc
         _channels(reader, "image_std", spec.pixels.std),
         reader.number("rescale_factor", spec.pixels.rescale),
     )
-    found = _area(reader, scaling) if isinstance(scaling, AreaScaling) else _edge(reader, scaling)
+    found = _scaling(reader, scaling)
     reader.finish()
     return Processing(pixels, found)
+
+
+def _scaling(reader: ConfigReader, scaling: Scaling) -> Scaling:
+    if isinstance(scaling, FixedScaling):
+        return _fixed(reader, scaling)
+    reader.require("do_center_crop", False)
+    reader.ignore("crop_size")
+    reader.ignore("do_pad")  # of several images to one size
+    return _area(reader, scaling) if isinstance(scaling, AreaScaling) else _edge(reader, scaling)
+
+
+def _fixed(reader: ConfigReader, scaling: FixedScaling) -> FixedScaling:
+    """The size is the encoder's; whether the middle is cut out is said."""
+    reader.require("do_pad", False)
+    square = {"height": scaling.side, "width": scaling.side}
+    crop = reader.flag("do_center_crop", scaling.crop)
+    if not crop:
+        reader.ignore("crop_size")
+        reader.require("size", square)
+        return FixedScaling(scaling.side, crop=False)
+    reader.require("crop_size", square)
+    reader.require("size", {"shortest_edge": scaling.side})
+    return FixedScaling(scaling.side, crop=True)
 
 
 def _find(directory: Path) -> ConfigReader | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.images.nouns import ImageRules
+from engine.images.nouns import FixedScaling, ImageRules
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.families import FAMILIES
@@ -60,7 +60,10 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
     tokens = family.tokens(whole, directory)
     if max(token for token in tokens if token is not None) >= text.vocab_size:
         raise whole.error("vision_config", "needs tokens for images that lie beyond the vocabulary")
-    processing = read_processing(directory, spec, family.scaling)
+    scaling = family.scaling
+    if spec.image_size is not None:
+        scaling = FixedScaling(spec.image_size, crop=spec.class_token)
+    processing = read_processing(directory, spec, scaling)
     return VisionModel(
         replace(spec, architecture=text.architecture, pixels=processing.pixels),
         ImageRules(

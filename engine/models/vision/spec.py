@@ -81,6 +81,11 @@ class VisionSpec:
     # The side of a square table of learned positions, stretched over the image between its corners
     # by bilinear interpolation (Qwen3-VL); 0: there is none.
     position_grid: int = 0
+    # The side in pixels of the only images that it sees, whose patches have a learned position each
+    # (CLIP, SigLIP); None: it sees images of all sizes.
+    image_size: int | None = None
+    class_token: bool = False  # a learned token before the patches, of which nothing is read
+    num_unread_layers: int = 0  # in the checkpoint, behind those whose features are taken
     # Cells along a side of the windows that attention stays within, but for the layers that see
     # everything (Qwen2.5-VL); None: all layers do.
     window: int | None = None
@@ -98,6 +103,13 @@ class VisionSpec:
     def cell_size(self) -> int:
         """Pixels, the side of a cell."""
         return self.patch_size * self.merge_size
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of the table of learned positions; 0: there is none."""
+        if self.image_size is None:
+            return self.position_grid**2
+        return (self.image_size // self.patch_size) ** 2 + self.class_token
 
     @property
     def merged_size(self) -> int:

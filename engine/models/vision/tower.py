@@ -10,7 +10,7 @@ import torch
 from engine.models.loader import dummy_weights, load_weights
 from engine.models.safetensors import Header
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
-from engine.models.vision.patches import cut, lay_out, spans
+from engine.models.vision.patches import Layout, Windows, cut, lay_out, spans
 from engine.models.vision.positions import interpolated, make_turns
 from engine.models.vision.read import VisionModel
 from engine.models.vision.spec import VisionSpec
@@ -40,6 +40,7 @@ class VisionTower:
         self.spec = spec
         self.num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         self._patch = read_projection(tensors, "patch")
+        self._class_token = tensors.get("class_token")
         self._positions = tensors.get("positions")
         self._patch_norm: Normalisation | None = None
         if spec.patch_norm:
@@ -83,8 +84,10 @@ class VisionTower:
             parts.append(self._patch(cut(pixels, layout.of(rows), side, spec.pixels)))
             yield
         x = _joined(parts)  # [num_patches, hidden_size]
+        if self._class_token is not None:
+            x = torch.cat((self._class_token[None], x))
         if self._positions is not None:
-            x += interpolated(self._positions, layout.rows, layout.columns)
+            x += self._positions_of(layout)
         x = x.to(self._dtype)
         if self._patch_norm is not None:
             x = self._patch_norm(x)
@@ -92,15 +95,24 @@ class VisionTower:
         if spec.rope is not None:
             turns = make_turns(spec.rope, spec.head_dim, layout.rows, layout.columns)
         yield
-        everything = (layout.whole,)
+        everything = (Windows(0, 1, x.shape[0]),)
         deep = []
         for i, block in enumerate(self._blocks):
             windows = layout.windows if spec.is_windowed(i) else everything
             yield from block.pieces(x, turns, windows, most)
             if i in self._deep:
                 deep.append(layout.row_by_row((yield from _merge(self._deep[i], x, most))))
+        if self._class_token is not None:
+            x = x[1:]
         merged = yield from _merge(self._merger, x, most)
         return ImageStates(layout.row_by_row(merged), tuple(deep))
+
+    def _positions_of(self, layout: Layout) -> torch.Tensor:
+        """What is learned of where each patch lies: [num_patches, hidden_size] float32."""
+        assert self._positions is not None
+        if self.spec.image_size is not None:
+            return self._positions
+        return interpolated(self._positions, layout.rows, layout.columns)
 
     def activation_bytes(self, num_cells: int) -> int:
         """A bound of what ``embed`` takes at once for an image of so many cells, beside the pixels.
@@ -129,7 +141,7 @@ def refuse_tower(headers: list[Header]) -> str | None:
         entry
         for header in headers
         for entry in header.entries.values()
-        if not is_foreign(entry.name)
+        if not is_foreign(entry.name) and not entry.name.endswith(".position_ids")
     ]
     if not entries:
         return "the checkpoint has no tensors of its encoder"

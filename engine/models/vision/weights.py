@@ -76,8 +76,24 @@ _MISTRAL3 = (
     *_linear("multi_modal_projector.linear_1", "merger.up"),
     *_linear("multi_modal_projector.linear_2", "merger.down"),
 )
+_CLIP_LAYER = "vision_tower.encoder.layers.{i}."
+_LLAVA = (
+    *_MISTRAL3,
+    Rule("vision_tower.embeddings.class_embedding", "class_token"),
+    *_linear("vision_tower.embeddings.patch_embedding", "patch"),
+    Rule("vision_tower.embeddings.position_embedding.weight", "positions"),
+    *_norm("vision_tower.pre_layrnorm", "patch_norm"),
+    *_norm(_CLIP_LAYER + "layer_norm1", "{i}.attention_norm"),
+    *_linear(_CLIP_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *_linear(_CLIP_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *_linear(_CLIP_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    *_linear(_CLIP_LAYER + "self_attn.out_proj", "{i}.output"),
+    *_norm(_CLIP_LAYER + "layer_norm2", "{i}.mlp_norm"),
+    *_linear(_CLIP_LAYER + "mlp.fc1", "{i}.up"),
+    *_linear(_CLIP_LAYER + "mlp.fc2", "{i}.down"),
+)
 _TABLES = {
-    "llava": _MISTRAL3,
+    "llava": _LLAVA,
     "mistral3": _MISTRAL3,
     "qwen2_5_vl": _QWEN2_5,
     "qwen2_vl": _QWEN2,
@@ -86,8 +102,14 @@ _TABLES = {
     "qwen3_vl": _QWEN3,
     "qwen3_vl_moe": _QWEN3,
 }
-# What the names of an encoder begin with; newer exports put the whole model's before it.
-_OWN = re.compile(r"(?:model\.)?((?:visual|vision_tower|multi_modal_projector)\..*)", re.DOTALL)
+# What the names of an encoder begin with; newer exports put the whole model's before it, and older
+# ones another within.
+_OWN = re.compile(
+    r"(?:model\.)?(visual|vision_tower|multi_modal_projector)\.(?:vision_model\.)?(.*)", re.DOTALL
+)
+# What stands behind the features that are taken, and a table that is counted out.
+_UNREAD = re.compile(r"vision_tower\.(?:post_layernorm\..*|head\..*|embeddings\.position_ids)")
+_LAYER = re.compile(r"vision_tower\.encoder\.layers\.(\d{1,5})\..*")
 
 
 def vision_targets(spec: VisionSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
@@ -97,20 +119,30 @@ def vision_targets(spec: VisionSpec, wanted: Mapping[str, Parameter]) -> dict[st
         count = spec.num_layers if "{i}" in rule.pattern else 1
         for i in range(len(spec.deep_layers) if "deep." in rule.parameter else count):
             parameter = rule.parameter.replace("{i}", str(i))
-            if parameter in wanted:
+            # Of encoders of several kinds some have fewer parts.
+            if parameter in wanted and (rule.part or 0) < len(wanted[parameter].parts):
                 places[rule.pattern.replace("{i}", str(i))] = Target(parameter, rule.part)
     return places
 
 
 def own_name(name: str) -> str:
-    """The name of an encoder's tensor as older exports spell it; others as they are."""
+    """The name of an encoder's tensor in the tables; others as they are."""
     found = _OWN.fullmatch(name)
-    return found[1] if found else name
+    return f"{found[1]}.{found[2]}" if found else name
 
 
 def is_foreign(name: str) -> bool:
     """Whether a tensor is no part of the encoder, but of the text model."""
     return _OWN.fullmatch(name) is None
+
+
+def is_unread(spec: VisionSpec, name: str) -> bool:
+    """Whether a tensor without a place, by its name in the tables, may be passed over."""
+    layer = _LAYER.fullmatch(name)
+    unread = range(spec.num_layers, spec.num_layers + spec.num_unread_layers)
+    if layer is not None and int(layer[1]) in unread:
+        return True
+    return is_foreign(name) or _UNREAD.fullmatch(name) is not None
 
 
 def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
@@ -121,8 +153,10 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     found = {"patch.weight": Parameter((hidden,), (3, *frames, side, side), is_exact=True)}
     if spec.patch_bias:
         found["patch.bias"] = Parameter((hidden,), is_exact=True)
-    if spec.position_grid:
-        found["positions"] = Parameter((spec.position_grid**2,), (hidden,), is_exact=True)
+    if spec.num_positions:
+        found["positions"] = Parameter((spec.num_positions,), (hidden,), is_exact=True)
+    if spec.class_token:
+        found["class_token"] = Parameter((hidden,), is_exact=True)
     if spec.patch_norm:
         found |= _norm_parameters("patch_norm", spec.norm, hidden)
     for i in range(spec.num_layers):

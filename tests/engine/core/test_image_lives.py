@@ -142,6 +142,14 @@ def test_an_encoder_that_is_quantised_leaves_the_text(tmp_path, caplog):
     assert texts(engine, [text])["a"]
 
 
+def test_images_of_one_size_are_taken_whole_or_not_at_all(tmp_path, caplog):
+    caplog.set_level("INFO")
+    tiny_vision.save("llava_clip", tmp_path)
+    assert core(tmp_path, max_image_tokens=4).info.images == rules_of(tmp_path)
+    assert core(tmp_path, max_image_tokens=3).info.images is None
+    assert "they have 4 tokens each, more than --max-image-tokens" in caplog.text
+
+
 def test_a_fork_with_another_image_is_none(model):
     rules = rules_of(model)
     leader, other = ask("a", rules, 0), ask("b", rules, 1)

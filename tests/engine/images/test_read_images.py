@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from engine.errors import InvalidParameter
-from engine.images.nouns import AreaScaling, EdgeScaling, ImageRules, Scaling
+from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling, ImageRules, Scaling
 from engine.images.read import MAX_PIXELS, read_image, scaled_size, see_image
 
 QWEN = AreaScaling(min_pixels=56 * 56, max_pixels=28 * 28 * 30)
 PIXTRAL = EdgeScaling(longest=140)
+CLIP = FixedScaling(side=84, crop=True)
+SIGLIP = FixedScaling(side=84, crop=False)
 MODES = ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"]
 
 
@@ -53,6 +55,16 @@ def seen_by_hugging_face(image: Image.Image, scaling: Scaling, cell: int) -> np.
 
         processor = PixtralImageProcessorPil(size={"longest_edge": scaling.longest}, **plain)
         return processor(image, patch_size=cell, **plain)["pixel_values"][0].transpose(1, 2, 0)
+    if isinstance(scaling, FixedScaling):
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+        from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+        square = {"height": scaling.side, "width": scaling.side}
+        processor = SiglipImageProcessorPil(size=square, do_convert_rgb=True, **plain)
+        if scaling.crop:
+            size = {"shortest_edge": scaling.side}
+            processor = CLIPImageProcessorPil(size=size, crop_size=square, **plain)
+        return processor(image, **plain)["pixel_values"][0].transpose(1, 2, 0)
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     size = {"shortest_edge": scaling.min_pixels, "longest_edge": scaling.max_pixels}
@@ -68,7 +80,7 @@ def seen_by_hugging_face(image: Image.Image, scaling: Scaling, cell: int) -> np.
 
 
 def test_pixels_equal_hugging_faces_in_every_mode_and_scaling() -> None:
-    for scaling in (QWEN, PIXTRAL):
+    for scaling in (QWEN, PIXTRAL, CLIP, SIGLIP):
         for mode in MODES:
             for width, height in ((56, 84), (31, 200), (300, 170), (20, 9)):
                 data = file_of(picture(width, height, mode))

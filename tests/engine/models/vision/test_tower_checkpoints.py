@@ -16,7 +16,7 @@ from engine.models.vision.tower import VisionTower, load_tower, refuse_tower
 from tests import tiny_vision
 
 CPU = torch.device("cpu")
-KINDS = ["qwen2_5_vl", "qwen3_vl", "mistral3"]
+KINDS = ["qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "llava_siglip"]
 
 
 def vision_of(directory: Path) -> VisionModel:
@@ -32,7 +32,7 @@ def load(directory: Path, load_format: LoadFormat = "auto") -> VisionTower:
 
 
 def same(one: VisionTower, other: VisionTower) -> bool:
-    side = 3 * one.spec.cell_size
+    side = one.spec.image_size or 3 * one.spec.cell_size
     pixels = torch.arange(side * side * 3).remainder(251).to(torch.uint8).view(side, side, 3)
     return torch.equal(one.embed(pixels).embeddings, other.embed(pixels).embeddings)
 
@@ -71,6 +71,20 @@ def test_shards_and_pickles(tmp_path, kind):
     tensors = load_file(tmp_path / "whole" / "model.safetensors")
     torch.save(tensors, tmp_path / "whole" / "pytorch_model.bin")
     assert same(load(tmp_path / "whole", "bin"), before)
+
+
+def test_what_stands_behind_the_features_is_not_looked_at(tmp_path):
+    """An older export's names, and a table that it has of numbers from 0."""
+    tiny_vision.save("llava_clip", tmp_path)
+    before = load(tmp_path)
+    renamed = {"vision_tower.vision_model.embeddings.position_ids": torch.arange(5)[None]}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        renamed[name.replace("vision_tower.", "vision_tower.vision_model.")] = tensor
+    save_file(renamed, tmp_path / "model.safetensors")
+    headers = read_headers(tmp_path)
+    assert refuse_tower(headers) is None
+    assert same(load(tmp_path), before)
+    assert before.spec.num_layers == 2
 
 
 def test_random_weights_are_those_of_the_seed(tmp_path):

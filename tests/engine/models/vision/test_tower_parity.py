@@ -65,7 +65,8 @@ def test_embeddings_equal_hugging_faces(tmp_path, monkeypatch, kind, most):
     model = tiny_vision.save(kind, tmp_path)
     processor = tiny_vision.processor(kind)
     tower = load(tmp_path)
-    for rows, columns in SIZES:
+    side = tower.spec.image_size
+    for rows, columns in SIZES if side is None else [(side // 14, side // 14)]:
         pixels = noise(rows, columns, tower.spec.cell_size)
         found = tower.embed(torch.from_numpy(pixels))
         assert found.embeddings.shape == (rows * columns, 48)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.images.nouns import AreaScaling, EdgeScaling
+from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling
 from engine.models.checkpoint import ModelConfig, read_config
 from engine.models.families import FAMILIES
 from engine.models.vision.families import FAMILIES as VISION_FAMILIES
@@ -97,6 +97,30 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **{"image_processor_type": "Qwen2VLImageProcessorFast"},
         },
     ),
+    "llava": (
+        {
+            **{"ignore_index": -100, "image_token_index": 32000, "projector_hidden_act": "gelu"},
+            **{"vision_feature_select_strategy": "default", "vision_feature_layer": -2},
+            "text_config": {
+                **{"_name_or_path": "lmsys/vicuna-7b-v1.5", "max_position_embeddings": 4096},
+                **{"model_type": "llama", "rms_norm_eps": 1e-5, "torch_dtype": "float16"},
+                **{"vocab_size": 32064, "num_hidden_layers": 4},
+            },
+            "vision_config": {
+                **{"hidden_size": 1024, "image_size": 336, "intermediate_size": 4096},
+                **{"model_type": "clip_vision_model", "num_attention_heads": 16},
+                **{"num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768},
+                "vocab_size": 32000,
+            },
+        },
+        {
+            **{"crop_size": {"height": 336, "width": 336}, "do_center_crop": True},
+            **{"do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True},
+            **{"image_mean": _CLIP_MEAN, "image_std": _CLIP_STD, "rescale_factor": 1 / 255},
+            **{"image_processor_type": "CLIPImageProcessor", "resample": 3},
+            **{"processor_class": "LlavaProcessor", "size": {"shortest_edge": 336}},
+        },
+    ),
     "mistral3": (
         {
             "text_config": {
@@ -150,6 +174,7 @@ def vision_of(config: ModelConfig) -> VisionModel:
         ("qwen2_5_vl", 28, AreaScaling(3136, 12_845_056)),
         ("qwen3_vl", 32, AreaScaling(65_536, 16_777_216)),
         ("mistral3", 28, EdgeScaling(1540)),
+        ("llava", 14, FixedScaling(336, crop=True)),
     ],
 )
 def test_published_models(tmp_path, kind, cell, scaling):
@@ -165,16 +190,21 @@ def test_windows_and_features_of_published_models(tmp_path):
     assert [i for i in range(32) if not spec.is_windowed(i)] == [7, 15, 23, 31]
     spec = vision_of(read(tmp_path, "qwen3_vl")).spec
     assert (spec.deep_layers, spec.position_grid) == ((5, 11, 17), 48)
+    spec = vision_of(read(tmp_path, "llava")).spec
+    assert (spec.num_layers, spec.num_unread_layers, spec.num_positions) == (23, 1, 577)
     spec = vision_of(read(tmp_path, "mistral3")).spec
     assert (spec.rope, spec.activation) == (AxialRope(10_000.0, staggered=True), "silu")
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl", "mistral3"])
+@pytest.mark.parametrize("kind", ["llava_clip", "llava_siglip", "qwen2_vl", "qwen3_vl", "mistral3"])
 def test_what_transformers_saves_of_a_processor(tmp_path, kind):
     """In the file of its own, and as a section of the newer one, which comes first."""
     tiny_vision.save(kind, tmp_path)
     processor = tiny_vision.processor(kind)
-    if kind == "mistral3":
+    if kind.startswith("llava"):
+        is_clip = kind == "llava_clip"
+        scaling = FixedScaling(28 if is_clip else 42, crop=is_clip)
+    elif kind == "mistral3":
         processor.size = {"longest_edge": 700}
         scaling = EdgeScaling(700)
     else:
@@ -243,6 +273,13 @@ def test_families_and_configs_without_images(tmp_path):
         ("qwen3_vl", {"deepstack_visual_indexes": [24]}, {}, "must be some of the layers"),
         ("qwen3_vl", {"deepstack_visual_indexes": [0, 1, 2, 3, 4]}, {}, "has more deep layers"),
         ("mistral3", {"head_dim": 32}, {}, "'head_dim' is 32; only 64 is supported"),
+        ("llava", {"model_type": "vit"}, {}, "'model_type' is 'vit'; known: clip_vision_model"),
+        ("llava", {"model_type": "siglip_vision_model"}, {}, "'default'; only 'full' is supported"),
+        ("llava", {"image_size": 340}, {}, "'image_size' of 340 is no multiple of patches of 14"),
+        ("llava", {"num_hidden_layers": 1}, {}, "'vision_feature_layer' is -2; there are 1 layers"),
+        ("llava", {}, {"crop_size": {"height": 224, "width": 224}}, "'crop_size' is {'height': 22"),
+        ("llava", {}, {"size": {"shortest_edge": 400}}, "'size' is {'shortest_edge': 400}; only"),
+        ("llava", {}, {"do_pad": True}, "'do_pad' is True; only False is supported"),
         ("qwen2_vl", {}, {"patch_size": 16}, "'patch_size' is 16; only 14 is supported"),
         ("qwen2_vl", {}, {"do_center_crop": True}, "'do_center_crop' is True"),
         ("qwen2_vl", {}, {"resample": 2}, "'resample' is 2; only 3 is supported"),
