@@ -19,6 +19,7 @@ from engine.images.nouns import AreaScaling, ImageRules
 from engine.images.read import read_image
 from engine.types import Request
 from server.images import ImageReader
+from server.store.files import StoredFile, new_file_id
 from tests.server.asgi import Application, Exchange, FakeEngine, running_app
 from tests.servers import MODEL
 from tests.tiny_vision import END, IMAGE, START
@@ -381,7 +382,7 @@ async def test_responses_go_on_from_what_was_shown(tmp_path: Path) -> None:
         assert answer["usage"]["input_tokens"] == len(request.prompt_token_ids)
 
         items = (await app.get(f"{RESPONSES}/{answer['id']}/input_items")).body
-        assert json.loads(items)["data"][0]["content"][1] == shown_in_responses()
+        assert json.loads(items)["data"][0]["content"][1] == shown_in_responses(file_id=None)
 
         output = {"type": "function_call_output", "call_id": "c"}
         call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
@@ -403,10 +404,37 @@ async def test_conversations_keep_images(tmp_path: Path) -> None:
         assert len(request.images) == 1
 
 
+async def test_an_uploaded_file_is_shown_and_may_be_deleted_afterwards(tmp_path: Path) -> None:
+    async with seeing(tmp_path) as app:
+        files = app.state.files
+        stored: dict[str, StoredFile] = {}
+        for name, data in (("red.png", RED), ("notes.txt", b"no")):
+            partial = await files.new_partial()
+            partial.write_bytes(data)
+            about = {"tenant": "", "filename": name, "purpose": "vision", "created_at": 1}
+            stored[name] = StoredFile(id=new_file_id(), num_bytes=len(data), **about)
+            await files.add(stored[name], partial)
+
+        named = {"type": "input_image", "file_id": stored["red.png"].id}
+        request, answer = await answered(app.post(RESPONSES, input=[responses_user(named)]), app)
+        assert request.images[0].digest == read_image(RED, RULES).digest
+        await files.delete(stored["red.png"])
+        exchange = app.post(RESPONSES, input="And?", previous_response_id=answer["id"])
+        request, _ = await answered(exchange, app)
+        assert request.images[0].digest == read_image(RED, RULES).digest
+
+        for name, words in (("red.png", "not stored here"), ("notes.txt", "is no image")):
+            item = responses_user({**named, "file_id": stored[name].id})
+            refused = await app.post(RESPONSES, input=[item]).done()
+            assert (refused.status, refused.error["param"]) == (400, "input.0")
+            assert words in refused.error["message"]
+
+
 @pytest.mark.parametrize(("item", "param", "words"), [
     (responses_user({"type": "input_image", "image_url": "http://x/"}), "input.0.content",
      "nothing is fetched"),
-    (responses_user({"type": "input_image", "file_id": "file_1"}), "input.0.content", "'file_id'"),
+    (responses_user({"type": "input_image", "file_id": "file-1"}), "input.0", "not stored here"),
+    (responses_user(shown_in_responses(file_id="file-1")), "input.0.content", "excludes"),
     (responses_user({"type": "input_image"}), "input.0.content", "'image_url'"),
     (responses_user(shown_in_responses(detail="fine")), "input.0.content", ""),
     (responses_user(shown_in_responses(b"no")), "input", "neither PNG"),

@@ -205,7 +205,7 @@ async def converse(
     if len(request.input) > most:
         raise bad_field("input", f"holds {len(request.input)} items; at most {most} are taken")
     earlier = await history(state.database, caller, request)
-    given = await resolve(state.database, caller, request.input, "input")
+    given = await resolve(state.database, state.files, caller, request.input, "input")
     if request.conversation is not None:
         said = {item.id for item in earlier}
         for index, item in enumerate(given):

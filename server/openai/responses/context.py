@@ -8,6 +8,7 @@ from typing import TypeVar
 from engine.errors import RequestError
 from server.access.caller import Caller
 from server.errors import ApiError, bad_field, cut
+from server.openai.responses.image_files import read_files
 from server.openai.responses.input_items import NewItem, Reference
 from server.openai.responses.inputs import ResponseInput
 from server.openai.responses.items import (
@@ -21,6 +22,7 @@ from server.openai.responses.items import (
 from server.openai.responses.outputs import ENDED
 from server.store.conversations import ConversationStore
 from server.store.database import Database
+from server.store.files import FileStore
 from server.store.responses import MAX_CHAIN, ResponseStore
 
 _MAX_HISTORY_BYTES = 32 * 2**20  # more than any context holds; read before it is counted
@@ -29,9 +31,9 @@ _T = TypeVar("_T")
 
 
 async def resolve(
-    database: Database, caller: Caller, items: Sequence[NewItem], field: str
+    database: Database, files: FileStore, caller: Caller, items: Sequence[NewItem], field: str
 ) -> list[Item]:
-    """The items of a request's ``field``, references looked up.
+    """The items of a request's ``field``, references and files looked up.
 
     Raises ApiError (400) that names a reference to nothing.
     """
@@ -46,6 +48,7 @@ async def resolve(
                 raise bad_field(f"{field}.{index}.id", problem)
             resolved.append(read_item(found))
         else:
+            await read_files(files, caller, item, f"{field}.{index}")
             resolved.append(item)
     return resolved
 

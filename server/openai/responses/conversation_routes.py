@@ -234,7 +234,8 @@ async def _find(request: Request, id: str) -> StoredConversation:
 
 
 async def _resolved(request: Request, items: Sequence[NewItem]) -> list[Item]:
-    return await resolve(state_of(request).database, caller_of(request), items, "items")
+    state = state_of(request)
+    return await resolve(state.database, state.files, caller_of(request), items, "items")
 
 
 def _stored(items: Sequence[Item]) -> list[StoredItem]:

@@ -62,7 +62,8 @@ class ImagePart(Shape):
     """An image in a message of the user's, or in what a call gave."""
 
     type: Literal["input_image"]
-    image_url: str
+    image_url: str | None = None
+    file_id: ItemId | None = None  # instead
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
@@ -219,10 +220,13 @@ def _check_parts(parts: Any, where: str) -> None:
 
 
 def _check_image(part: Mapping[str, Any], where: str, index: int) -> None:
-    if part.get("file_id") is not None:
-        raise bad_field(where, f"has a part {index} with a 'file_id'; send an 'image_url'")
+    url, file_id = part.get("image_url"), part.get("file_id")
+    if file_id is not None:
+        if url is not None:
+            raise bad_field(where, f"part {index}: its 'file_id' excludes an 'image_url'")
+        return
     try:
-        check_image_url(part.get("image_url"))
+        check_image_url(url)
     except ValueError as problem:
         raise bad_field(where, f"part {index}: its 'image_url' {problem}") from None
 
@@ -251,7 +255,7 @@ def _message(item: NewMessage, where: str) -> MessageItem:
 
 
 def _image(part: ImagePart) -> InputImage:
-    return InputImage(part.image_url, part.detail or "auto")
+    return InputImage(part.image_url or "", part.detail or "auto", part.file_id)
 
 
 def _call(item: NewCall) -> CallItem:

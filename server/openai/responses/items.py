@@ -27,8 +27,9 @@ class InputText(Struct, tag_field="type", tag="input_text"):
 class InputImage(Struct, tag_field="type", tag="input_image"):
     """An image that was sent."""
 
-    image_url: str  # data:image/...;base64,...
+    image_url: str  # data:image/...;base64,...; empty until the file has been read
     detail: str = "auto"
+    file_id: str | None = None  # of the file that it was
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):

@@ -1,0 +1,62 @@
+"""Images that were uploaded before: from a file's id to what an item holds instead."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import mimetypes
+from pathlib import Path
+
+from server.access.caller import Caller
+from server.errors import ApiError, bad_field, cut
+from server.openai.responses.items import CallOutputItem, InputImage, Item, MessageItem
+from server.store.database import StoreError
+from server.store.files import FileStore
+
+_MAX_BYTES = 16 * 2**20
+
+
+async def read_files(files: FileStore, caller: Caller, item: Item, where: str) -> None:
+    """Give the images of an item that name a file the contents of that file.
+
+    The item is kept with them: what is said later does not depend on whether there still is a file.
+
+    Raises:
+        ApiError: 400 that names the part of the request, where the caller has no such file.
+        StoreError: it cannot be read.
+    """
+    for image in _images_of(item):
+        if image.file_id is not None and not image.image_url:
+            image.image_url = await _read(files, caller, image.file_id, where)
+
+
+def _images_of(item: Item) -> list[InputImage]:
+    if isinstance(item, MessageItem):
+        return [part for part in item.content if isinstance(part, InputImage)]
+    if isinstance(item, CallOutputItem) and not isinstance(item.output, str):
+        return [part for part in item.output if isinstance(part, InputImage)]
+    return []
+
+
+async def _read(files: FileStore, caller: Caller, id: str, where: str) -> str:
+    file = await files.get(caller.tenant, id)
+    if file is None:
+        raise _unusable(where, id, "is not stored here")
+    if file.num_bytes > _MAX_BYTES:
+        raise _unusable(where, id, f"is larger than {_MAX_BYTES >> 20} MiB")
+    kind = mimetypes.guess_type(file.filename)[0] or ""
+    if not kind.startswith("image/"):
+        raise _unusable(where, id, "is no image, by its name")
+    return await asyncio.to_thread(_as_url, files.path(file), kind)
+
+
+def _as_url(path: Path, kind: str) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(error.strerror or str(error)) from error
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def _unusable(where: str, id: str, problem: str) -> ApiError:
+    return bad_field(where, f"names the file {cut(id, 80)!r}, which {problem}")
