@@ -2,8 +2,9 @@
 
     save_text(directory, QWEN)
 
-A character is a token, so that prompts can be read. The templates are of the kinds that Qwen-VL's
-and Mistral's checkpoints bring: a string is taken as it is, of a list each part in its turn.
+A character is a token, so that prompts can be read. The templates are of the kinds that checkpoints
+bring: for Qwen-VL's and Mistral's a string is a content, too; LLaVA's knows parts alone, and shows
+all images before all texts.
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ MISTRAL = (
     "{% endfor %}<|im_end|>{% endif %}"
     "{% elif message.content is string %}{{ message.content }}"
     "{% else %}{{ message.content[0].text }}{% endif %}{% endfor %}"
+)
+LLAVA = (
+    "{% for message in messages %}{{ message.role | upper }}: "
+    "{% for part in message.content | selectattr('type', 'equalto', 'image') %}"
+    "<|image_pad|>\n{% endfor %}"
+    "{% for part in message.content | selectattr('type', 'equalto', 'text') %}"
+    "{{ part.text }} {% endfor %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
 
 

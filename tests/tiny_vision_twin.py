@@ -8,7 +8,7 @@ from typing import Any
 
 from tests import tiny_vision
 from tests.tiny_vision import IMAGE, IMAGE_END, ROW_END
-from tests.tiny_vision_text import MISTRAL, QWEN, save_text
+from tests.tiny_vision_text import LLAVA, MISTRAL, QWEN, save_text
 
 
 class Twin:
@@ -20,8 +20,8 @@ class Twin:
         self.directory = directory
         longer = {"max_position_embeddings": 512}
         self._model = tiny_vision.save(kind, directory, seed=seed, text=longer)
-        self._is_mistral = kind.startswith("mistral")
-        template = MISTRAL if self._is_mistral else QWEN
+        self._family = kind.split("_")[0]
+        template = {"mistral3": MISTRAL, "llava": LLAVA}.get(self._family, QWEN)
         save_text(directory, template)
         self._tokenizer = PreTrainedTokenizerFast(
             tokenizer_file=str(directory / "tokenizer.json"), chat_template=template
@@ -54,7 +54,11 @@ class Twin:
         written = self._tokenizer.encode(text, add_special_tokens=False)
         seen: dict[str, Any] = {}
         shapes: list[list[int]] = []
-        if images and self._is_mistral:
+        if images and self._family == "llava":
+            seen = self._processor(list(images), return_tensors="pt")
+            side = seen["pixel_values"].shape[-1] // self._model.config.vision_config.patch_size
+            shapes = [[side, side] for _ in images]
+        elif images and self._family == "mistral3":
             seen = self._processor(list(images), patch_size=28, return_tensors="pt")
             shapes = [[int(side) // 28 for side in size] for size in seen["image_sizes"]]
         elif images:
@@ -65,11 +69,11 @@ class Twin:
             ids += self._tokens(*shapes.pop(0)) if id_ == IMAGE else [id_]
         inputs = {"input_ids": torch.tensor([ids]), **seen}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if images and not self._is_mistral:
+        if images and self._family.startswith("qwen"):
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).long()
         return inputs
 
     def _tokens(self, rows: int, columns: int) -> list[int]:
-        if not self._is_mistral:
+        if self._family != "mistral3":
             return [IMAGE] * (rows * columns)
         return [*([*[IMAGE] * columns, ROW_END] * rows)[:-1], IMAGE_END]

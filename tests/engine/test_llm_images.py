@@ -17,7 +17,7 @@ from tests.tiny_vision_twin import Twin
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"num_threads": 1, "use_tqdm": False, "dtype": "float32"}
-KINDS = ("qwen2_5_vl", "qwen3_vl", "mistral3")
+KINDS = ("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip")
 
 
 def photo(seed: int, width: int = 90, height: int = 60) -> Image.Image:
