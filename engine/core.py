@@ -44,7 +44,7 @@ from engine.isolation import run_isolated
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.pool import BlockPool
 from engine.kv_cache.snapshots import SnapshotPool
-from engine.limits import num_steps_ahead, step_limits
+from engine.limits import num_steps_ahead, step_limits, whole_cells
 from engine.passes import PassPace
 from engine.profiler import Profiler, Spans
 from engine.prompt_pace import PromptPace
@@ -127,6 +127,7 @@ class EngineCore:
             recurrent=info.is_recurrent,
             eos_token_ids=info.eos_token_ids,
             speculator=speculator,
+            whole_images=whole_cells(info),
         )
         self._speculator = speculator
         self._window = BatchingWindow(limits)

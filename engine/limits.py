@@ -48,6 +48,12 @@ def num_steps_ahead(config: EngineConfig, info: EngineInfo) -> int:
     return 2 if (info.device.startswith("cuda") if overlap is None else overlap) else 1
 
 
+def whole_cells(info: EngineInfo) -> int | None:
+    """The side of an image's cell in pixels, where all its tokens are computed by one step."""
+    rules = info.images
+    return rules.cell if rules is not None and rules.sees_both_ways else None
+
+
 def _is_pipelined(config: EngineConfig) -> bool:
     """Whether stages work on several steps at once; not where no step is to be planned ahead."""
     return config.pipeline_parallel_size > 1 and config.scheduler.overlap is not False

@@ -79,6 +79,7 @@ class LayerAttention:
     # [num_heads] float32, as in GPT-OSS
     sinks: torch.Tensor | None = field(default=None, compare=False)
     chunk: int | None = None  # a query sees nothing before its own chunk of positions (Llama 4)
+    looks_ahead: bool = False  # a query sees up to its end of the step's ``ends``, if there are any
 
 
 class LayerCache(NamedTuple):
@@ -138,9 +139,9 @@ class BatchGeometry:
     and each replay finds its own lengths on the device, none of them more than its bound. There
     a row of length 0 is padding.
 
-    Where a model ``looks_ahead``, ``ends`` may say of each query one past the last position that it
-    sees, its own or one behind it that this step computes too; rows of single queries see all of
-    their tokens. A window begins where it does without.
+    Where layers ``looks_ahead``, ``ends`` may say of each query one past the last position that it
+    sees there, its own or one behind it that this step computes too; rows of single queries see all
+    of their tokens. A window begins where it does without.
     """
 
     query_start: np.ndarray  # [num_rows + 1] int32, starts with 0

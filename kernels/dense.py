@@ -46,7 +46,7 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tor
                 query.device,
                 ends=np.full(num_windows * num_queries, length),
             )
-            layer = LayerAttention(head_dim**-0.5)
+            layer = LayerAttention(head_dim**-0.5, looks_ahead=True)
             state = backend.plan(geometry, spec)
             found = backend.forward(state, layer, query.flatten(0, 1), LayerCache(keys, values))
             return found.view(query.shape)

@@ -45,6 +45,8 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     row_end_id: int | None = None
     end_id: int | None = None
     max_images: int  # in one prompt
+    # Its tokens see each other, those behind them too: all of an image is computed in one step.
+    sees_both_ways: bool = False
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):

@@ -265,11 +265,10 @@ def _make_attention(
     output = stored(weights, f"{i}.output.weight"), weights.get(f"{i}.output.bias")
     return AttentionWeights(
         attention=LayerAttention(
-            spec.score_scale,
-            layer.window,
-            spec.attention_softcap,
+            *(spec.score_scale, layer.window, spec.attention_softcap),
             weights.get(f"{i}.sinks"),
             layer.chunk,
+            layer.looks_ahead,
         ),
         rope=int(layer.local_rope) if layer.rope and spec.rope else None,
         qkv=method.make(*_query_key_value(spec, weights, i)),

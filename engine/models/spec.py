@@ -40,6 +40,7 @@ class LayerSpec:
     local_rope: bool = False  # by the model's other frequencies, of its windowed layers
     experts: bool = False  # a mixture of experts in place of the MLP
     chunk: int | None = None  # a position sees none before its own chunk of so many; None: all
+    looks_ahead: bool = False  # the tokens of an image see all of it
     recurrent: bool = False  # the model's recurrence in place of attention
     placement: Placement | None = None  # of its norms; None: as in the model's other layers
     heads: HeadSpec | None = None  # of its own; None: the model's
@@ -251,6 +252,11 @@ class DecoderSpec:
     def is_recurrent(self) -> bool:
         """Whether a layer keeps a state, which no token can be taken back from."""
         return any(layer.recurrent for layer in self.layers)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the tokens of an image see each other in some layer."""
+        return any(layer.looks_ahead for layer in self.layers)
 
     @property
     def first_layer(self) -> int:

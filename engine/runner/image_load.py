@@ -83,7 +83,9 @@ def plan_images(
         logger.info("images are not taken: %s", reason)
     if vision is None or reason is not None:
         return None
-    rules = msgspec.structs.replace(vision.rules, max_images=config.max_images)
+    rules = msgspec.structs.replace(
+        vision.rules, max_images=config.max_images, sees_both_ways=spec.looks_ahead
+    )
     most = config.max_image_tokens or (_MOST_ON_CPU if device.type == "cpu" else None)
     is_fixed = isinstance(rules.scaling, FixedScaling)
     if most is not None and most < _largest(rules) and not is_fixed:
@@ -123,4 +125,10 @@ def _refusal(
     each, most = _largest(vision.rules), config.max_image_tokens
     if isinstance(vision.rules.scaling, FixedScaling) and most is not None and most < each:
         return f"they have {each} tokens each, more than --max-image-tokens"
+    if spec.looks_ahead:
+        windows = [layer.window for layer in spec.layers if layer.looks_ahead and layer.window]
+        if windows and min(windows) < _largest(vision.rules):
+            return f"their tokens see each other, beyond a window of {min(windows)} positions"
+        if config.batch_invariant:
+            return "their tokens see each other, and --batch-invariant computes each by itself"
     return refuse_tower(files.headers) if files.seed is None else None

@@ -13,8 +13,9 @@ from engine.images.nouns import Image, ImageRules
 from engine.images.positions import cells
 from engine.models.step_state import ImageTokens
 from engine.models.vision.tower import ImageStates, VisionTower
-from engine.runner.inputs import HostBatch
+from engine.runner.inputs import Ends, HostBatch
 from engine.runner.rows import RowTable
+from engine.runner.transfer import Uploads
 from kernels.sending import to_device
 
 
@@ -24,6 +25,18 @@ class _Seen(NamedTuple):
     image: Image
     places: np.ndarray  # [n], in the step
     begin: int  # of them, in the image
+    behind: int  # where the prompt goes on behind the last of its cells
+
+
+class StepView(NamedTuple):
+    """What a step sees of images."""
+
+    tokens: ImageTokens | None = None  # None: none of its tokens is one of an image
+    ends: Ends | None = None  # how far tokens see; None: none looks ahead
+    turns: torch.Tensor | None = None  # [3, N] int64, see ``Turns``; None: the tokens' places
+
+
+NOTHING_SEEN = StepView()
 
 
 class ImageReader:
@@ -50,6 +63,7 @@ class ImageReader:
     ) -> None:
         self._tower = tower
         self._cell = rules.cell
+        self._sees_both_ways = rules.sees_both_ways
         self._rows = rows
         self._device = device
         self._most_cells = most_cells
@@ -60,13 +74,25 @@ class ImageReader:
         """Whether the step has a token of an image."""
         return next(self._seen(batch), None) is not None
 
-    def read(self, batch: HostBatch) -> ImageTokens | None:
-        """What stands in place of the step's tokens of images; None: it has none of them."""
+    def read(self, batch: HostBatch, uploads: Uploads) -> StepView:
+        """What a step sees; images that are not kept are embedded."""
+        if not self._rows.pictured:
+            return NOTHING_SEEN
+        turns = None if self._rows.turns is None else self._rows.turns.of(batch)
+        turning = None if turns is None else uploads.send((turns,))[0].long()
         seen = list(self._seen(batch))
         if not seen:
-            return None
+            return StepView(turns=turning)
+        ends = None
+        if self._sees_both_ways:
+            on_host = _ends(batch, seen)
+            ends = Ends(on_host, *uploads.send((on_host,)))
+        return StepView(self._tokens(seen), ends, turning)
+
+    def _tokens(self, seen: list[_Seen]) -> ImageTokens:
+        """What stands in place of the step's tokens of images."""
         places, parts = [], []
-        for image, where, begin in seen:
+        for image, where, begin, _ in seen:
             states = self._states(image)
             end = begin + where.size
             places.append(where)
@@ -92,7 +118,8 @@ class ImageReader:
                 in_prompt = cells(image, self._cell)
                 begin, behind = np.searchsorted(in_prompt, (start, end)).tolist()
                 if begin < behind:
-                    yield _Seen(image, in_prompt[begin:behind] - start + first, begin)
+                    here = in_prompt[begin:behind] - start + first
+                    yield _Seen(image, here, begin, int(in_prompt[-1]) + 1)
 
     def _states(self, image: Image) -> ImageStates:
         found = self._kept.get(image.digest)
@@ -109,3 +136,11 @@ class ImageReader:
         while self._num_cells > self._most_cells and len(self._kept) > 1:
             _, states = self._kept.popitem(last=False)
             self._num_cells -= states.embeddings.shape[0]
+
+
+def _ends(batch: HostBatch, seen: list[_Seen]) -> np.ndarray:
+    """[N] int32, see ``Ends``: the tokens of an image see all of it."""
+    found = batch.positions + np.int32(1)
+    for _, where, _, behind in seen:
+        found[where] = behind
+    return found

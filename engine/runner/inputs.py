@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +39,13 @@ class HostBatch:
     def seq_lens(self) -> np.ndarray:
         """[R], this step's tokens included."""
         return self.starts + np.diff(self.query_start)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[N] int32."""
+        before = self.starts - self.query_start[:-1]
+        places = np.arange(self.token_ids.size, dtype=np.int32)
+        return np.repeat(before, np.diff(self.query_start)) + places
 
     @property
     def is_decode(self) -> bool:
@@ -110,13 +118,25 @@ def send(
     return DeviceBatch(StepRows(*sent[:4]), *sent[4:7])
 
 
+class Ends(NamedTuple):
+    """Of each token one past the last position that it sees where it may look ahead."""
+
+    host: np.ndarray  # [N] int32
+    device: torch.Tensor
+
+
 def geometry(
-    batch: HostBatch, rows: StepRows, seq_lens: torch.Tensor, table: RowTable
+    batch: HostBatch,
+    rows: StepRows,
+    seq_lens: torch.Tensor,
+    table: RowTable,
+    ends: Ends | None = None,
 ) -> BatchGeometry:
     """Where the rows lie, for the attention; ``seq_lens`` are the device's."""
-    on_device = DeviceGeometry(rows.query_start, seq_lens, rows.slots, table.tables)
+    seen, on_host = (None, None) if ends is None else (ends.device, ends.host)
+    on_device = DeviceGeometry(rows.query_start, seq_lens, rows.slots, table.tables, seen)
     return BatchGeometry(
-        batch.query_start, batch.seq_lens, batch.slots, table.host_tables, on_device
+        batch.query_start, batch.seq_lens, batch.slots, table.host_tables, on_device, on_host
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -94,11 +94,13 @@ def make_plan(
             "small as it is"
         )
     block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
+    images = plan_images(config, model, files, spec, device)
     attention = attention_spec(spec, block_size, dtype, device, codes)
+    if images is not None and spec.looks_ahead:
+        attention = replace(attention, looks_ahead=True)
     kernels = choose_kernels(config.attention_backend, attention, invariant=config.batch_invariant)
     draft = plan_draft(config, spec, attention)
     head = plan_head(config, model, spec, files.headers, files.stored_as, attention)
-    images = plan_images(config, model, files, spec, device)
     if threads is None:
         threads = _step_threads(config, weights_bytes(spec, dtype), shares=kernels.name == "cpu")
     method = choose_method(

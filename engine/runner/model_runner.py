@@ -26,7 +26,7 @@ from engine.runner.device_errors import translated_errors
 from engine.runner.drafts import Guesses, StepDrafts, spread, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
-from engine.runner.images import ImageReader
+from engine.runner.images import NOTHING_SEEN, ImageReader
 from engine.runner.inputs import (
     DeviceBatch,
     HostBatch,
@@ -340,17 +340,15 @@ class ModelRunner:
             for layer in self._cache.paged:
                 operations.copy_blocks(layer, sources, targets)
         inputs = build(batch, sent.rows, table, spec.block_size, operations)
-        where = geometry(batch, sent.rows, inputs.seq_lens, table)
-        turning = inputs.positions
-        turns = None if table.turns is None else table.turns.of(batch)
-        if turns is not None:
-            turning = self._uploads.send((turns,))[0].long()
+        seen = NOTHING_SEEN if self._images is None else self._images.read(batch, self._uploads)
+        where = geometry(batch, sent.rows, inputs.seq_lens, table, seen.ends)
+        turning = inputs.positions if seen.turns is None else seen.turns
         state = StepState(
             attention=self._kernels.attention.plan(where, spec),
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
             rotations=self._model.rotations(turning),
-            images=None if self._images is None else self._images.read(batch),
+            images=seen.tokens,
             rows=sent.rows,
         )
         if adapted is not None:

@@ -157,6 +157,7 @@ class Planner:
             if not room:
                 return
             end = snapshots.cut(pool, seq, min(seq.num_tokens, seq.num_computed + room))
+            end = seq.uncut(end)
             if pool.blocks_for(end) - len(seq.table.block_ids) <= pool.num_free:
                 self._plan_row(step, seq, self._extend(seq, end), end, yields=yields)
                 return
@@ -263,6 +264,7 @@ class Planner:
                 state.count_lookup(seq, prefix)
         step.added.append(added_row(seq))
         end = snapshots.cut(pool, seq, min(len(seq.token_ids), seq.num_computed + room))
+        end = seq.uncut(end)
         self._extend(seq, end)
         self._plan_row(step, seq, seq.table.block_ids, end, yields=yields)
         return None
@@ -340,11 +342,11 @@ class Planner:
         step.rows.append(ScheduledRow(seq.id, start, tokens, tuple(new_blocks), samples))
         step.seqs.append(seq)
         step.fills.append(Fill(seq, seq.table, start, end))
-        step.budget -= end - start
+        step.budget = max(0, step.budget - (end - start))  # what is not cut may exceed it
         if end - start > 1:
-            step.prompts -= end - start
+            step.prompts = max(0, step.prompts - (end - start))
             # A prompt that does not yield has the step to itself.
-            step.spare = step.spare - (end - start) if yields else 0
+            step.spare = max(0, step.spare - (end - start)) if yields else 0
         if self._state.pool.snapshots is not None:
             snapshots.plan_save(self._state.pool, step, seq, end)
         seq.num_computed = end

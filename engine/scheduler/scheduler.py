@@ -56,6 +56,8 @@ class Scheduler:
             the pool has snapshots, with one of them.
         eos_token_ids: tokens that end a sequence unless it asks to ignore them.
         speculator: guesses tokens ahead; None: nobody does.
+        whole_images: the side of a cell in pixels, where all tokens of an image are computed by one
+            step; None: prompts are cut anywhere.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class Scheduler:
         recurrent: bool = False,
         eos_token_ids: Iterable[int] = (),
         speculator: Speculator | None = None,
+        whole_images: int | None = None,
     ) -> None:
         self._pool = pool
+        self._whole_images = whole_images
         self._max_len = min(max_model_len, pool.num_blocks * pool.block_size)
         self._eos = frozenset(eos_token_ids)
         self._num_added = 0
@@ -134,7 +138,8 @@ class Scheduler:
             raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
         adapter = request.adapter.id if request.adapter else ""
         chain = self._pool.chain(request.cache_salt, adapter, request.images)
-        seq = sequence_of(request, self._num_added, chain, self._max_len, self._eos, grammar)
+        given = request, self._num_added, chain, self._max_len, self._eos, grammar
+        seq = sequence_of(*given, whole_images=self._whole_images)
         # With states a fork waits for what its leader leaves in the prefix cache, or for nothing.
         if not self._recurrent or self._pool.snapshots is not None:
             seq.leader = leader_of(seq, live)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.errors import ContextLengthExceeded, InvalidParameter
+from engine.images.nouns import Image
+from engine.images.positions import cells_span
 from engine.kv_cache.pool import BlockTable
 from engine.kv_cache.prefix import PrefixChain
 from engine.types import Request
@@ -44,6 +46,7 @@ class Sequence:
     max_num_tokens: int  # of prompt and output: it ends there
     stop_ids: frozenset[int]
     chain: PrefixChain
+    wholes: tuple[tuple[int, int], ...]  # from, to: tokens that are computed by one step
     follows_output: bool  # its next token cannot be chosen before the one before it is known
     is_plain: bool  # see SamplingParams
     grammar: CompiledGrammar | None = None
@@ -80,6 +83,14 @@ class Sequence:
         """Tokens there are once the planned steps are done."""
         return len(self.token_ids) + self.num_pending
 
+    def uncut(self, end: int) -> int:
+        """Where a step that goes on to ``end`` may end: not within what is computed whole. It ends
+        before that, or behind it where it begins there."""
+        for begin, behind in self.wholes:
+            if begin < end < behind:
+                return begin if begin > self.num_computed else behind
+        return end
+
     @property
     def owes_prompt(self) -> bool:
         """Whether prompt positions must be computed even where their blocks are cached."""
@@ -97,11 +108,14 @@ def sequence_of(
     max_len: int,
     eos: frozenset[int],
     grammar: CompiledGrammar | None = None,
+    *,
+    whole_images: int | None = None,
 ) -> Sequence:
     """A waiting sequence for ``request``, in a context of ``max_len`` tokens.
 
     A text that is held to a grammar ends where the mask lets it: ``min_tokens`` and ``ignore_eos``
-    are the mask's business.
+    are the mask's business. With ``whole_images`` the tokens of an image are computed by one step;
+    it is the side of a cell, in pixels.
 
     Raises:
         ContextLengthExceeded: prompt and output can never fit.
@@ -122,10 +136,15 @@ def sequence_of(
         max_num_tokens=_checked_length(num_prompt, wanted, max_len),
         stop_ids=stop_ids.union(sampling.stop_token_ids) if sampling.stop_token_ids else stop_ids,
         chain=chain,
+        wholes=_spans(request.images, whole_images),
         follows_output=sampling.follows_output,
         is_plain=sampling.is_plain,
         grammar=grammar,
     )
+
+
+def _spans(images: Iterable[Image], cell: int | None) -> tuple[tuple[int, int], ...]:
+    return () if cell is None else tuple(cells_span(image, cell) for image in images)
 
 
 def leader_of(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:

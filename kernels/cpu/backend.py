@@ -23,7 +23,7 @@ class _Batch(ctypes.Structure):
     """``Batch`` of native/attention.h."""
 
     _fields_ = (
-        *((name, POINTER) for name in DeviceGeometry._fields),
+        *((name, POINTER) for name in DeviceGeometry._fields if name != "ends"),
         ("rows", COUNT),
         ("table_width", COUNT),
         ("heads", COUNT),
@@ -72,7 +72,7 @@ class CpuAttention:
         # Asked for the number of its threads, torch tells it to the thread that runs the step.
         torch.get_num_threads()
         batch = _Batch(
-            *(pointer(tensor) for tensor in geometry.device),
+            *(tensor.data_ptr() for tensor in geometry.device[:-1]),
             geometry.num_rows,
             geometry.device.tables.shape[1],
             spec.num_heads,
@@ -101,6 +101,7 @@ class CpuAttention:
             layer.window or 0,
             layer.chunk or 0,
             pointer(layer.sinks),
+            pointer(state.geometry.device.ends) if layer.looks_ahead else None,
             cache.heads_apart,
             query.data_ptr(),
             cache.keys.data_ptr(),

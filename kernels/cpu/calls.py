@@ -41,8 +41,8 @@ _NORM_ROPE_STORE = (
     *[COUNT] * 6,
     *[POINTER] * 3,
 )
-# A batch, scale, cap, window, chunk, sinks, how blocks lie, queries, keys, values, results.
-_ATTENTION = (POINTER, REAL, REAL, COUNT, COUNT, POINTER, COUNT, *[POINTER] * 4)
+# A batch, scale, cap, window, chunk, sinks, ends, how blocks lie, queries, keys, values, results.
+_ATTENTION = (POINTER, REAL, REAL, COUNT, COUNT, POINTER, POINTER, COUNT, *[POINTER] * 4)
 
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_attention": _ATTENTION,

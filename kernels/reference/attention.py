@@ -61,7 +61,7 @@ class ReferenceState:
     filling them.
     """
 
-    plans: dict[int | None, _WindowPlan]
+    plans: dict[tuple[int | None, bool], _WindowPlan]  # of a window; and where queries look ahead
     keys: torch.Tensor  # [rows of the largest gather, block_size * head_dim] in the cache's dtype
     values: torch.Tensor  # the same, or the keys' own where values are parts of them
 
@@ -83,22 +83,23 @@ class ReferenceAttention:
         return False
 
     def plan(self, geometry: BatchGeometry, spec: AttentionSpec) -> ReferenceState:
-        """Index tensors and masks of the step, one set for each distinct window."""
+        """Index tensors and masks of the step, one set for each distinct window, and another one
+        where queries may look ahead."""
         batch = _Batch(
             geometry.query_start.astype(np.int64),
             geometry.seq_lens.astype(np.int64),
             geometry.block_tables(spec.block_size),
-            geometry.ends,
         )
         query_lens = np.diff(batch.query_start)
         decode = np.flatnonzero(query_lens == 1)
         chunks = np.flatnonzero(query_lens != 1)
         plans = {
-            window: _WindowPlan(
+            (window, ends is not None): _WindowPlan(
                 _plan_buckets(batch, spec, decode, window),
-                tuple(_plan_chunk(batch, spec, int(row), window) for row in chunks),
+                tuple(_plan_chunk(batch, spec, int(row), window, ends) for row in chunks),
             )
             for window in spec.windows
+            for ends in ((None,) if geometry.ends is None else (None, geometry.ends))
         }
         largest = max(
             part.block_rows.numel()
@@ -118,7 +119,9 @@ class ReferenceAttention:
         cache: LayerCache,
     ) -> torch.Tensor:
         """See ``AttentionBackend.forward``. Computes in float32 whatever the dtype."""
-        plan = state.plans[layer.window]
+        plan = state.plans[layer.window, False]
+        if layer.looks_ahead:
+            plan = state.plans.get((layer.window, True), plan)
         kv_heads = cache.keys.shape[1]
         output = query.new_empty((*query.shape[:-1], cache.values.shape[-1]))
         for bucket in plan.buckets:
@@ -247,7 +250,6 @@ class _Batch(NamedTuple):
     query_start: np.ndarray  # [rows + 1] int64
     seq_lens: np.ndarray  # [rows] int64
     block_tables: np.ndarray  # [rows, blocks] int64
-    ends: np.ndarray | None  # [tokens]
 
 
 def _plan_buckets(
@@ -320,7 +322,9 @@ def _empty_slots(past_end: np.ndarray, kv_heads: int, device: torch.device) -> t
     return torch.from_numpy(empty.ravel()).to(device)
 
 
-def _plan_chunk(batch: _Batch, spec: AttentionSpec, row: int, window: int | None) -> _Chunk:
+def _plan_chunk(
+    batch: _Batch, spec: AttentionSpec, row: int, window: int | None, ends: np.ndarray | None
+) -> _Chunk:
     begin, end = (int(at) for at in batch.query_start[row : row + 2])
     queries, seq_len = end - begin, int(batch.seq_lens[row])
     lengths = batch.seq_lens[row : row + 1]
@@ -331,10 +335,9 @@ def _plan_chunk(batch: _Batch, spec: AttentionSpec, row: int, window: int | None
     first = 0 if window is None else max(0, start - window + 1)
     keys = np.arange(first, seq_len)
     mask = None
-    if start > 0 or batch.ends is not None or (window is not None and queries > window):
+    if start > 0 or ends is not None or (window is not None and queries > window):
         places = np.arange(start, seq_len)[:, None]
-        ends = places + 1 if batch.ends is None else batch.ends[begin:end, None]
-        seen = keys < ends
+        seen = keys < (places + 1 if ends is None else ends[begin:end, None])
         if window is not None:
             seen &= keys > places - window
         mask = torch.from_numpy(seen).to(spec.device)

@@ -76,7 +76,7 @@ def prefill_attention(
         tables,
         tiles.starts,
         tiles.rows,
-        ends,
+        ends if layer.looks_ahead else None,
         layer.sinks,
         seq_lens.shape[0],
         query.stride(0),

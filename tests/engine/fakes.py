@@ -56,6 +56,7 @@ def make_info(
     num_host_blocks: int = 0,
     num_states: int = 0,
     num_snapshots: int = 0,
+    whole_images: bool = False,
 ) -> EngineInfo:
     return EngineInfo(
         model="fake",
@@ -85,7 +86,13 @@ def make_info(
         window=window,
         is_recurrent=num_states > 0,
         pooling=PoolingInfo(kind="mean", size=2, num_labels=1),
-        images=ImageRules(token_id=1, cell=1, scaling=EdgeScaling(1), max_images=1),
+        images=ImageRules(
+            token_id=1,
+            cell=1,
+            scaling=EdgeScaling(1),
+            max_images=1,
+            sees_both_ways=whole_images,
+        ),
     )
 
 
@@ -309,6 +316,11 @@ class FakeRunner:
         for position in range(self._first_seen(planned.start), end):
             held = self.slots.get(self._slot(row, position))
             assert held == row.digest(position), f"{planned.id} reads foreign KV at {position}"
+        rules = self.info.images
+        if rules is not None and rules.sees_both_ways:
+            for image in row.request.images:
+                behind = image.start + image.num_tokens
+                assert not image.start < end < behind, f"{planned.id} sees a part of an image"
         # A row that is planned no more is not in its own way, nor in others'.
         row.seen_from = self._first_seen(end - planned.num_drafts)
 

@@ -78,6 +78,7 @@ def _text(
         local_rope=True,
         heads=None if local == whole else local,
         experts=moe is not None,
+        looks_ahead=reader.is_value("use_bidirectional_attention", "vision"),
     )
     full = LayerSpec(experts=moe is not None)
     spec = read_decoder(

@@ -56,7 +56,9 @@ _LLAVA_TEXT: dict[str, tuple[Callable[[ConfigReader], DecoderSpec], dict[str, An
 
 def gemma3(reader: ConfigReader) -> DecoderSpec:
     """Gemma 3 4B, 12B and 27B."""
-    return _text_part(reader, gemma.gemma3, _GEMMA)
+    spec = _text_part(reader, gemma.gemma3, _GEMMA)
+    layers = (dataclasses.replace(layer, looks_ahead=True) for layer in spec.layers)
+    return dataclasses.replace(spec, layers=tuple(layers))
 
 
 def gemma4(reader: ConfigReader) -> DecoderSpec:

@@ -141,11 +141,11 @@ extern "C" {
 
 // Writes [tokens][heads][value_dim]; the step's keys and values are in the cache already.
 void quire_attention(const quire::Batch* batch, float scale, float softcap, int64_t window,
-                     int64_t chunk, const float* sinks, int64_t heads_apart, const void* query,
-                     const void* keys, const void* values, void* output) {
+                     int64_t chunk, const float* sinks, const int32_t* ends, int64_t heads_apart,
+                     const void* query, const void* keys, const void* values, void* output) {
   using namespace quire;
   with_type(batch->dtype, [&]<class T>() {
-    attend(*batch, Layer{scale, softcap, window, chunk, sinks},
+    attend(*batch, Layer{scale, softcap, window, chunk, sinks, ends},
            Tensors<T>{static_cast<const T*>(query), static_cast<const T*>(keys),
                       static_cast<const T*>(values), static_cast<T*>(output), heads_apart});
   });
@@ -153,13 +153,13 @@ void quire_attention(const quire::Batch* batch, float scale, float softcap, int6
 
 // The same over a cache of codes; `kind` as in cache_codes.h.
 void quire_attention_codes(const quire::Batch* batch, float scale, float softcap, int64_t window,
-                           int64_t chunk, const float* sinks, int64_t heads_apart,
-                           const void* query, const void* keys, const void* values,
+                           int64_t chunk, const float* sinks, const int32_t* ends,
+                           int64_t heads_apart, const void* query, const void* keys, const void* values,
                            void* output, int32_t kind, const float* key_scales,
                            const float* value_scales) {
   using namespace quire;
   with_type(batch->dtype, [&]<class T>() {
-    attend(*batch, Layer{scale, softcap, window, chunk, sinks},
+    attend(*batch, Layer{scale, softcap, window, chunk, sinks, ends},
            Tensors<T>{static_cast<const T*>(query), nullptr, nullptr, static_cast<T*>(output),
                       heads_apart,
                       {CodeKind{kind}, keys, values, key_scales, value_scales}});

@@ -20,7 +20,6 @@ struct Batch {
   const int32_t* seq_lens;     // [rows]
   const int32_t* slots;        // [rows]
   const int32_t* tables;       // [lines][table_width]
-  const int32_t* ends;         // [tokens], of chunks; null: a query sees up to itself
   // value_dim: what is read of a value; in latent attention values are the first part of keys.
   int64_t rows, table_width, heads, kv_heads, head_dim, value_dim, block_size;
   int32_t dtype;
@@ -32,6 +31,7 @@ struct Layer {
   int64_t window;      // tokens; 0: all
   int64_t chunk;       // tokens, of which a query sees its own chunk alone; 0: all
   const float* sinks;  // [heads]; null: none
+  const int32_t* ends;  // [tokens], one past the last position seen, of chunks; null: the query's
 };
 
 template <class T>

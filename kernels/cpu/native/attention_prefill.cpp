@@ -197,7 +197,7 @@ void attend_chunk(const Batch& batch, const Layer& layer, const Tensors<T>& tens
   const Operands<T> products;
   // One past the last position that the query of row r sees, and that any of them does.
   const auto end_of = [&](int64_t r) -> int64_t {
-    return batch.ends ? batch.ends[begin + first + r / group] : position + r / group + 1;
+    return layer.ends ? layer.ends[begin + first + r / group] : position + r / group + 1;
   };
   int64_t last = position + count;
   for (int64_t r = 0; r < rows; r += group) last = std::max(last, end_of(r));

@@ -61,6 +61,7 @@ class Life:
     """An engine with random limits, and requests that arrive at random."""
 
     has_images = False  # in some prompts
+    has_whole_images = False  # whose tokens one step computes
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -101,6 +102,7 @@ class Life:
             num_host_blocks=self.num_host_blocks,
             num_states=num_states,
             num_snapshots=num_snapshots,
+            whole_images=self.has_whole_images,
         )
         self.runner = self._make_runner(info)
         self.now_s = 0.0  # a second a step
@@ -315,6 +317,7 @@ class Life:
         # A row that is run again may compute what was copied for it the first time.
         num_again = sum(row.request.id in plan.removed for row in plan.added)
         extra = num_again * (self.max_len if self.keeps_states else self.pool.block_size - 1)
+        extra += 4 if self.has_whole_images else 0  # behind an image's first token
         assert plan.num_tokens <= config.max_num_batched_tokens + extra
         assert scheduler.num_running <= config.max_num_seqs
         newcomers = [row for row in plan.added if row.request.id not in plan.removed]
@@ -371,7 +374,8 @@ class Life:
         newcomers = {row.request.id for row in plan.added}
         decoding = {row.id for row in plan.rows if row.samples and lengths[row.id] == 1}
         num_tokens = sum(length for length in lengths.values() if length > 1)
-        assert not decoding - newcomers or num_tokens <= self.max_prompt_tokens
+        most = self.max_prompt_tokens + (4 if self.has_whole_images else 0)
+        assert not decoding - newcomers or num_tokens <= most
         self.seen["paced"] += bool(decoding - newcomers) and num_tokens == self.max_prompt_tokens
 
     def _check_passes(self, plan: StepPlan) -> None:

@@ -82,6 +82,25 @@ def test_prompts_with_other_images_share_what_comes_before_these_alone(
         any(life.run() for life in lives)
 
 
+class _WholeLife(_PicturedLife):
+    has_whole_images = True
+
+
+def test_an_image_whose_tokens_see_each_other_is_computed_by_one_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chunks = 0
+    for seed in range(120):
+        life = _WholeLife(seed)
+        life.run()
+        chunks += life.seen["chunks"]
+    assert chunks >= 100
+    monkeypatch.setattr(Sequence, "uncut", lambda _, end: end)
+    lives = (_WholeLife(seed) for seed in range(120))
+    with pytest.raises(BrokenContract, match="sees a part of an image"):
+        any(life.run() for life in lives)
+
+
 # ---------------------------------------------------------------- planted bugs
 
 Plant = Callable[[pytest.MonkeyPatch], None]

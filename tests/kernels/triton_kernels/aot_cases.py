@@ -104,7 +104,7 @@ def prefill(
     plan = attention_plan(bounds, window, heads // kv_heads, looks_ahead=looks_ahead)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
     query, output = (empty(8192, heads, dim, dtype=dtype) for _ in range(2))
-    layer = LayerAttention(0.1, window, cap)
+    layer = LayerAttention(0.1, window, cap, looks_ahead=looks_ahead)
     prefill_attention(plan, layer, query, cache, output, invariant=invariant)
 
 

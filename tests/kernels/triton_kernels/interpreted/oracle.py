@@ -84,7 +84,7 @@ def make_problem(
             value_dim=value_dim,
             looks_ahead=looks_ahead,
         ),
-        layer=LayerAttention(scale, window, softcap, sinks),
+        layer=LayerAttention(scale, window, softcap, sinks, looks_ahead=looks_ahead),
         geometry=BatchGeometry.of(
             starts,
             seq_lens,
