@@ -146,15 +146,19 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
     sinks = _noise(random, torch.float32, spec.num_heads) if spec.has_sinks else None
     starts = np.concatenate(([0], np.cumsum(queries)))
     sides = ((kernels.attention, spec), (ReferenceAttention(), replace(spec, device=_CPU)))
-    for window in spec.windows:
+    # As where a prompt ends with an image whose tokens see each other.
+    ahead = [None] if not spec.looks_ahead else [None, np.repeat(seq_lens, queries)]
+    for window, ends in itertools.product(spec.windows, ahead):
         outputs = []
+        scale, looks_ahead = spec.head_dim**-0.5, ends is not None
+        layer = LayerAttention(scale, window, spec.softcap, sinks, looks_ahead=looks_ahead)
         for backend, side in sides:
-            state = backend.plan(BatchGeometry.of(starts, seq_lens, tables, side.device), side)
-            layer = LayerAttention(spec.head_dim**-0.5, window, spec.softcap, sinks)
-            layer, *inputs = _moved((layer, query, cache), side.device)
+            geometry = BatchGeometry.of(starts, seq_lens, tables, side.device, ends)
+            state = backend.plan(geometry, side)
+            moved, *inputs = _moved((layer, query, cache), side.device)
             # Freed at once, and likely what the output is made of: what is not written shows.
             torch.full_like(inputs[0], float("nan"))
-            outputs.append(backend.forward(state, layer, *inputs))
+            outputs.append(backend.forward(state, moved, *inputs))
         yield outputs[0], outputs[1]
 
 

@@ -36,6 +36,7 @@ def with_operations(**changed: Any) -> Kernels:
         (SPEC, True),
         (AttentionSpec(6, 2, 32, 64, torch.float16, SPEC.device, (None, 100), 30.0, True), False),
         (AttentionSpec(2, 2, 16, 8, torch.bfloat16, SPEC.device, (50,)), False),
+        (replace(SPEC, windows=(None, 20), looks_ahead=True), False),
         (LATENT, False),
         (STATES, False),
         (replace(STATES, dtype=torch.bfloat16), False),
