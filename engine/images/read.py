@@ -173,6 +173,8 @@ def _check_pixels(width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         most = f"{MAX_PIXELS:,} pixels"
         raise InvalidParameter(f"an image of {width} x {height} pixels is larger than {most}")
+    if not width * height:
+        raise _damaged()
 
 
 def _damaged() -> InvalidParameter:

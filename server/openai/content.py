@@ -1,7 +1,7 @@
 """What a message says: a text, or parts of which some are images.
 
 Images come as ``data:`` URLs alone: nothing is fetched for a client. Their bytes are looked at
-once the model is known (``pictures.py``).
+once the model is known (``chat_prompt.py``).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from server.store.database import Database
 from server.store.files import FileStore
 from server.store.responses import MAX_CHAIN, ResponseStore
 
-_MAX_HISTORY_BYTES = 32 * 2**20  # more than any context holds; read before it is counted
+_MAX_HISTORY_BYTES = 32 * 2**20  # images with it; read before its tokens are counted
 _TOO_LONG = "context_length_exceeded"
 _T = TypeVar("_T")
 

@@ -215,6 +215,16 @@ def test_a_jpeg_of_endless_scans_is_refused() -> None:
         read_image(data[:-2] + scan * 128 + data[-2:], rules(QWEN))
 
 
+def test_an_image_of_no_pixels_is_refused() -> None:
+    gif = bytearray(file_of(picture(8, 8), "GIF"))
+    gif[6:10] = bytes(4)  # the screen's size
+    at = gif.index(b",", 13 + 3 * 2 ** ((gif[10] & 7) + 1))
+    gif[at + 5 : at + 9] = bytes(4)  # the frame's
+    for scaling in (QWEN, PIXTRAL, FixedScaling(28, True), FixedScaling(28, False)):
+        with pytest.raises(InvalidParameter, match="damaged or cut off"):
+            read_image(bytes(gif), rules(scaling))
+
+
 @pytest.mark.parametrize("side", [(1, 201), (1, 8000)])
 def test_what_is_too_narrow_is_refused(side: tuple[int, int]) -> None:
     scaling = QWEN if side[1] == 201 else PIXTRAL
