@@ -27,18 +27,11 @@ from engine.batching_window import BatchingWindow
 from engine.client import LoadProgress
 from engine.collector import reclaim
 from engine.config import EngineConfig
-from engine.errors import (
-    EngineAsleep,
-    EngineDead,
-    Failure,
-    InvalidParameter,
-    RequestError,
-    RestRefused,
-)
+from engine.entrance import Entrance
+from engine.errors import EngineAsleep, EngineDead, Failure, RestRefused
 from engine.fitness import check_kind, check_tokens
 from engine.grammar.backend import CompiledGrammar
 from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.gate import GrammarGate
 from engine.grammar.load import load_backend
 from engine.isolation import run_isolated
 from engine.kv_cache.host_tier import HostTier
@@ -136,8 +129,9 @@ class EngineCore:
         if grammars is None:
             grammars = GrammarCompiler(partial(load_backend, config, info))
         self._grammars = grammars
-        self._gate = GrammarGate(grammars)
-        self._watch = Watch(self._scheduler, self._pool, self._gate)
+        self._entrance = Entrance(self._scheduler, grammars, limits.policy, clock)
+        self._entrance.seat(runner)
+        self._watch = Watch(self._scheduler, self._pool, self._entrance.requests)
         self._flights: deque[_Flight] = deque()  # oldest first
         self._depth = num_steps_ahead(config, info)
         self._is_prepared = False
@@ -181,7 +175,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to compute or to tell."""
-        return self._scheduler.has_work or bool(self._flights) or bool(self._gate)
+        return self._scheduler.has_work or bool(self._flights) or bool(self._entrance)
 
     @property
     def idle_s(self) -> float:
@@ -190,15 +184,16 @@ class EngineCore:
         """
         if self._scheduler.num_running or self._scheduler.has_news or self._flights:
             return 0.0
-        if self._gate:
-            if self._gate.is_open:
+        if self._entrance:
+            if self._entrance.is_open:
                 return 0.0
             if not self._scheduler.has_work:
                 return _GRAMMAR_POLL_S
         return self._window.remaining_s(self._scheduler, self._clock())
 
     def add(self, request: Request) -> None:
-        """Queue a request, as soon as its grammar is compiled where it has one.
+        """Queue a request, as soon as its images are read and its grammar is compiled where it has
+        any.
 
         Raises:
             ContextLengthExceeded: it can never fit the context or the KV cache.
@@ -213,14 +208,7 @@ class EngineCore:
         check_tokens(request, self._info.vocab_size)
         if request.adapter is not None:
             self._runner.load_adapter(request.adapter)
-        if request.sampling.grammar is None:
-            self._scheduler.add(request)
-            return
-        if request.id in self._gate:
-            raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
-        compiled = self._gate.arrive(request)
-        if compiled is not None:
-            self._scheduler.add(request, compiled)
+        self._entrance.add(request)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar now, whoever waits. Raises InvalidParameter when it cannot be."""
@@ -228,14 +216,14 @@ class EngineCore:
 
     def abort(self, request_id: str) -> None:
         """End a request; the next output says so. An unknown id is no error."""
-        if self._gate.discard(request_id):
+        if self._entrance.discard(request_id):
             self._scheduler.turn_away(request_id, None)
         else:
             self._scheduler.abort(request_id, self._clock())
 
     def end_all(self, failure: Failure) -> None:
         """End every request with ``failure``; the next output says so."""
-        for request_id in self._gate.clear():
+        for request_id in self._entrance.clear():
             self._scheduler.turn_away(request_id, failure)
         self._scheduler.end_all(failure, self._clock())
 
@@ -301,10 +289,10 @@ class EngineCore:
         Raises:
             EngineDead: the device is lost.
         """
+        if self._entrance.is_busy:
+            self._let_in()
         began_s = self._clock()
         with self._spans("step"):
-            if self._gate:
-                self._let_in()
             while len(self._flights) < self._depth and self._launch():
                 pass
             with self._spans("output"):
@@ -351,6 +339,7 @@ class EngineCore:
             raise RestRefused("The engine is asleep; wake it first.", code="asleep")
         resting = self._runner.rest(level)
         self._runner = NoRunner(self._info)
+        self._entrance.seat(self._runner)
         self._pool.forget()
         reclaim()
         resting.release()
@@ -359,21 +348,19 @@ class EngineCore:
     def _seat(self, runner: Runner) -> None:
         """Go on with a runner that knows no sequence."""
         self._runner, self._info = runner, runner.info
+        self._entrance.seat(runner)
         runner.mark(self._spans)
         self._is_prepared = False
 
     def _let_in(self) -> None:
-        """Queue those whose grammar has been compiled."""
-        for request, compiled, failure in self._gate.passed():
-            if self._watch.is_on:
-                self._watch.let_in(request, self._clock())
-            try:
-                if failure is None:
-                    self._scheduler.add(request, compiled)
-            except RequestError as error:
-                failure = Failure.of(error)
-            if failure is not None:
-                self._scheduler.turn_away(request.id, failure)
+        """Queue those who have what they waited for, once more of it has been done."""
+        began_s = self._clock()
+        with self._spans("let in"):
+            self._entrance.let_in(self._watch)
+        spent_s = self._clock() - began_s
+        # No part of what a step under way takes: on a CPU that stands still meanwhile.
+        flights = (flight._replace(began_s=flight.began_s + spent_s) for flight in self._flights)
+        self._flights = deque(flights)
 
     def _launch(self) -> bool:
         """Plan a step and start it; False when there is none, or it must wait for another."""
@@ -384,7 +371,7 @@ class EngineCore:
             now_s = self._clock()
             admit = self._window.remaining_s(scheduler, now_s) <= 0.0
             passes = self._passes.most(scheduler.num_running)
-            if self._gate or scheduler.num_waiting:
+            if self._entrance.num_compiling or scheduler.num_waiting:
                 passes = 1
             prompt_tokens = self._prompts.most(scheduler.num_running)
             plan = scheduler.schedule(

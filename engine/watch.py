@@ -4,9 +4,9 @@ Nobody looks: a step costs one comparison. Somebody does: a step costs O(its row
 O(blocks + sequences told). The scheduler's books are read, never written; what they do not say,
 which is when a sequence changed from one phase to the next, is noted step by step:
 
-    grammar ──► queued ──► prefill ──► decode ──► ended
-                              ▲          │
-                              └─preempted┘
+    images ──► grammar ──► queued ──► prefill ──► decode ──► ended
+                                         ▲          │
+                                         └─preempted┘
 
 Recording ends by itself when nobody has looked for a while.
 """
@@ -14,10 +14,9 @@ Recording ends by itself when nobody has looked for a while.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, zip_longest
 
-from engine.grammar.gate import GrammarGate
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.scheduler import Scheduler
 from engine.scheduler.sequence import Sequence, Status
@@ -44,21 +43,31 @@ EXPIRES_S = 10.0  # without a look
 
 
 class Watch:
-    """The recorder of one engine. All calls come from the engine's thread, between steps."""
+    """The recorder of one engine. All calls come from the engine's thread, between steps.
 
-    def __init__(self, scheduler: Scheduler, pool: BlockPool, gate: GrammarGate) -> None:
+    Args:
+        scheduler, pool: whose books are read.
+        held: the requests that are not queued yet, and what they wait for.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        held: Callable[[], Iterator[tuple[Request, PhaseKind]]],
+    ) -> None:
         self._scheduler = scheduler
         self._pool = pool
-        self._gate = gate
-        self.is_on = False  # ``take`` and ``let_in`` are to be called
+        self._held = held
+        self.is_on = False  # ``take`` and ``go_on`` are to be called
         self._looked_s = 0.0
         self._forget(0.0)
 
     # ------------------------------------------------------------ told by the engine
 
-    def let_in(self, request: Request, now_s: float) -> None:
-        """A request's grammar is compiled: it is queued from now on, if it can be used."""
-        self._life_of(request, "grammar").enter("queued", now_s)
+    def go_on(self, request: Request, before: PhaseKind, kind: PhaseKind, now_s: float) -> None:
+        """A request has what it waited for before it was queued, and goes on to the next phase."""
+        self._life_of(request, before).enter(kind, now_s)
 
     def take(
         self, plan: StepPlan | None, launched_s: float, output: EngineOutput, now_s: float
@@ -127,8 +136,8 @@ class Watch:
 
     def _find_live(self, now_s: float) -> tuple[list[_Record], list[_Record]]:
         """Who runs, and the first of those who wait. Records of all that are told are there."""
-        held = islice(self._gate.requests(), MAX_WAITING_TOLD)
-        waiting = [self._life_of(request, "grammar") for request in held]
+        held = islice(self._held(), MAX_WAITING_TOLD)
+        waiting = [self._life_of(request, kind) for request, kind in held]
         sequences = self._scheduler.sequences.values()
         in_queue = (seq for seq in sequences if seq.status is Status.WAITING)
         told = islice(in_queue, MAX_WAITING_TOLD - len(waiting))

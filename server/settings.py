@@ -179,7 +179,7 @@ class Settings(SchedulingSettings, SpeculationSettings, OperationSettings, Paral
         None,
         _MODEL,
         "Tokens of an image, above which it is scaled down. When left out the model's own bound, "
-        "on a CPU 1,024 at most: all texts wait while an image is read.",
+        "on a CPU 1,024 at most, as reading one takes seconds.",
         ge=4,
     )
     seed: int = setting(0, _MODEL, "Seed of dummy weights.", ge=0)

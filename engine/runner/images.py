@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from engine.errors import RequestFailed
 from engine.images.nouns import Image, ImageRules
 from engine.images.positions import cells
 from engine.models.step_state import ImageTokens
 from engine.models.vision.tower import ImageStates, VisionTower
+from engine.runner.device_errors import translated_errors
 from engine.runner.inputs import Ends, HostBatch
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
@@ -68,6 +70,7 @@ class ImageReader:
         self._device = device
         self._most_cells = most_cells
         self._num_cells = 0
+        self._wanted: Set[bytes] = frozenset()  # digests of those that are not dropped
         self._kept: OrderedDict[bytes, ImageStates] = OrderedDict()  # what was used last, last
 
     def sees(self, batch: HostBatch) -> bool:
@@ -102,6 +105,43 @@ class ImageReader:
         where = torch.from_numpy(np.concatenate(places))
         return ImageTokens(to_device(where, self._device), embeddings, tuple(deep))
 
+    @property
+    def room(self) -> int:
+        """See ``ImagesAhead.room``."""
+        return self._most_cells
+
+    def num_cells(self, image: Image) -> int:
+        """See ``ImagesAhead.num_cells``."""
+        return (image.height // self._cell) * (image.width // self._cell)
+
+    def has(self, image: Image) -> bool:
+        """See ``ImagesAhead.has``."""
+        return image.digest in self._kept
+
+    def keep(self, digests: Set[bytes]) -> None:
+        """See ``ImagesAhead.keep``."""
+        self._wanted = digests
+        self._drop()
+
+    def read_ahead(self, image: Image) -> Iterator[None]:
+        """See ``ImagesAhead.read_ahead``."""
+        pieces = self._tower.pieces(self._pixels(image))
+        while True:
+            with translated_errors(), torch.inference_mode():
+                try:
+                    next(pieces)
+                except StopIteration as done:
+                    self._take(image, done.value)
+                    return
+            yield
+
+    def _take(self, image: Image, states: ImageStates) -> None:
+        if not all(each.isfinite().all() for each in (states.embeddings, *states.deep)):
+            raise RequestFailed("its embeddings are not finite")
+        self._add(image, states)
+        self._kept.move_to_end(image.digest)
+        self._drop()
+
     def _seen(self, batch: HostBatch) -> Iterator[_Seen]:
         pictured = self._rows.pictured
         if not pictured:
@@ -124,18 +164,32 @@ class ImageReader:
     def _states(self, image: Image) -> ImageStates:
         found = self._kept.get(image.digest)
         if found is None:
-            shape = (image.height, image.width, 3)
-            pixels = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(shape)
-            found = self._kept[image.digest] = self._tower.embed(to_device(pixels, self._device))
-            self._num_cells += found.embeddings.shape[0]
+            found = self._tower.embed(self._pixels(image))
+            self._add(image, found)
         self._kept.move_to_end(image.digest)
         return found
 
+    def _pixels(self, image: Image) -> torch.Tensor:
+        shape = (image.height, image.width, 3)
+        pixels = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(shape)
+        return to_device(pixels, self._device)
+
+    def _add(self, image: Image, states: ImageStates) -> None:
+        if image.digest not in self._kept:  # a step may have read what was being read ahead
+            self._kept[image.digest] = states
+            self._num_cells += states.embeddings.shape[0]
+
     def _drop(self) -> None:
-        """Forget what was used longest ago, until what is left fits."""
-        while self._num_cells > self._most_cells and len(self._kept) > 1:
-            _, states = self._kept.popitem(last=False)
-            self._num_cells -= states.embeddings.shape[0]
+        """Forget what was used longest ago, but for what was used last and what is wanted, until
+        what is left fits."""
+        if self._num_cells <= self._most_cells:
+            return
+        *earlier, _ = self._kept
+        for digest in earlier:
+            if digest not in self._wanted:
+                self._num_cells -= self._kept.pop(digest).embeddings.shape[0]
+                if self._num_cells <= self._most_cells:
+                    return
 
 
 def _ends(batch: HostBatch, seen: list[_Seen]) -> np.ndarray:

@@ -41,7 +41,7 @@ from engine.runner.outcome import Outcome, SampledRows
 from engine.runner.passes import PassesOutcome, later_passes
 from engine.runner.programs import DecodePrograms
 from engine.runner.prompts import NOTHING_TOLD, Told, judges, tell, tells
-from engine.runner.protocol import Computed, Launched, Resting
+from engine.runner.protocol import Computed, ImagesAhead, Launched, Resting
 from engine.runner.rehearsals import Rehearsals
 from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
@@ -150,6 +150,8 @@ class ModelRunner:
         self._sampler = Sampler(kernels.operations, rows, uploads, rejects=rejects)
         self._uploads = Uploads(attention_spec.device)
         self._is_cpu = attention_spec.device.type == "cpu"
+        # On a GPU steps read images: how long it takes tells only a wait for the device.
+        self.images_ahead: ImagesAhead | None = images if self._is_cpu else None
         self._downloads = Downloads(attention_spec.device)
         self._spans = Spans()
 

@@ -59,11 +59,12 @@ that the first run would have given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from typing import Protocol, runtime_checkable
 
 from engine.client import LoadProgress
 from engine.config import EngineConfig
+from engine.images.nouns import Image
 from engine.profiler import Spans
 from engine.types import Adapter, EngineInfo, StepPlan, StepResult
 
@@ -170,6 +171,46 @@ class Losable(Runner, Protocol):
     def on_loss(self, act: Callable[[str], None]) -> None:
         """Have ``act`` called with the reason, in a thread of its own, when that happens. Without
         it the next step raises EngineDead."""
+        ...
+
+
+class ImagesAhead(Protocol):
+    """Reads images before the steps that compute their tokens, so that these need not."""
+
+    @property
+    def room(self) -> int:
+        """Cells that are kept at once, unless more are to be kept."""
+        ...
+
+    def num_cells(self, image: Image) -> int:
+        """Of an image."""
+        ...
+
+    def has(self, image: Image) -> bool:
+        """Whether it is kept."""
+        ...
+
+    def keep(self, digests: Set[bytes]) -> None:
+        """Keep these images, once they are read, until this is called again."""
+        ...
+
+    def read_ahead(self, image: Image) -> Iterator[None]:
+        """Read an image, a piece with each step of the iterator; at its end it is kept.
+
+        Raises:
+            RequestFailed: the numbers that come of it are not finite.
+            Exception: as ``Launched.result``.
+        """
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """What a runner is, besides, that may read images between steps."""
+
+    @property
+    def images_ahead(self) -> ImagesAhead | None:
+        """What reads them; None: steps do."""
         ...
 
 

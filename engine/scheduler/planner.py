@@ -63,6 +63,11 @@ class Planner:
                 self._speculator.skip(num_passes - 1)
         return step
 
+    def find(self, seq: Sequence) -> Prefix:
+        """What the prefix cache has of a sequence, from which it can go on."""
+        prefix = self._state.pool.match(seq.chain, seq.token_ids, self._state.window)
+        return snapshots.part_with_state(self._state.pool, seq, prefix)
+
     def _num_places(self, budget: int) -> int:
         """How many of those who run may have their next token computed by one step: where several
         are under way, each of other sequences, a fair share of them, so that all stages of a
@@ -233,8 +238,7 @@ class Planner:
             passed, full = leader.table.num_passed, (seq.num_prompt - 1) // pool.block_size
             prefix = Prefix(passed, leader.table.block_ids[passed:full])
         elif looks_up:
-            prefix = pool.match(seq.chain, seq.token_ids, state.window)
-            prefix = snapshots.part_with_state(pool, seq, prefix)
+            prefix = self.find(seq)
         needed = pool.blocks_for(len(seq.token_ids)) - prefix.num_passed
         needed += pool.num_unheld(prefix.block_ids) - len(prefix.block_ids)
         # A spare block for each sequence that runs: else the newcomer, being the last, would be

@@ -24,6 +24,7 @@ from engine.config import SchedulerConfig
 from engine.errors import Failure, InvalidParameter
 from engine.kv_cache.pool import BlockPool, BlockTable
 from engine.plan_rows import ScheduledRow
+from engine.prompt_progress import PromptProgress
 from engine.scheduler.planner import Planner
 from engine.scheduler.policy import make_policy
 from engine.scheduler.results import ResultTaker
@@ -134,17 +135,26 @@ class Scheduler:
             InvalidParameter: the prompt is empty, or the id is that of a live request.
         """
         live = self._state.sequences
-        if request.id in live:
-            raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
-        adapter = request.adapter.id if request.adapter else ""
-        chain = self._pool.chain(request.cache_salt, adapter, request.images)
-        given = request, self._num_added, chain, self._max_len, self._eos, grammar
-        seq = sequence_of(*given, whole_images=self._whole_images)
+        seq = self._sequence_of(request, grammar)
         # With states a fork waits for what its leader leaves in the prefix cache, or for nothing.
         if not self._recurrent or self._pool.snapshots is not None:
             seq.leader = leader_of(seq, live)
         self._num_added += 1
         self._state.enqueue(seq)
+
+    def find(self, request: Request) -> int:
+        """How many tokens of a request that is not queued yet are in the prefix cache now. Raises
+        as ``add`` would."""
+        seq = self._sequence_of(request)
+        if seq.owes_prompt:
+            return 0
+        prefix = self._planner.find(seq)
+        return (prefix.num_passed + len(prefix.block_ids)) * self._pool.block_size
+
+    def has_computed(self, request_id: str, num_tokens: int) -> bool:
+        """Whether the first tokens of a request are in steps that are planned, or it has ended."""
+        seq = self._state.sequences.get(request_id)
+        return seq is None or seq.num_computed >= num_tokens
 
     def abort(self, request_id: str, now_s: float = 0.0) -> None:
         """End a request now; its blocks are free at once. An unknown id is no error."""
@@ -165,6 +175,12 @@ class Scheduler:
         news.append(request_id, (), "abort" if failure is None else "error")
         if failure is not None:
             news.errors[request_id] = failure
+
+    def tell_waits(self, request: Request) -> None:
+        """Tell who asked for the progress of a prompt that it is not queued yet."""
+        if request.tells_progress and not request.resumed_token_ids:
+            progress = PromptProgress(len(request.prompt_token_ids), 0, 0, 0.0)
+            self._state.news.progress[request.id] = progress
 
     # ------------------------------------------------------------ the step
 
@@ -240,3 +256,11 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """A snapshot of the queues, the blocks and the counters, in O(1)."""
         return self._state.stats(0)
+
+    def _sequence_of(self, request: Request, grammar: CompiledGrammar | None = None) -> Sequence:
+        if request.id in self._state.sequences:
+            raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
+        adapter = request.adapter.id if request.adapter else ""
+        chain = self._pool.chain(request.cache_salt, adapter, request.images)
+        given = request, self._num_added, chain, self._max_len, self._eos, grammar
+        return sequence_of(*given, whole_images=self._whole_images)

@@ -48,11 +48,13 @@ def spans(life: Life, now_s: float) -> list[tuple[PhaseKind, float]]:
 
 
 def _causes(life: Life, now_s: float, unread_s: float) -> list[Cause]:
-    grammar = queued = prompt = again = decode = 0.0
+    images = grammar = queued = prompt = again = decode = 0.0
     preempted = False
     for kind, seconds in spans(life, now_s):
         preempted = preempted or kind == "preempted"
-        if kind == "grammar":
+        if kind == "images":
+            images += seconds
+        elif kind == "grammar":
             grammar += seconds
         elif kind == "queued":
             queued += seconds
@@ -64,6 +66,7 @@ def _causes(life: Life, now_s: float, unread_s: float) -> list[Cause]:
             prompt += seconds
     times = "once" if life.num_preemptions == 1 else f"{life.num_preemptions} times"
     causes = [
+        Cause(images, f"its images were read {_told(images)} after it came"),
         Cause(grammar, f"its grammar took {_told(grammar)} to compile"),
         Cause(queued, f"waited {_told(queued)} for a place"),
         Cause(prompt, _prompt(life, prompt)),

@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import InvalidParameter
+from engine.images import gate
 from engine.models.checkpoint import read_config
+from engine.models.vision.tower import VisionTower
 from engine.parallel.shard import Shard
 from engine.runner import load_runner
 from engine.runner.load_plan import make_plan
@@ -85,6 +87,44 @@ def test_texts_are_those_alone(model, seed):
     for request in requests:
         alone = core(model, cache={"enable_prefix_caching": False})
         assert texts(alone, [request]) == {request.id: told[request.id]}
+
+
+def test_a_text_goes_on_while_an_image_is_read(model, monkeypatch):
+    monkeypatch.setattr(gate, "_TURN_S", 0.0)  # a piece for each of its tokens
+    rules, engine = rules_of(model), core(model, scheduler={"max_step_passes": 1})
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    engine.add(Request(id="text", prompt_token_ids=(3, 4, 5), sampling=sampling))
+    engine.step()
+    asked = ask("image", rules, 0, sampling, ((3, 3),))
+    engine.add(asked)
+    told = []
+    while "image" not in told:
+        told += engine.step().ids
+    assert told.count("text") >= 8
+    monkeypatch.setattr(VisionTower, "embed", lambda *_: pytest.fail("read by a step"))
+    texts(engine, [msgspec.structs.replace(asked, id="again", cache_salt="x")])
+
+
+def test_an_image_whose_embeddings_are_not_finite_fails_alone(model):
+    rules, engine = rules_of(model), core(model)
+    text = Request(id="text", prompt_token_ids=(3, 4, 5), sampling=SamplingParams(max_tokens=9))
+    alone = texts(core(model), [text])
+    engine.add(text)
+    tower = engine._runner._images._tower
+    bias = tower._merger._down.bias
+    assert bias is not None
+    bias[3] = float("nan")
+    engine.add(ask("image", rules))
+    told, errors = [], {}
+    while engine.has_work:
+        output = engine.step()
+        errors |= output.errors
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            told += tokens if row_id == "text" else ()
+    assert {"text": told} == alone
+    assert errors["image"].message == "an image could not be read: its embeddings are not finite"
+    bias[3] = 0.0
+    assert texts(engine, [ask("later", rules)])["later"]
 
 
 def test_a_prefix_with_the_same_image_is_found_and_no_other(model):

@@ -49,6 +49,10 @@ LATE = (("queued", 0), ("prefill", 0.1), ("decode", 0.2))
         (life(("queued", 0)), "waited 10.0 s for a place"),
         (life(("queued", 0), ("prefill", 6), ("decode", 7)), "waited 6.0 s for a place"),
         (
+            life(("images", 0), ("grammar", 6), ("queued", 8), ("prefill", 8.1)),
+            "its images were read 6.0 s after it came",
+        ),
+        (
             life(("grammar", 0), ("queued", 8), ("prefill", 8.1)),
             "its grammar took 8.0 s to compile",
         ),

@@ -1,0 +1,152 @@
+"""The way of requests to the scheduler, past all that it need not know of.
+
+    add ──► its images are read ──► its grammar is compiled ──► the scheduler's queue
+            engine/images/gate.py   engine/grammar/gate.py
+
+Who has neither is queued at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from engine.config import Policy
+from engine.errors import Failure, InvalidParameter, RequestError
+from engine.grammar.backend import CompiledGrammar
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.gate import GrammarGate
+from engine.images.gate import ImageGate
+from engine.runner.protocol import ReadsAhead, Runner
+from engine.scheduler import Scheduler
+from engine.snapshot import PhaseKind
+from engine.types import Request
+from engine.watch import Watch
+
+
+class Entrance:
+    """The requests of an engine that are not queued yet. Called by its thread alone, between steps.
+
+    Args:
+        scheduler: whose queue it leads to.
+        grammars: compiles those of requests.
+        policy: of the queue.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        grammars: GrammarCompiler,
+        policy: Policy,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._compiler = grammars
+        self._clock = clock
+        self._grammars = GrammarGate(grammars)
+        self._images = ImageGate(policy, scheduler.find, self._has_images_computed, clock)
+
+    def __len__(self) -> int:
+        return len(self._images) + len(self._grammars)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._images or request_id in self._grammars
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ``let_in`` is to be called between steps."""
+        return self._images.is_busy or bool(self._grammars)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ``let_in`` has something to do now."""
+        return self._images.is_open or self._grammars.is_open
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests whose grammar is being compiled."""
+        return len(self._grammars)
+
+    def seat(self, runner: Runner) -> None:
+        """Images are read by ``runner`` from now on, if it does so between steps. Nobody waits."""
+        self._images.seat(runner.images_ahead if isinstance(runner, ReadsAhead) else None)
+
+    def requests(self) -> Iterator[tuple[Request, PhaseKind]]:
+        """Those that are here, and what they wait for."""
+        for request in self._grammars.requests():
+            yield request, "grammar"
+        for request in self._images.requests():
+            yield request, "images"
+
+    def add(self, request: Request) -> None:
+        """Queue a request, as soon as it has what it needs.
+
+        Raises:
+            ContextLengthExceeded: it can never fit the context or the KV cache.
+            InvalidParameter: its prompt is empty, its id is in use, or its grammar is known not to
+                work.
+        """
+        if request.id in self:
+            raise InvalidParameter(f"request id {request.id!r} is in use", param="id")
+        if not self._images.holds(request):
+            self._go_on(request)
+            return
+        self._scheduler.tell_waits(request)
+        if request.sampling.grammar is not None:
+            self._compiler.compile(request.sampling.grammar)  # while its images are read
+
+    def let_in(self, watch: Watch) -> None:
+        """Read images for a moment, and let those go on who have what they waited for.
+
+        Raises:
+            EngineDead: the device is lost.
+        """
+        for request, failure in self._images.turn():
+            self._leave(request, "images", failure, watch)
+        for request, compiled, failure in self._grammars.passed():
+            self._leave(request, "grammar", failure, watch, compiled)
+
+    def discard(self, request_id: str) -> bool:
+        """Let a request go that is not wanted any more; whether it was here."""
+        return self._images.discard(request_id) or self._grammars.discard(request_id)
+
+    def clear(self) -> list[str]:
+        """Let all go; their ids."""
+        return [*self._images.clear(), *self._grammars.clear()]
+
+    def _leave(
+        self,
+        request: Request,
+        before: PhaseKind,
+        failure: Failure | None,
+        watch: Watch,
+        compiled: CompiledGrammar | None = None,
+    ) -> None:
+        """The wait of a request is over: it goes on, or fails."""
+        try:
+            if failure is None and before == "images":
+                self._go_on(request)
+            elif failure is None:
+                self._scheduler.add(request, compiled)
+        except RequestError as error:
+            failure = Failure.of(error)
+        if watch.is_on:
+            waits = request.id in self._grammars
+            watch.go_on(request, before, "grammar" if waits else "queued", self._clock())
+        if failure is not None:
+            self._scheduler.turn_away(request.id, failure)
+
+    def _go_on(self, request: Request) -> None:
+        """A request's images are read, if it has any."""
+        if request.sampling.grammar is None:
+            self._scheduler.add(request)
+            return
+        compiled = self._grammars.arrive(request)
+        if compiled is not None:
+            self._scheduler.add(request, compiled)
+
+    def _has_images_computed(self, request: Request) -> bool:
+        last = request.images[-1]
+        if request.id in self._grammars:
+            return False
+        return self._scheduler.has_computed(request.id, last.start + last.num_tokens)
