@@ -7,8 +7,11 @@ They have no tokenizer. What stands for an image are the tokens below, of a voca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tests import tiny_models
 
@@ -73,7 +76,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
     ),
     "llava_siglip": (
         *("Llava", "qwen2", {}),
-        {**_CLIP, "model_type": "siglip_vision_model", "image_size": 42},
+        {**_CLIP, "model_type": "siglip_vision_model", "image_size": 44},
         {
             **{"image_token_index": IMAGE, "vision_feature_layer": -1},
             **{"vision_feature_select_strategy": "full"},
@@ -132,8 +135,9 @@ def processor(kind: str) -> Any:
     if kind == "llava_clip":
         square = {"height": 28, "width": 28}
         return transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=square)
-    if kind == "llava_siglip":
-        return transformers.SiglipImageProcessorPil(size={"height": 42, "width": 42})
+    if kind == "llava_siglip":  # which sees three cells of 14 pixels, and no more
+        square = {"height": 44, "width": 44}
+        return transformers.SiglipImageProcessorPil(size=square)
     if kind == "llava_pixtral":
         return transformers.PixtralImageProcessorPil()
     if kind.startswith("mistral3"):
@@ -142,3 +146,15 @@ def processor(kind: str) -> Any:
         half = [0.5, 0.5, 0.5]
         return transformers.Qwen2VLImageProcessorPil(patch_size=16, image_mean=half, image_std=half)
     return transformers.Qwen2VLImageProcessorPil()
+
+
+def seen(processor: Any, images: Sequence[np.ndarray]) -> Any:
+    """What ``processor`` makes of images [height, width, 3] in the size in which a model sees
+    them; what it does not see of an image of its only size is black."""
+    size = processor.size
+    if size.height is None:
+        return processor(list(images), do_resize=False, return_tensors="pt")
+    whole = np.zeros((len(images), size.height, size.width, 3), np.uint8)
+    for image, into in zip(images, whole, strict=True):
+        into[: image.shape[0], : image.shape[1]] = image
+    return processor(list(whole), do_resize=False, return_tensors="pt")

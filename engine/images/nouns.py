@@ -22,7 +22,8 @@ class EdgeScaling(msgspec.Struct, frozen=True, tag="edge"):
 
 class FixedScaling(msgspec.Struct, frozen=True, tag="fixed"):
     """Every image is seen as a square of one size: its shorter side is scaled to that and the
-    middle cut out (CLIP), or without ``crop`` each side is scaled to it (SigLIP)."""
+    middle cut out (CLIP), or without ``crop`` each side is scaled to it (SigLIP). What is left
+    below and to the right of whole cells is not seen."""
 
     side: int  # pixels
     crop: bool

@@ -59,9 +59,9 @@ def see_image(image: Image, rules: ImageRules) -> Picture:
         raise _damaged() from None
     image = _over_white(_upright(image))
     height, width = scaled_size(image.height, image.width, rules)
-    if isinstance(rules.scaling, FixedScaling) and rules.scaling.crop:
-        image = _middle(image, rules.scaling.side)
-    if image.size != (width, height):
+    if isinstance(rules.scaling, FixedScaling):
+        image = _square(image, rules.scaling).crop((0, 0, width, height))
+    elif image.size != (width, height):
         image = image.resize((width, height), Resampling.BICUBIC)
     pixels = image.tobytes()
     size = height.to_bytes(4, "little") + width.to_bytes(4, "little")
@@ -77,7 +77,8 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
         InvalidParameter: the image is too narrow.
     """
     if isinstance(rules.scaling, FixedScaling):
-        return rules.scaling.side, rules.scaling.side
+        side = rules.scaling.side // rules.cell * rules.cell
+        return side, side
     if isinstance(rules.scaling, EdgeScaling):
         return _within_edge(height, width, rules.scaling, rules.cell)
     return _within_area(height, width, rules.scaling, rules.cell)
@@ -110,11 +111,14 @@ def _within_edge(height: int, width: int, scaling: EdgeScaling, cell: int) -> tu
     return -(-sides[0] // cell) * cell, -(-sides[1] // cell) * cell
 
 
-def _middle(image: Image, side: int) -> Image:
-    """The shorter side scaled, and of the longer one the middle, as CLIP sees it."""
+def _square(image: Image, scaling: FixedScaling) -> Image:
+    """The whole image scaled, or its shorter side and of the longer one the middle."""
     from PIL.Image import Resampling
 
+    side = scaling.side
     short, long = min(image.size), max(image.size)
+    if not scaling.crop:
+        return image.resize((side, side), Resampling.BICUBIC)
     if long > _MAX_ASPECT * short:
         raise _too_narrow(image.height, image.width)
     width, height = (side if length == short else side * long // short for length in image.size)

@@ -252,8 +252,8 @@ def _fixed(
         raise whole.error("vision_feature_layer", f"is {features}; there are {num_layers} layers")
     side = reader.count("patch_size", patch, limit=_MAX_SIDE)
     image_size = reader.count("image_size", 224, limit=_MAX_IMAGE)
-    if image_size % side:
-        raise reader.error("image_size", f"of {image_size} is no multiple of patches of {side}")
+    if image_size < side:
+        raise reader.error("image_size", f"of {image_size} is less than a patch of {side}")
     return VisionSpec(
         hidden_size=hidden,
         intermediate_size=reader.count("intermediate_size", 3072),

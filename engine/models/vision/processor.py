@@ -19,7 +19,7 @@ _MAX_PIXELS = 2**31
 _WITHOUT_EFFECT = (
     *("image_processor_type", "feature_extractor_type", "processor_class", "video_processor_type"),
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
-    *("do_convert_rgb", "default_to_square", "num_channels", "is_encoder_decoder"),
+    *("do_convert_rgb", "default_to_square", "num_channels", "_valid_processor_keys"),
 )
 
 

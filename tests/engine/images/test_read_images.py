@@ -21,7 +21,7 @@ from engine.images.read import MAX_PIXELS, read_image, scaled_size, see_image
 QWEN = AreaScaling(min_pixels=56 * 56, max_pixels=28 * 28 * 30)
 PIXTRAL = EdgeScaling(longest=140)
 CLIP = FixedScaling(side=84, crop=True)
-SIGLIP = FixedScaling(side=84, crop=False)
+SIGLIP = FixedScaling(side=90, crop=False)
 MODES = ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"]
 
 
@@ -64,7 +64,8 @@ def seen_by_hugging_face(image: Image.Image, scaling: Scaling, cell: int) -> np.
         if scaling.crop:
             size = {"shortest_edge": scaling.side}
             processor = CLIPImageProcessorPil(size=size, crop_size=square, **plain)
-        return processor(image, **plain)["pixel_values"][0].transpose(1, 2, 0)
+        whole = processor(image, **plain)["pixel_values"][0].transpose(1, 2, 0)
+        return whole[:84, :84]  # a convolution of whole cells sees no more
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     size = {"shortest_edge": scaling.min_pixels, "longest_edge": scaling.max_pixels}

@@ -42,7 +42,7 @@ class Twin:
             np.frombuffer(each.pixels, np.uint8).reshape(each.height, each.width, 3)
             for each in asked.images
         ]
-        found = self._processor(arrays, do_resize=False, return_tensors="pt")
+        found = tiny_vision.seen(self._processor, arrays)
         if "qwen" in self.model.config.model_type:
             found["mm_token_type_ids"] = (ids == self.rules.token_id).long()
         return {"input_ids": ids, **found}

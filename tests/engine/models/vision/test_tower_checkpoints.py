@@ -32,7 +32,8 @@ def load(directory: Path, load_format: LoadFormat = "auto") -> VisionTower:
 
 
 def same(one: VisionTower, other: VisionTower) -> bool:
-    side = one.spec.image_size or 3 * one.spec.cell_size
+    cell = one.spec.cell_size
+    side = (one.spec.image_size or 3 * cell) // cell * cell
     pixels = torch.arange(side * side * 3).remainder(251).to(torch.uint8).view(side, side, 3)
     return torch.equal(one.embed(pixels).embeddings, other.embed(pixels).embeddings)
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from engine.models.checkpoint import read_config, read_headers
 from engine.models.vision import tower as tower_module
@@ -35,7 +34,7 @@ def noise(rows: int, columns: int, cell: int) -> np.ndarray:
 
 def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageStates:
     """What Hugging Face makes of an image that has its size already."""
-    read = processor(Image.fromarray(pixels), do_resize=False, return_tensors="pt")
+    read = tiny_vision.seen(processor, [pixels])
     with torch.no_grad():
         if model.config.model_type == "mistral3":
             # Not ``get_image_features``, which takes an image of one cell apart.

@@ -118,6 +118,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **{"do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True},
             **{"image_mean": _CLIP_MEAN, "image_std": _CLIP_STD, "rescale_factor": 1 / 255},
             **{"image_processor_type": "CLIPImageProcessor", "resample": 3},
+            "_valid_processor_keys": ["images", "do_resize"],
             **{"processor_class": "LlavaProcessor", "size": {"shortest_edge": 336}},
         },
     ),
@@ -203,7 +204,7 @@ def test_what_transformers_saves_of_a_processor(tmp_path, kind):
     processor = tiny_vision.processor(kind)
     if kind.startswith("llava"):
         is_clip = kind == "llava_clip"
-        scaling = FixedScaling(28 if is_clip else 42, crop=is_clip)
+        scaling = FixedScaling(28 if is_clip else 44, crop=is_clip)
     elif kind == "mistral3":
         processor.size = {"longest_edge": 700}
         scaling = EdgeScaling(700)
@@ -275,7 +276,7 @@ def test_families_and_configs_without_images(tmp_path):
         ("mistral3", {"head_dim": 32}, {}, "'head_dim' is 32; only 64 is supported"),
         ("llava", {"model_type": "vit"}, {}, "'model_type' is 'vit'; known: clip_vision_model"),
         ("llava", {"model_type": "siglip_vision_model"}, {}, "'default'; only 'full' is supported"),
-        ("llava", {"image_size": 340}, {}, "'image_size' of 340 is no multiple of patches of 14"),
+        ("llava", {"image_size": 13}, {}, "'image_size' of 13 is less than a patch of 14"),
         ("llava", {"num_hidden_layers": 1}, {}, "'vision_feature_layer' is -2; there are 1 layers"),
         ("llava", {}, {"crop_size": {"height": 224, "width": 224}}, "'crop_size' is {'height': 22"),
         ("llava", {}, {"size": {"shortest_edge": 400}}, "'size' is {'shortest_edge': 400}; only"),
