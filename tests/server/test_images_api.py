@@ -2,108 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import io
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from engine.images.nouns import AreaScaling, ImageRules
 from engine.images.read import read_image
-from engine.types import Request
 from server.images import ImageReader
-from server.store.files import StoredFile, new_file_id
-from tests.server.asgi import Application, Exchange, FakeEngine, running_app
-from tests.servers import MODEL
-from tests.tiny_vision import END, IMAGE, START
-from tests.tiny_vision_text import MISTRAL, QWEN, TURN, save_text
-
-RULES = ImageRules(
-    token_id=IMAGE,
-    cell=4,
-    scaling=AreaScaling(min_pixels=16, max_pixels=64 * 64),
-    max_images=3,
+from tests.server.showing import (
+    BLUE,
+    CHAT,
+    MESSAGES,
+    ONE,
+    RED,
+    RESPONSES,
+    RULES,
+    SIX,
+    answered,
+    block,
+    data_url,
+    png,
+    prompt_text,
+    responses_text,
+    responses_user,
+    seeing,
+    shown,
+    shown_in_responses,
+    text,
+    user,
 )
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-
-
-def png(color: str = "red", size: tuple[int, int] = (8, 12)) -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", size, color).save(out, "PNG")
-    return out.getvalue()
-
-
-def data_url(data: bytes, kind: str = "png") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-RED, BLUE = png("red"), png("blue", (4, 4))
-
-
-def shown(data: bytes = RED, **more: Any) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url(data), **more}}
-
-
-def text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def user(*parts: dict[str, Any], role: str = "user", **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": list(parts), **more}
-
-
-def block(data: bytes = RED, media_type: str = "image/png") -> dict[str, Any]:
-    encoded = base64.b64encode(data).decode()
-    return {
-        "type": "image",
-        "source": {"type": "base64", "media_type": media_type, "data": encoded},
-    }
-
-
-@asynccontextmanager
-async def seeing(
-    home: Path,
-    *,
-    template: str = QWEN,
-    rules: ImageRules | None = RULES,
-    strict: bool = False,
-    **tokenizer: Any,
-) -> AsyncIterator[Application]:
-    """An application whose model takes images."""
-    save_text(home / MODEL, template, **tokenizer)
-    engine = FakeEngine()
-    engine.images, engine.max_model_len = rules, 400
-    settings = {"model": str(home / MODEL), "data_dir": home / "data", "strict": strict}
-    async with running_app(engine=engine, **settings) as app:
-        yield app
-
-
-async def answered(exchange: Exchange, app: Application) -> tuple[Request, dict[str, Any]]:
-    """The request that the engine is given, and the answer once that has ended."""
-    taken = asyncio.ensure_future(app.engine.next_stream())
-    await asyncio.wait([taken, exchange.task], return_when="FIRST_COMPLETED")
-    assert taken.done(), exchange.body
-    stream = taken.result()
-    stream.put(5, end="length")
-    await exchange.done()
-    assert exchange.status == 200, exchange.body
-    return stream.request, json.loads(exchange.body)
-
-
-def prompt_text(app: Application, request: Request) -> str:
-    tokenizer = app.state._model.tokenizer
-    return tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
-
-
-SIX = "<|vision_start|>" + "<|image_pad|>" * 6 + "<|vision_end|>"  # RED, in cells of 4
-ONE = "<|vision_start|><|image_pad|><|vision_end|>"  # BLUE
+from tests.tiny_vision import END, IMAGE, START
+from tests.tiny_vision_text import MISTRAL, QWEN, TURN
 
 
 async def test_text_and_images_keep_their_order(tmp_path: Path) -> None:
@@ -357,107 +290,6 @@ async def test_a_bad_block_is_named(tmp_path: Path, source: Any, words: str) -> 
             exchange = await app.post(MESSAGES, messages=messages, max_tokens=1).done()
             assert exchange.status == 400
             assert words in exchange.error["message"]
-
-
-# ------------------------------------------------------------ responses
-
-
-def shown_in_responses(data: bytes = RED, **more: Any) -> dict[str, Any]:
-    return {"type": "input_image", "image_url": data_url(data), "detail": "auto", **more}
-
-
-def responses_text(text: str) -> dict[str, Any]:
-    return {"type": "input_text", "text": text}
-
-
-def responses_user(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"role": "user", "content": list(parts), **more}
-
-
-async def test_responses_go_on_from_what_was_shown(tmp_path: Path) -> None:
-    async with seeing(tmp_path) as app:
-        asked = [responses_user(responses_text("What?"), shown_in_responses())]
-        request, answer = await answered(app.post(RESPONSES, input=asked), app)
-        assert f"user\nWhat?{SIX}<|im_end|>" in prompt_text(app, request)
-        assert answer["usage"]["input_tokens"] == len(request.prompt_token_ids)
-
-        items = (await app.get(f"{RESPONSES}/{answer['id']}/input_items")).body
-        assert json.loads(items)["data"][0]["content"][1] == shown_in_responses(file_id=None)
-
-        output = {"type": "function_call_output", "call_id": "c"}
-        call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-        more = [call, {**output, "output": [responses_text("so"), shown_in_responses(BLUE)]}]
-        exchange = app.post(RESPONSES, input=more, previous_response_id=answer["id"])
-        request, _ = await answered(exchange, app)
-        prompt = prompt_text(app, request)
-        assert len(request.images) == 2
-        assert prompt.index(SIX) < prompt.index(f"tool\nso{ONE}")
-
-
-async def test_conversations_keep_images(tmp_path: Path) -> None:
-    async with seeing(tmp_path) as app:
-        item = {"type": "message", **responses_user(shown_in_responses())}
-        made = json.loads((await app.post("/v1/conversations").done()).body)
-        await app.post(f"/v1/conversations/{made['id']}/items", items=[item]).done()
-        asked = app.post(RESPONSES, input="And?", conversation=made["id"])
-        request, _ = await answered(asked, app)
-        assert len(request.images) == 1
-
-
-async def test_an_uploaded_file_is_shown_and_may_be_deleted_afterwards(tmp_path: Path) -> None:
-    async with seeing(tmp_path) as app:
-        files = app.state.files
-        stored: dict[str, StoredFile] = {}
-        for name, data in (("red.png", RED), ("notes.txt", b"no")):
-            partial = await files.new_partial()
-            partial.write_bytes(data)
-            about = {"tenant": "", "filename": name, "purpose": "vision", "created_at": 1}
-            stored[name] = StoredFile(id=new_file_id(), num_bytes=len(data), **about)
-            await files.add(stored[name], partial)
-
-        named = {"type": "input_image", "file_id": stored["red.png"].id}
-        request, answer = await answered(app.post(RESPONSES, input=[responses_user(named)]), app)
-        assert request.images[0].digest == read_image(RED, RULES).digest
-        await files.delete(stored["red.png"])
-        exchange = app.post(RESPONSES, input="And?", previous_response_id=answer["id"])
-        request, _ = await answered(exchange, app)
-        assert request.images[0].digest == read_image(RED, RULES).digest
-
-        for name, words in (("red.png", "not stored here"), ("notes.txt", "is no image")):
-            item = responses_user({**named, "file_id": stored[name].id})
-            refused = await app.post(RESPONSES, input=[item]).done()
-            assert (refused.status, refused.error["param"]) == (400, "input.0")
-            assert words in refused.error["message"]
-
-
-@pytest.mark.parametrize(("item", "param", "words"), [
-    (responses_user({"type": "input_image", "image_url": "http://x/"}), "input.0.content",
-     "nothing is fetched"),
-    (responses_user({"type": "input_image", "file_id": "file-1"}), "input.0", "not stored here"),
-    (responses_user(shown_in_responses(file_id="file-1")), "input.0.content", "excludes"),
-    (responses_user({"type": "input_image"}), "input.0.content", "'image_url'"),
-    (responses_user(shown_in_responses(detail="fine")), "input.0.content", ""),
-    (responses_user(shown_in_responses(b"no")), "input", "neither PNG"),
-    ({"role": "system", "content": [shown_in_responses()]}, "input.0.content", "user's alone"),
-    ({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]},
-     "input.0.output", "'image_url'"),
-])  # fmt: skip
-async def test_a_bad_item_is_named(
-    tmp_path: Path, item: dict[str, Any], param: str, words: str
-) -> None:
-    async with seeing(tmp_path) as app:
-        exchange = await app.post(RESPONSES, input=[item]).done()
-        assert exchange.status == 400
-        assert exchange.error["param"].startswith(param)
-        assert words in exchange.error["message"]
-
-
-async def test_a_responses_detail_is_reported(tmp_path: Path) -> None:
-    async with seeing(tmp_path) as app:
-        items = [responses_user(responses_text("a"), shown_in_responses(detail="high"))]
-        exchange = app.post(RESPONSES, input=items, include=["message.input_image.image_url"])
-        await answered(exchange, app)
-        assert exchange.headers["x-quire-ignored-params"] == "input.0.content.1.detail"
 
 
 # ------------------------------------------------------------ memory and logs
