@@ -15,7 +15,7 @@ from engine.kv_cache.storage import KVCache
 from engine.lora.batch import step_adapters
 from engine.models.decoder import Decoder
 from engine.models.recurrent import LayerState
-from engine.models.step_state import StepState
+from engine.models.step_state import ImageTokens, StepState
 from engine.parallel.frames import (
     CopyBlocks,
     CopyStates,
@@ -26,6 +26,7 @@ from engine.parallel.frames import (
     ToRank,
     unpack,
 )
+from engine.parallel.group import Group
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.shard import Shard
 from engine.runner.adapter_load import make_adapters
@@ -53,6 +54,7 @@ class Follower:
         shard: which rank this is.
         model: this rank's, joined with the others.
         room: for what sequences keep.
+        group: the ranks of its stage; None: it is the only one.
         pipeline: the way to other stages; None: there are none.
     """
 
@@ -62,10 +64,12 @@ class Follower:
         shard: Shard,
         model: Decoder,
         room: Room,
+        group: Group | None,
         pipeline: Pipeline | None,
     ) -> None:
         self._plan = plan
         self._shard = shard
+        self._group = group
         self._pipeline = pipeline
         self._adapters = make_adapters(plan)
         self._model = model
@@ -99,24 +103,28 @@ class Follower:
         host_tables = unpack(message.tables).reshape(batch.slots.size, -1)
         last = batch.query_start[1:][batch.sampling_rows] - 1
         of_states = unpack(message.lines) if message.lines else batch.slots
-        *sent, tables, wanted, lines = self._send(
+        on_host = unpack(message.ends) if message.ends else None
+        *sent, tables, wanted, lines, turns, ends, shown = self._send(
             *(batch.slots, batch.query_start, batch.starts, batch.token_ids),
-            *(host_tables, last, of_states),
+            *(host_tables, last, of_states, unpack(message.turns).reshape(3, -1)),
+            *(unpack(message.ends), unpack(message.image_places)),
         )
         rows = StepRows(*sent)
         longest = int(np.diff(batch.query_start).max())
         inputs = plan.kernels.operations.build_inputs(
             rows, rows.slots.long(), tables, plan.attention.block_size, longest
         )
-        on_device = DeviceGeometry(rows.query_start, inputs.seq_lens, rows.slots, tables)
+        where = rows.query_start, inputs.seq_lens, rows.slots, tables
+        on_device = DeviceGeometry(*where, None if on_host is None else ends)
         geometry = BatchGeometry(
-            batch.query_start, batch.seq_lens, batch.slots, host_tables, on_device
+            batch.query_start, batch.seq_lens, batch.slots, host_tables, on_device, on_host
         )
         state = StepState(
             attention=plan.kernels.attention.plan(geometry, plan.attention),
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
-            rotations=self._model.rotations(inputs.positions),
+            rotations=self._model.rotations(turns.long() if message.turns else inputs.positions),
+            images=self._shown(shown.long(), message.num_told),
             rows=rows._replace(slots=lines),
         )
         if message.adapters:
@@ -134,6 +142,16 @@ class Follower:
         else:
             x = pipeline.take(input_ids.shape[0])
             pipeline.hand_on(model.go_on(x, state, caches, wanted))
+
+    def _shown(self, places: torch.Tensor, num_told: int) -> ImageTokens | None:
+        """What stands in place of the tokens of images, as rank 0 has it."""
+        if not places.numel() or self._shard.stage or self._group is None:
+            return None
+        attention = self._plan.attention
+        shape = 1 + num_told, places.numel(), self._plan.spec.hidden_size
+        states = torch.empty(shape, dtype=attention.dtype, device=attention.device)
+        embeddings, *deep = self._group.broadcast(states)
+        return ImageTokens(places, embeddings, tuple(deep))
 
     def _adapted(self, state: StepState, message: Forward, batch: HostBatch) -> StepState:
         """The state with the adapters of its rows, in this rank's own slots."""

@@ -77,6 +77,12 @@ class Forward(msgspec.Struct, frozen=True, tag="forward", array_like=True):
     adapters: tuple[Adapter, ...] = ()  # those of the rows
     adapter_rows: bytes = b""  # [R], each row's place among them, -1 for none; where there are any
     lines: bytes = b""  # [R], where each row's states lie; where the model keeps any
+    turns: bytes = b""  # [3, N], the positions that tokens turn by, where these are not their own
+    ends: bytes = b""  # [N], see ``BatchGeometry``; where some tokens look ahead
+    # [n], where images' tokens stand in the step, whose embeddings rank 0 broadcasts in its stage,
+    # and behind them as many numbers again for each of the first layers that are told of images.
+    image_places: bytes = b""
+    num_told: int = 0
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter", array_like=True):

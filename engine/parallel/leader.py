@@ -66,6 +66,7 @@ from engine.parallel.refusals import refuse_unshared
 from engine.parallel.shard import Shard
 from engine.parallel.stages import stage_layers
 from engine.runner.device import choose_device, choose_dtype, dtype_name
+from engine.runner.images import NOTHING_SEEN, StepView
 from engine.runner.inputs import HostBatch
 from engine.runner.rows import RowTable
 from engine.scratch import Scratch
@@ -236,12 +237,15 @@ class Team:
         self._tell(LoadAdapter(adapter))
 
     @contextlib.contextmanager
-    def forward(self, batch: HostBatch, table: RowTable, *, trims: bool) -> Iterator[None]:
+    def forward(
+        self, batch: HostBatch, table: RowTable, seen: StepView = NOTHING_SEEN, *, trims: bool
+    ) -> Iterator[None]:
         """The other ranks compute a pass while the caller computes it too.
 
         Args:
             batch: the rows.
             table: knows them.
+            seen: of images in them.
             trims: only the last tokens of sampling rows are wanted.
 
         Raises:
@@ -254,8 +258,16 @@ class Team:
         tables = pack(table.host_tables[batch.slots, :width])
         where = pack(batch.query_start), pack(batch.starts), tables
         lines = pack(batch.slots) if self._spec.is_recurrent else b""
-        self._tell(Forward(*where, rows, adapters, places, lines))
+        turns = b"" if seen.turns is None else pack(seen.turns.host)
+        ends = b"" if seen.ends is None else pack(seen.ends.host)
+        shown, num_told = b"", 0
+        if seen.tokens is not None and seen.places is not None:
+            shown, num_told = pack(seen.places), len(seen.tokens.deep)
+        of_images = turns, ends, shown, num_told
+        self._tell(Forward(*where, rows, adapters, places, lines, *of_images))
         try:
+            if seen.tokens is not None and self.group is not None:
+                self.group.broadcast(torch.stack((seen.tokens.embeddings, *seen.tokens.deep)))
             yield
         except EngineDead:
             raise

@@ -138,7 +138,7 @@ class Seat:
             modules = share_modules(modules, plan.spec, self._shard, group)
         length = self._serve.max_model_len
         decoder = Decoder(plan.spec, modules, plan.kernels, length, group)
-        return Follower(plan, self._shard, decoder, room, pipeline)
+        return Follower(plan, self._shard, decoder, room, group, pipeline)
 
 
 def make_room(plan: LoadPlan, serve: Serve) -> Room:

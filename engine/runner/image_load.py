@@ -15,6 +15,7 @@ from engine.models.checkpoint import ModelConfig
 from engine.models.spec import DecoderSpec
 from engine.models.vision.read import VisionModel
 from engine.models.vision.tower import VisionTower, load_tower, refuse_tower
+from engine.parallel.stages import stage_layers
 from engine.runner.images import ImageReader
 from engine.runner.rows import RowTable
 from engine.runner.weight_files import WeightFiles
@@ -115,11 +116,11 @@ def _within(rules: ImageRules, most: int) -> Scaling:
 def _refusal(
     config: EngineConfig, vision: VisionModel, files: WeightFiles, spec: DecoderSpec
 ) -> str | None:
-    if config.num_ranks > 1:
-        return "the model is shared out to ranks"
-    num_deep = len(vision.spec.deep_layers)
-    if num_deep >= spec.num_layers:
-        return f"{num_deep} layers are told of them, the text model has {spec.num_layers}"
+    num_deep, num_first = len(vision.spec.deep_layers), spec.num_layers - 1
+    if config.pipeline_parallel_size > 1:
+        (_, num_first), *_ = stage_layers(spec, config.pipeline_parallel_size)
+    if num_deep > num_first:
+        return f"{num_deep} layers are told of them, and {num_first} could be"
     if vision.spec.out_size != spec.hidden_size:
         return f"they become {vision.spec.out_size} numbers, tokens have {spec.hidden_size}"
     each, most = _largest(vision.rules), config.max_image_tokens

@@ -30,12 +30,20 @@ class _Seen(NamedTuple):
     behind: int  # where the prompt goes on behind the last of its cells
 
 
+class Turning(NamedTuple):
+    """The positions that a step's tokens turn by, see ``Turns``."""
+
+    host: np.ndarray  # [3, N] int32
+    device: torch.Tensor  # int64
+
+
 class StepView(NamedTuple):
     """What a step sees of images."""
 
     tokens: ImageTokens | None = None  # None: none of its tokens is one of an image
+    places: np.ndarray | None = None  # [n] int32, those of ``tokens``, on the host
     ends: Ends | None = None  # how far tokens see; None: none looks ahead
-    turns: torch.Tensor | None = None  # [3, N] int64, see ``Turns``; None: the tokens' places
+    turns: Turning | None = None  # None: the tokens' places
 
 
 NOTHING_SEEN = StepView()
@@ -81,29 +89,29 @@ class ImageReader:
         """What a step sees; images that are not kept are embedded."""
         if not self._rows.pictured:
             return NOTHING_SEEN
-        turns = None if self._rows.turns is None else self._rows.turns.of(batch)
-        turning = None if turns is None else uploads.send((turns,))[0].long()
+        turns, turning = None if self._rows.turns is None else self._rows.turns.of(batch), None
+        if turns is not None:
+            turning = Turning(turns, uploads.send((turns,))[0].long())
         seen = list(self._seen(batch))
         if not seen:
             return StepView(turns=turning)
-        ends = None
+        places, ends = np.concatenate([where for _, where, *_ in seen]), None
         if self._sees_both_ways:
             on_host = _ends(batch, seen)
             ends = Ends(on_host, *uploads.send((on_host,)))
-        return StepView(self._tokens(seen), ends, turning)
+        return StepView(self._tokens(seen, places), places.astype(np.int32), ends, turning)
 
-    def _tokens(self, seen: list[_Seen]) -> ImageTokens:
+    def _tokens(self, seen: list[_Seen], places: np.ndarray) -> ImageTokens:
         """What stands in place of the step's tokens of images."""
-        places, parts = [], []
+        parts = []
         for image, where, begin, _ in seen:
             states = self._states(image)
             end = begin + where.size
-            places.append(where)
             parts.append([each[begin:end] for each in (states.embeddings, *states.deep)])
         self._drop()
         embeddings, *deep = (torch.cat(each) for each in zip(*parts, strict=True))
-        where = torch.from_numpy(np.concatenate(places))
-        return ImageTokens(to_device(where, self._device), embeddings, tuple(deep))
+        where = to_device(torch.from_numpy(places), self._device)
+        return ImageTokens(where, embeddings, tuple(deep))
 
     @property
     def room(self) -> int:

@@ -237,7 +237,7 @@ def read_weights(plan: LoadPlan, on_progress: LoadProgress | None) -> Loaded:
     draft = None if plan.draft is None else plan.draft.modules(config, method)
     head = None if plan.head is None else plan.head.load(config, method, modules)
     tower = None
-    if plan.images is not None:
+    if plan.images is not None and (plan.shard is None or not plan.shard.number):
         tower = plan.images.load(plan.files, attention.dtype, attention.device)
     return Loaded(modules, draft, head, tower)
 

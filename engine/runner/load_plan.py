@@ -94,7 +94,7 @@ def make_plan(
             "small as it is"
         )
     block_size = config.cache.block_size or _BLOCK_SIZES[device.type]
-    images = plan_images(config, model, files, spec, device)
+    images = plan_images(config, model, files, whole, device)
     attention = attention_spec(spec, block_size, dtype, device, codes)
     if images is not None and spec.looks_ahead:
         attention = replace(attention, looks_ahead=True)

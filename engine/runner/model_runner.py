@@ -26,7 +26,7 @@ from engine.runner.device_errors import translated_errors
 from engine.runner.drafts import Guesses, StepDrafts, spread, step_drafts
 from engine.runner.graphs import DecodeGraph, DecodeGraphs
 from engine.runner.host_blocks import HostBlocks
-from engine.runner.images import NOTHING_SEEN, ImageReader
+from engine.runner.images import NOTHING_SEEN, ImageReader, StepView
 from engine.runner.inputs import (
     DeviceBatch,
     HostBatch,
@@ -64,6 +64,7 @@ class _Inputs(NamedTuple):
     sent: DeviceBatch
     step: StepInputs
     state: StepState
+    seen: StepView
 
 
 class _Ready(NamedTuple):
@@ -344,7 +345,7 @@ class ModelRunner:
         inputs = build(batch, sent.rows, table, spec.block_size, operations)
         seen = NOTHING_SEEN if self._images is None else self._images.read(batch, self._uploads)
         where = geometry(batch, sent.rows, inputs.seq_lens, table, seen.ends)
-        turning = inputs.positions if seen.turns is None else seen.turns
+        turning = inputs.positions if seen.turns is None else seen.turns.device
         state = StepState(
             attention=self._kernels.attention.plan(where, spec),
             slot_mapping=inputs.slot_mapping,
@@ -356,7 +357,7 @@ class ModelRunner:
         if adapted is not None:
             of_tokens, of_wanted = step_adapters(self._adapters, adapted, batch, operations)
             state = replace(state, adapters=of_tokens, wanted_adapters=of_wanted)
-        return _Inputs(sent, inputs, state)
+        return _Inputs(sent, inputs, state, seen)
 
     def _compute(
         self,
@@ -412,7 +413,7 @@ class ModelRunner:
         wanted = inputs.sent.last_tokens if trims and self._pipeline is None else None
         step, layers = inputs.step, self._cache.layers
         if self._team is not None:
-            with self._team.forward(batch, self._rows, trims=trims):
+            with self._team.forward(batch, self._rows, inputs.seen, trims=trims):
                 hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)
         elif self._features is None:
             hidden = self._model.forward(step.input_ids, inputs.state, layers, wanted)

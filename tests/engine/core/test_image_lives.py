@@ -13,11 +13,8 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.errors import InvalidParameter
 from engine.images import gate
-from engine.models.checkpoint import read_config
 from engine.models.vision.tower import VisionTower
-from engine.parallel.shard import Shard
 from engine.runner import load_runner
-from engine.runner.load_plan import make_plan
 from engine.types import Request, SamplingParams
 from kernels.cpu import linear
 from tests import tiny_vision
@@ -158,14 +155,6 @@ def test_images_are_refused_where_they_are_not_taken(model):
         engine.add(ask("a", rules_of(model)))
     text = Request(id="b", prompt_token_ids=(3, 4, 5), sampling=SamplingParams(max_tokens=2))
     assert texts(engine, [text])["b"]
-
-
-def test_ranks_serve_text_alone(model, caplog):
-    caplog.set_level("INFO")
-    read = read_config(str(model))
-    config = EngineConfig(model=str(model), device="cpu", tensor_parallel_size=2)
-    assert make_plan(config, read, read.spec, Shard(0, 2)).images is None
-    assert "images are not taken: the model is shared out to ranks" in caplog.text
 
 
 def test_an_encoder_that_is_quantised_leaves_the_text(tmp_path, caplog):
