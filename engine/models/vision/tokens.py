@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -44,14 +44,14 @@ def mistral_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
     found = []
     for key, usual in (("image_break_token", "[IMG_BREAK]"), ("image_end_token", "[IMG_END]")):
         name = names.get(key, usual)
-        if name not in ids:
+        if not isinstance(name, str) or name not in ids:
             raise ModelLoadError(f"{directory / 'tokenizer.json'}: has no token {name!r:.80}")
         found.append(ids[name])
     return ImageTokens(token_id, *found)
 
 
 class _Token(msgspec.Struct):
-    id: int
+    id: Annotated[int, msgspec.Meta(ge=0)]
     content: str
 
 

@@ -248,6 +248,10 @@ def test_tokens_behind_rows_are_found_by_name(tmp_path):
     (tmp_path / "processor_config.json").write_text('{"image_break_token": "<row>"}')
     rules = vision_of(read(tmp_path, "mistral3")).rules
     assert (rules.token_id, rules.row_end_id, rules.end_id) == (10, 77, 78)
+    (tmp_path / "processor_config.json").write_text('{"image_break_token": {"content": "<row>"}}')
+    assert "has no token {'content'" in str(read(tmp_path, "mistral3").images_refused)
+    (tmp_path / "tokenizer.json").write_text('{"added_tokens": [{"id": -1, "content": "x"}]}')
+    assert "is not a tokenizer" in str(read(tmp_path, "mistral3").images_refused)
 
 
 def test_families_and_configs_without_images(tmp_path):
