@@ -291,6 +291,7 @@ class EngineCore:
         """
         if self._entrance.is_busy:
             self._let_in()
+        self._scheduler.count_held(len(self._entrance))
         began_s = self._clock()
         with self._spans("step"):
             while len(self._flights) < self._depth and self._launch():

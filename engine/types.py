@@ -345,7 +345,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     """A snapshot after a step. Counters only ever rise while the engine lives."""
 
     num_running: int = 0
-    num_waiting: int = 0
+    num_waiting: int = 0  # those that are not queued yet included
     blocks: BlockStats = BlockStats()
     tier: TierStats = TierStats()
     num_preemptions: int = 0

@@ -176,6 +176,10 @@ class Scheduler:
         if failure is not None:
             news.errors[request_id] = failure
 
+    def count_held(self, num_held: int) -> None:
+        """So many requests are not queued yet; what is told of those who wait counts them."""
+        self._state.num_held = num_held
+
     def tell_waits(self, request: Request) -> None:
         """Tell who asked for the progress of a prompt that it is not queued yet."""
         if request.tells_progress and not request.resumed_token_ids:

@@ -49,6 +49,7 @@ class SchedulerState:
         self.adapters = AdapterCounts()
         self.progress = ProgressReports(policy)
         self.num_waiting_tokens = 0
+        self.num_held = 0  # requests that are not queued yet
         self.removed: list[str] = []  # rows the runner is to forget with the next plan
         self.news = OutputBuilder()
 
@@ -173,7 +174,7 @@ class SchedulerState:
         tier = self.pool.tier
         return EngineStats(
             num_running=len(self.running),
-            num_waiting=len(self.sequences) - len(self.running),
+            num_waiting=len(self.sequences) - len(self.running) + self.num_held,
             blocks=self.pool.stats(self.num_wasted),
             tier=_NO_TIER if tier is None else tier.stats(self.host_queries, self.host_hits),
             num_preemptions=self.num_preemptions,

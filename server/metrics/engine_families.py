@@ -48,7 +48,11 @@ class EngineFamilies:
             blocks = BlockStats(total=num_blocks, free=num_blocks)
         for name, help, value in (
             ("num_requests_running", "Sequences in the running batch.", stats.num_running),
-            ("num_requests_waiting", "Sequences that wait for a place.", stats.num_waiting),
+            (
+                "num_requests_waiting",
+                "Sequences that wait for a place, their images or their grammar.",
+                stats.num_waiting,
+            ),
             ("kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", blocks.utilisation),
             ("kv_blocks_total", "KV blocks there are.", blocks.total),
             ("kv_blocks_held", "KV blocks that sequences hold.", blocks.held),

@@ -400,6 +400,8 @@ def test_who_waits_is_told_of() -> None:
     output = rig.step()
     told = output.progress["1"]
     assert (told.processed, told.total) == (0, 9)
+    assert output.stats.num_waiting == 1
     (life,) = rig.core.look().lives
     assert [phase.kind for phase in life.phases] == ["images"]
     rig.drain()
+    assert rig.core.stats.num_waiting == 0
