@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 2**25  # of a file as it was made, 8K pictures among them; 100 MB in RGB
 _MAX_ASPECT = 200  # Qwen2-VL's own bound
+_ORIENTATION = 0x0112  # the EXIF tag
+_BAND_PIXELS = 2**19
 _MAX_SCANS = 128  # of a JPEG; encoders write 10 or so
 
 
@@ -159,18 +161,27 @@ def _upright(image: Image) -> Image:
     from PIL import ImageOps
 
     try:
-        return ImageOps.exif_transpose(image)
+        is_turned = image.getexif().get(_ORIENTATION, 1) != 1
+        return ImageOps.exif_transpose(image) if is_turned else image
     except Exception:  # EXIF that cannot be read says nothing of how the camera was held
         return image
 
 
 def _over_white(image: Image) -> Image:
+    """In RGB. What is transparent is laid over white in bands: Pillow lets no other thread run
+    meanwhile."""
     from PIL.Image import alpha_composite, new
 
-    if "A" in image.getbands() or image.info.get("transparency") is not None:
-        white = new("RGBA", image.size, (255, 255, 255, 255))
-        return alpha_composite(white, image.convert("RGBA")).convert("RGB")
-    return image.convert("RGB")
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    flat = new("RGB", image.size)
+    num_rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, num_rows):
+        box = (0, top, image.width, min(top + num_rows, image.height))
+        band = image.crop(box).convert("RGBA")
+        white = new("RGBA", band.size, (255, 255, 255, 255))
+        flat.paste(alpha_composite(white, band).convert("RGB"), box)
+    return flat
 
 
 def _check_pixels(width: int, height: int) -> None:

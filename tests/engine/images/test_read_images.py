@@ -111,6 +111,23 @@ def test_transparency_is_over_white() -> None:
     assert read_image(data, rules(QWEN)).pixels == wanted.astype(np.uint8).tobytes()
 
 
+@pytest.mark.parametrize(("mode", "clear"), [
+    ("RGBA", None), ("LA", None), ("P", 3), ("L", 7), ("RGB", (50, 60, 70)),
+])  # fmt: skip
+def test_a_large_image_is_over_white_everywhere(mode: str, clear: Any) -> None:
+    """In as many bands as it takes."""
+    tile = picture(64, 64, mode)
+    image = Image.new(mode, (1500, 1100), 0 if clear is None else clear)
+    if mode == "P":
+        image.putpalette(tile.getpalette() or [])
+    for top in range(0, 1100, 70):
+        image.paste(tile, (top, top))
+    options = {} if clear is None else {"transparency": clear}
+    data = file_of(image, **options)
+    wanted = seen_by_hugging_face(Image.open(io.BytesIO(data)), PIXTRAL, 28)
+    assert read_image(data, rules(PIXTRAL)).pixels == wanted.astype(np.uint8).tobytes()
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_camera_that_was_turned_shows_upright(orientation: int) -> None:
     image = picture(84, 56)
