@@ -18,7 +18,8 @@ from engine.core import EngineCore
 from engine.paths import default_model_dir
 from engine.runner.model_runner import ModelRunner
 from engine.types import Adapter, Request, SamplingParams, StepPlan
-from tests import tiny_models
+from tests import tiny_models, tiny_vision
+from tests.image_prompts import ask, rules_of
 from tools.quantize.questions import answers_right, read_questions
 
 pytestmark = [
@@ -105,6 +106,34 @@ def count_replays(core: EngineCore) -> list[bool]:
 
     graphs.find = counting
     return found
+
+
+def texts_about_images(core: EngineCore, directory: Path) -> dict[str, list[int]]:
+    """Of two rounds, the second with all that can be captured."""
+    rules = rules_of(directory)
+    told: dict[str, list[int]] = {}
+    for turn in range(2):
+        for index, shapes in enumerate((((2, 3),), ((1, 1), (3, 2)), ())):
+            core.add(ask(f"{turn} {index}", rules, 2 * index + turn, SAMPLINGS[0], shapes))
+        while core.has_work:
+            output = core.step()
+            assert not output.errors
+            for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+                told.setdefault(row_id, []).extend(tokens)
+        while core.prepare():
+            pass
+    return told
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "mistral3"])
+def test_texts_about_images_are_those_of_a_cpu(kind: str, tmp_path: Path) -> None:
+    tiny_vision.save(kind, tmp_path)
+    cache = CacheConfig(block_size=4, num_blocks=48)
+    core = load(tmp_path, DEVICE, cache=cache)
+    found = count_replays(core)
+    told = texts_about_images(core, tmp_path)
+    assert any(found)
+    assert told == texts_about_images(load(tmp_path, "cpu", cache=cache), tmp_path)
 
 
 @pytest.mark.parametrize(
