@@ -14,7 +14,7 @@ from engine.core import EngineCore
 from engine.errors import InvalidParameter
 from engine.images import gate
 from engine.models.vision.tower import VisionTower
-from engine.runner import load_runner
+from engine.runner import image_load, load_runner
 from engine.types import Request, SamplingParams
 from kernels.cpu import linear
 from tests import tiny_vision
@@ -100,6 +100,26 @@ def test_a_text_goes_on_while_an_image_is_read(model, monkeypatch):
     assert told.count("text") >= 8
     monkeypatch.setattr(VisionTower, "embed", lambda *_: pytest.fail("read by a step"))
     texts(engine, [msgspec.structs.replace(asked, id="again", cache_salt="x")])
+
+
+def test_what_is_read_ahead_is_there_when_it_is_computed(model, monkeypatch):
+    """In the room of one image, though a prompt has two and nobody else is admitted meanwhile."""
+    monkeypatch.setattr(image_load, "_LEAST_KEPT", 1)
+    requests = [ask(str(n), rules_of(model), n, shapes=((3, 3), (2, 3))) for n in range(4)]
+    expected = texts(core(model), requests)
+    given = {"max_image_tokens": 9, "scheduler": {"max_num_seqs": 1}}
+    engine = core(model, cache={"enable_prefix_caching": False}, **given)
+    monkeypatch.setattr(VisionTower, "embed", lambda *_: pytest.fail("read by a step"))
+    told = {request.id: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    for _ in range(200):
+        output = engine.step()
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            told[row_id] += tokens
+    assert told == expected
+    assert engine._runner.images_ahead.room == 9
+    assert len(engine._runner.images_ahead._kept) == 1
 
 
 def test_an_image_whose_embeddings_are_not_finite_fails_alone(model):
