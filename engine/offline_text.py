@@ -74,17 +74,19 @@ class OfflineText:
         """As ``encode_chat``, with the images."""
         plain, sources = take_images(messages)
         pictures = see_images(sources, self._image_rules)
+        rules = self._image_rules if pictures else None
+        rewriting = None if rules is None else rules.rewriting
         token_ids = self._template.encode_chat_sync(
             plain,
+            None if rewriting is None else rewriting.apply,
             tools=options.get("tools"),
             add_generation_prompt=options.get("add_generation_prompt", True),
             continue_final_message=options.get("continue_final_message", False),
             template_kwargs=options.get("chat_template_kwargs"),
         )
-        if not pictures:
+        if rules is None:
             return ChatPrompt(token_ids)
-        assert self._image_rules is not None
-        return ChatPrompt(*place_images(token_ids, pictures, self._image_rules))
+        return ChatPrompt(*place_images(token_ids, pictures, rules))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; see ``Tokenizer.decode``."""

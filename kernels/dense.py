@@ -19,12 +19,15 @@ from kernels.attention import (
 )
 
 
-def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """``softmax(q k^T / sqrt(head_dim)) v``, for each window by itself.
+def attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
+    """``softmax(q k^T * scale) v``, for each window by itself.
 
     Args:
         query: [windows, queries, heads, head_dim].
         keys, values: [windows, heads, length, head_dim], contiguous.
+        scale: of the scores; None: one over the root of ``head_dim``.
 
     Returns:
         [windows, queries, heads, head_dim] in the query's dtype, contiguous.
@@ -46,11 +49,13 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tor
                 query.device,
                 ends=np.full(num_windows * num_queries, length),
             )
-            layer = LayerAttention(head_dim**-0.5, looks_ahead=True)
+            layer = LayerAttention(head_dim**-0.5 if scale is None else scale, looks_ahead=True)
             state = backend.plan(geometry, spec)
             found = backend.forward(state, layer, query.flatten(0, 1), LayerCache(keys, values))
             return found.view(query.shape)
-    found = functional.scaled_dot_product_attention(query.transpose(1, 2), keys, values)
+    found = functional.scaled_dot_product_attention(
+        query.transpose(1, 2), keys, values, scale=scale
+    )
     return found.transpose(1, 2).contiguous()
 
 

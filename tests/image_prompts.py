@@ -24,6 +24,16 @@ def rules_of(directory: Path) -> ImageRules:
     return vision.rules
 
 
+def allowed(
+    rules: ImageRules, shapes: Sequence[tuple[int, int]] = SHAPES
+) -> Sequence[tuple[int, int]]:
+    """The shapes, or as many of the one that all images of a model have."""
+    if not isinstance(rules.scaling, FixedScaling):
+        return shapes
+    side = rules.scaling.side // rules.cell
+    return ((side, side),) * len(shapes)
+
+
 def ask(
     name: str,
     rules: ImageRules,
@@ -31,13 +41,11 @@ def ask(
     sampling: SamplingParams | None = None,
     shapes: Sequence[tuple[int, int]] = SHAPES,
 ) -> Request:
-    """About images of these shapes, or of the model's only one, with text between them; their
-    pixels depend on the seed."""
+    """About images of these shapes, where the model sees such, with text between them; their pixels
+    depend on the seed."""
     rng = np.random.default_rng(seed)
     pictures, template = [], [3, 7]
-    if isinstance(rules.scaling, FixedScaling):
-        shapes = [(rules.scaling.side // rules.cell,) * 2] * len(shapes)
-    for number, (rows, columns) in enumerate(shapes):
+    for number, (rows, columns) in enumerate(allowed(rules, shapes)):
         height, width = rows * rules.cell, columns * rules.cell
         pixels = rng.integers(0, 256, (height, width, 3), np.uint8).tobytes()
         pictures.append(Picture(height, width, pixels, rng.bytes(16)))

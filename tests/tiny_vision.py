@@ -7,6 +7,7 @@ They have no tokenizer. What stands for an image are the tokens below, of a voca
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,13 @@ _CLIP = {
     **{"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 32},
     **{"intermediate_size": 40, "patch_size": 14, "image_size": 28},
 }
+_GEMMA4_VISION = {
+    **{"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16},
+    **{"hidden_size": 32, "intermediate_size": 40, "patch_size": 8, "pooling_kernel_size": 2},
+    **{"position_embedding_size": 640, "standardize": True, "use_clipped_linears": True},
+}
+_BOUNDS = {"input_min": -1.0, "input_max": 1.5, "output_min": -0.9, "output_max": 1.2}
+_GEMMA4_TOKENS = {"image_token_id": IMAGE, "boi_token_id": START, "eoi_token_id": END}
 
 # kind -> (Hugging Face class, the text model's kind, changes to it, part for images, whole model)
 KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -82,6 +90,22 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
             **{"vision_feature_select_strategy": "full"},
         },
     ),
+    "gemma3": (
+        *("Gemma3", "gemma3", {}, {**_CLIP, "image_size": 84}),
+        {
+            **{"mm_tokens_per_image": 9, "image_token_index": IMAGE},
+            **{"boi_token_index": START, "eoi_token_index": END},
+        },
+    ),
+    "gemma4": (
+        *("Gemma4", "gemma4", {"use_bidirectional_attention": "vision"}),
+        *(_GEMMA4_VISION, _GEMMA4_TOKENS),
+    ),
+    "gemma4_plain": (
+        *("Gemma4", "gemma4_shared", {}),
+        {**_GEMMA4_VISION, "standardize": False, "use_clipped_linears": False},
+        _GEMMA4_TOKENS,
+    ),
     "mistral3_biased": (
         *("Mistral3", "ministral3", {}, {**_PIXTRAL, "hidden_act": "silu"}),
         {
@@ -116,6 +140,17 @@ def build(kind: str, *, seed: int = 0, text: dict[str, Any] | None = None, **vis
             is_norm = "norm" in parameter_name or "ln_" in parameter_name
             is_norm &= parameter_name.endswith("weight")
             parameter.data.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.25)
+            if "vision_tower" in parameter_name and "q_norm" in parameter_name:
+                parameter.data *= 0.25  # scores have no scale but this
+        for buffer_name, buffer in model.model.named_buffers():
+            part = buffer_name.rpartition(".")[2]
+            if part in _BOUNDS:
+                buffer.fill_(_BOUNDS[part] * (1 + 0.2 * torch.rand(())))
+            elif part in ("std_bias", "std_scale"):
+                buffer.normal_(float(part == "std_scale"), 0.2)
+        if kind.startswith("gemma"):
+            # As heads they would else write again and again what has been read last.
+            model.get_input_embeddings().weight.data *= 0.1
         model.get_output_embeddings().weight.data[IMAGE] = 0.0  # none is written
     return model
 
@@ -125,6 +160,9 @@ def save(kind: str, directory: Path, **options: Any) -> Any:
     model = build(kind, **options)
     model.generation_config.pad_token_id = 0
     model.save_pretrained(directory)
+    if kind.startswith("gemma4"):  # whose images must fit into windows
+        preparing = {"max_soft_tokens": 9, "do_normalize": False}
+        (directory / "preprocessor_config.json").write_text(json.dumps(preparing))
     return model
 
 
@@ -140,6 +178,12 @@ def processor(kind: str) -> Any:
         return transformers.SiglipImageProcessorPil(size=square)
     if kind == "llava_pixtral":
         return transformers.PixtralImageProcessorPil()
+    if kind == "gemma3":
+        return transformers.Gemma3ImageProcessorPil(size={"height": 84, "width": 84})
+    if kind.startswith("gemma4"):
+        return transformers.Gemma4ImageProcessorPil(
+            patch_size=8, pooling_kernel_size=2, max_soft_tokens=70
+        )
     if kind.startswith("mistral3"):
         return transformers.PixtralImageProcessorPil(patch_size={"height": 14, "width": 14})
     if kind.startswith("qwen3"):
@@ -152,9 +196,16 @@ def seen(processor: Any, images: Sequence[np.ndarray]) -> Any:
     """What ``processor`` makes of images [height, width, 3] in the size in which a model sees
     them; what it does not see of an image of its only size is black."""
     size = processor.size
-    if size.height is None:
-        return processor(list(images), do_resize=False, return_tensors="pt")
+    if size is None or size.height is None:
+        return _prepared(processor, images)
     whole = np.zeros((len(images), size.height, size.width, 3), np.uint8)
     for image, into in zip(images, whole, strict=True):
         into[: image.shape[0], : image.shape[1]] = image
-    return processor(list(whole), do_resize=False, return_tensors="pt")
+    return _prepared(processor, list(whole))
+
+
+def _prepared(processor: Any, images: Sequence[np.ndarray]) -> Any:
+    found = processor(list(images), do_resize=False, return_tensors="pt")
+    for unread in ("num_crops", "num_soft_tokens_per_image"):
+        found.pop(unread, None)
+    return found

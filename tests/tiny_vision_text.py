@@ -2,14 +2,15 @@
 
     save_text(directory, QWEN)
 
-A character is a token, so that prompts can be read. The templates are of the kinds that checkpoints
-bring: for Qwen-VL's and Mistral's a string is a content, too; LLaVA's knows parts alone, and shows
-all images before all texts.
+A character is a token, so that prompts can be read; but two newlines are one, and so are three. The
+templates are of the kinds that checkpoints bring: for most a string is a content, too; LLaVA's
+knows parts alone, and shows all images before all texts.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ SPECIAL = {
     END: "<|vision_end|>",
     VIDEO: "<|video_pad|>",
 }
+
+GEMMA_SPECIAL = {
+    **{**SPECIAL, TURN: "<start_of_turn>", TURN_END: "<end_of_turn>"},
+    **{START: "<start_of_image>", IMAGE: "<image_soft_token>", END: "<end_of_image>"},
+}
+_NEWLINE = "\u010a"
 
 QWEN = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -54,24 +61,48 @@ LLAVA = (
     "{% for part in message.content | selectattr('type', 'equalto', 'text') %}"
     "{{ part.text }} {% endfor %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
+GEMMA3 = (
+    "{% for message in messages %}<start_of_turn>"
+    "{{ 'model' if message.role == 'assistant' else message.role }}\n"
+    "{% if message.content is string %}{{ message.content | trim }}{% else %}"
+    "{% for item in message.content %}{% if item.type == 'image' %}<start_of_image>"
+    "{% elif item.type == 'text' %}{{ item.text | trim }}{% endif %}{% endfor %}{% endif %}"
+    "<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+GEMMA4 = GEMMA3.replace("<start_of_image>", "\n\n<image_soft_token>\n\n")
 
 
-def save_text(directory: Path, template: str = QWEN, **config: Any) -> None:
-    """Write them beside a model; ``config`` goes to the tokenizer's."""
+def save_text(
+    directory: Path,
+    template: str = QWEN,
+    special: Mapping[int, str] = SPECIAL,
+    **config: Any,
+) -> None:
+    """Write them beside a model.
+
+    Args:
+        directory: of the model.
+        template: for chats.
+        special: tokens by their ids.
+        config: of the tokenizer besides.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (ord(c) > 0x120, c))
     written = [*"\u0120\u010a", *(c for c in letters if c not in "\u0120\u010a")][:TURN]
+    merges = [(_NEWLINE, _NEWLINE), (2 * _NEWLINE, _NEWLINE)]
+    written[-2:] = ["".join(pair) for pair in merges]
     vocabulary = {letter: id_ for id_, letter in enumerate(written)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [AddedToken(SPECIAL[id_], special=True, normalized=False) for id_ in sorted(SPECIAL)]
+        [AddedToken(special[id_], special=True, normalized=False) for id_ in sorted(special)]
     )
-    assert tokenizer.token_to_id("<|image_pad|>") == IMAGE
+    assert tokenizer.token_to_id(special[IMAGE]) == IMAGE
     directory.mkdir(exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", **config}
+    config = {"eos_token": special[TURN_END], **config}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     (directory / "chat_template.jinja").write_text(template)

@@ -7,8 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from tests import tiny_vision
-from tests.tiny_vision import IMAGE, IMAGE_END, ROW_END
-from tests.tiny_vision_text import LLAVA, MISTRAL, QWEN, save_text
+from tests.tiny_vision import END, IMAGE, IMAGE_END, ROW_END, START, VIDEO
+from tests.tiny_vision_text import (
+    GEMMA3,
+    GEMMA4,
+    GEMMA_SPECIAL,
+    LLAVA,
+    MISTRAL,
+    QWEN,
+    SPECIAL,
+    TURN_END,
+    save_text,
+)
+
+_TEMPLATES = {"mistral3": MISTRAL, "llava": LLAVA, "gemma3": GEMMA3, "gemma4": GEMMA4}
 
 
 class Twin:
@@ -19,15 +31,29 @@ class Twin:
 
         self.directory = directory
         longer = {"max_position_embeddings": 512}
+        if kind == "gemma4":
+            longer["sliding_window"] = 70  # no less than the fewest tokens that its processor knows
         self._model = tiny_vision.save(kind, directory, seed=seed, text=longer)
         self._family = kind.split("_")[0]
-        template = {"mistral3": MISTRAL, "llava": LLAVA}.get(self._family, QWEN)
-        save_text(directory, template)
-        self._tokenizer = PreTrainedTokenizerFast(
-            tokenizer_file=str(directory / "tokenizer.json"), chat_template=template
+        is_gemma = kind.startswith("gemma")
+        template = _TEMPLATES.get(self._family, QWEN)
+        special = GEMMA_SPECIAL if is_gemma else SPECIAL
+        save_text(directory, template, special)
+        self._tokenizer: Any = PreTrainedTokenizerFast(
+            tokenizer_file=str(directory / "tokenizer.json"),
+            chat_template=template,
+            pad_token=special[TURN_END],
+            extra_special_tokens={
+                "boi_token": special[START],
+                "image_token": special[IMAGE],
+                "eoi_token": special[END],
+                # Of sound, without which Gemma 4's processor does nothing.
+                **dict.fromkeys(("audio_token", "boa_token", "eoa_token"), special[VIDEO]),
+            },
         )
         self._processor = tiny_vision.processor(kind)
         self._processor.save_pretrained(directory)
+        self._whole = _gemma_processor(kind, self._processor, self._tokenizer) if is_gemma else None
 
     def prompt(self, messages: Sequence[Any], images: Sequence[Any]) -> list[int]:
         """The prompt's tokens; parts of type image in the messages stand for ``images``."""
@@ -51,6 +77,8 @@ class Twin:
         text = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
+        if self._whole is not None:
+            return dict(self._whole(text=text, images=[*images] or None, return_tensors="pt"))
         written = self._tokenizer.encode(text, add_special_tokens=False)
         seen: dict[str, Any] = {}
         shapes: list[list[int]] = []
@@ -77,3 +105,19 @@ class Twin:
         if self._family != "mistral3":
             return [IMAGE] * (rows * columns)
         return [*([*[IMAGE] * columns, ROW_END] * rows)[:-1], IMAGE_END]
+
+
+def _gemma_processor(kind: str, images: Any, tokenizer: Any) -> Any:
+    """Of text and images together."""
+    import transformers
+
+    if kind == "gemma3":
+        return transformers.Gemma3Processor(images, tokenizer, image_seq_length=9)
+
+    class Processor(transformers.Gemma4Processor):
+        """Without those of sound and films, which need other libraries."""
+
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> None:
+            pass
+
+    return Processor(None, images, tokenizer, None)

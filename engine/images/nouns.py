@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -25,24 +27,46 @@ class FixedScaling(msgspec.Struct, frozen=True, tag="fixed"):
     middle cut out (CLIP), or without ``crop`` each side is scaled to it (SigLIP). What is left
     below and to the right of whole cells is not seen."""
 
-    side: int  # pixels
+    side: int  # pixels, whole cells
     crop: bool
 
 
-Scaling = AreaScaling | EdgeScaling | FixedScaling
+class BudgetScaling(msgspec.Struct, frozen=True, tag="budget"):
+    """An image is scaled, up or down, to as many whole cells as this budget has room for, its
+    shape kept but for parts of cells (Gemma 4)."""
+
+    max_cells: int
+
+
+Scaling = AreaScaling | EdgeScaling | FixedScaling | BudgetScaling
+Resampling = Literal["bicubic", "bilinear"]
+
+
+class Rewriting(msgspec.Struct, frozen=True):
+    """What a chat template writes for an image, and what a model reads in its place: it is put
+    there before the prompt is tokenised, as it may make other tokens of the text around."""
+
+    written: str
+    read: str  # with one spelling of ``ImageRules.token_id``
+
+    def apply(self, text: str) -> str:
+        """What a template has written, as the model reads it."""
+        return text.replace(self.written, self.read)
 
 
 class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     """How a model takes images: how large it sees them, and which tokens stand for them.
 
-    A chat template writes ``token_id`` once for each image. In the prompt that the model reads
-    there is one for each cell, row by row; where it has them, ``row_end_id`` ends each row but the
-    last, and ``end_id`` that one.
+    A chat template writes ``token_id`` once for each image, or what ``rewriting`` makes it of. In
+    the prompt that the model reads there is one for each cell, row by row; where it has them,
+    ``row_end_id`` ends each row but the last, and ``end_id`` that one.
     """
 
     token_id: int
     cell: int  # pixels, the side of the square that becomes one token
     scaling: Scaling
+    resampling: Resampling = "bicubic"
+    rewriting: Rewriting | None = None
     row_end_id: int | None = None
     end_id: int | None = None
     max_images: int  # in one prompt

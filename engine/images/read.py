@@ -1,8 +1,8 @@
 """From the bytes of an image file to the pixels that a model sees.
 
 What Hugging Face's image processors do before they normalise: the picture upright, in RGB over
-white, scaled bicubically by Pillow to a size that the model's rules give. Pillow is imported when
-the first image comes.
+white, scaled by Pillow to a size that the model's rules give. Pillow is imported when the first
+image comes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from typing import TYPE_CHECKING
 
 from engine.errors import InvalidParameter
 from engine.images.headers import has_many_scans, webp_size
-from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling, ImageRules
+from engine.images.nouns import (
+    AreaScaling,
+    BudgetScaling,
+    EdgeScaling,
+    FixedScaling,
+    ImageRules,
+)
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from PIL.Image import Image, Resampling
 
 MAX_PIXELS = 2**25  # of a file as it was made, 8K pictures among them; 100 MB in RGB
 _MAX_ASPECT = 200  # Qwen2-VL's own bound
@@ -61,10 +67,13 @@ def see_image(image: Image, rules: ImageRules) -> Picture:
         raise _damaged() from None
     image = _over_white(_upright(image))
     height, width = scaled_size(image.height, image.width, rules)
+    resampling = Resampling.BICUBIC
+    if rules.resampling == "bilinear":
+        resampling = Resampling.BILINEAR
     if isinstance(rules.scaling, FixedScaling):
-        image = _square(image, rules.scaling).crop((0, 0, width, height))
+        image = _square(image, rules.scaling, resampling).crop((0, 0, width, height))
     elif image.size != (width, height):
-        image = image.resize((width, height), Resampling.BICUBIC)
+        image = image.resize((width, height), resampling)
     pixels = image.tobytes()
     size = height.to_bytes(4, "little") + width.to_bytes(4, "little")
     digest = hashlib.blake2b(size, digest_size=32)
@@ -78,12 +87,15 @@ def scaled_size(height: int, width: int, rules: ImageRules) -> tuple[int, int]:
     Raises:
         InvalidParameter: the image is too narrow.
     """
-    if isinstance(rules.scaling, FixedScaling):
-        side = rules.scaling.side // rules.cell * rules.cell
+    scaling = rules.scaling
+    if isinstance(scaling, FixedScaling):
+        side = scaling.side // rules.cell * rules.cell
         return side, side
-    if isinstance(rules.scaling, EdgeScaling):
-        return _within_edge(height, width, rules.scaling, rules.cell)
-    return _within_area(height, width, rules.scaling, rules.cell)
+    if isinstance(scaling, EdgeScaling):
+        return _within_edge(height, width, scaling, rules.cell)
+    if isinstance(scaling, BudgetScaling):
+        return _within_budget(height, width, scaling, rules.cell)
+    return _within_area(height, width, scaling, rules.cell)
 
 
 def _within_area(height: int, width: int, scaling: AreaScaling, cell: int) -> tuple[int, int]:
@@ -113,20 +125,30 @@ def _within_edge(height: int, width: int, scaling: EdgeScaling, cell: int) -> tu
     return -(-sides[0] // cell) * cell, -(-sides[1] // cell) * cell
 
 
-def _square(image: Image, scaling: FixedScaling) -> Image:
+def _square(image: Image, scaling: FixedScaling, resampling: Resampling) -> Image:
     """The whole image scaled, or its shorter side and of the longer one the middle."""
-    from PIL.Image import Resampling
-
     side = scaling.side
     short, long = min(image.size), max(image.size)
     if not scaling.crop:
-        return image.resize((side, side), Resampling.BICUBIC)
+        return image.resize((side, side), resampling)
     if long > _MAX_ASPECT * short:
         raise _too_narrow(image.height, image.width)
     width, height = (side if length == short else side * long // short for length in image.size)
-    scaled = image.resize((width, height), Resampling.BICUBIC)
+    scaled = image.resize((width, height), resampling)
     left, top = (width - side) // 2, (height - side) // 2
     return scaled.crop((left, top, left + side, top + side))
+
+
+def _within_budget(height: int, width: int, scaling: BudgetScaling, cell: int) -> tuple[int, int]:
+    """``get_aspect_ratio_preserving_size`` of Gemma 4."""
+    most = scaling.max_cells
+    scale = math.sqrt(most * cell**2 / (height * width))
+    rows, columns = math.floor(scale * height / cell), math.floor(scale * width / cell)
+    if rows == 0:
+        rows, columns = 1, min(max(1, width // height), most)
+    elif columns == 0:
+        rows, columns = min(max(1, height // width), most), 1
+    return rows * cell, columns * cell
 
 
 def _open(data: bytes) -> Image:

@@ -101,7 +101,11 @@ class Decoder:
         if state.images is not None:
             x.index_copy_(0, state.images.places, state.images.embeddings)
         if self._per_layer is not None:
-            state = replace(state, per_layer=self._per_layer(input_ids, x))
+            embedded = input_ids
+            if state.images is not None:
+                pad_id = self.spec.per_layer_pad_id
+                embedded = input_ids.index_fill(0, state.images.places, pad_id)
+            state = replace(state, per_layer=self._per_layer(embedded, x))
         return self._with_parts(self._walk(x, state, caches, wanted, taps), state)
 
     def go_on(

@@ -172,7 +172,7 @@ class _CheckpointWeights(Weights):
             whole = self._arranged(header, entry, target.layout, tensor.dtype)
             cut_dense(whole, cut, target.part, tensor)
             return
-        row_bytes = entry.num_bytes // entry.shape[0]
+        row_bytes = entry.num_bytes // (entry.shape or (1,))[0]
         for rows, own in cut.pieces(target.part):
             begin = entry.begin + rows.start * row_bytes
             if columns is None:
@@ -350,7 +350,7 @@ def _assign(
                     layout = layout.of(spec, shape, entry.shape)
                     target = target._replace(layout=layout)
                 shape = layout.stored_shape(spec, shape)
-            if entry.shape != shape:
+            if (entry.shape or (1,)) != shape:  # a number by itself has no dimensions
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name}' has shape {list(entry.shape)}, "
                     f"config.json asks for {list(shape)}"

@@ -193,6 +193,7 @@ class DecoderSpec:
     queries_alone: bool = False  # keys and values are another layer's
     per_layer_size: int = 0  # of what is embedded for each layer by itself; 0: nothing is
     per_layer_vocab_size: int = 0  # tokens that are
+    per_layer_pad_id: int = 0  # the one in whose place those of images are
     layer_scales: bool = False  # behind each layer the residual stream has a factor, a parameter
     norms_turned: bool = False  # with qk_norm: behind rope instead
     unit_qk_norm: bool = False  # the same without weights, in layers with rope

@@ -10,7 +10,14 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
-from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling, ImageRules, Scaling
+from engine.images.nouns import (
+    AreaScaling,
+    BudgetScaling,
+    EdgeScaling,
+    FixedScaling,
+    ImageRules,
+    Scaling,
+)
 from engine.models.checkpoint import ModelConfig
 from engine.models.spec import DecoderSpec
 from engine.models.vision.read import VisionModel
@@ -97,11 +104,13 @@ def plan_images(
 
 def _largest(rules: ImageRules) -> int:
     """Cells of the largest image."""
-    if isinstance(rules.scaling, FixedScaling):
-        return (rules.scaling.side // rules.cell) ** 2
-    if isinstance(rules.scaling, AreaScaling):
-        return rules.scaling.max_pixels // rules.cell**2
-    return (-(-rules.scaling.longest // rules.cell)) ** 2
+    scaling = rules.scaling
+    if isinstance(scaling, AreaScaling):
+        return scaling.max_pixels // rules.cell**2
+    if isinstance(scaling, BudgetScaling):
+        return scaling.max_cells
+    longest = scaling.longest if isinstance(scaling, EdgeScaling) else scaling.side
+    return (-(-longest // rules.cell)) ** 2
 
 
 def _within(rules: ImageRules, most: int) -> Scaling:
@@ -110,6 +119,8 @@ def _within(rules: ImageRules, most: int) -> Scaling:
     if isinstance(scaling, AreaScaling):
         most_pixels = most * rules.cell**2
         return AreaScaling(min(scaling.min_pixels, most_pixels), most_pixels)
+    if isinstance(scaling, BudgetScaling):
+        return BudgetScaling(most)
     return EdgeScaling(math.isqrt(most) * rules.cell)
 
 

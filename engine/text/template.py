@@ -156,18 +156,25 @@ class ChatTemplate:
     # ------------------------------------------------------------ token ids
 
     async def encode_chat(
-        self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
+        self,
+        messages: Sequence[Message],
+        rewrite: Callable[[str], str] | None = None,
+        **options: Unpack[TemplateOptions],
     ) -> list[int]:
-        """The prompt's token ids, of the same arguments as ``render``, with the same errors.
+        """The prompt's token ids, of the same arguments as ``render``, with the same errors;
+        ``rewrite`` changes the text that the template has written.
 
         Special tokens are those the template itself writes, bos among them: none are added.
         Strings that come with the request are guarded (``Tokenizer.guard``) before they are
         rendered, so a spelling of a special token in them is plain text in the prompt.
         """
-        return await self._in_turn(partial(self.encode_chat_sync, messages, **options))
+        return await self._in_turn(partial(self.encode_chat_sync, messages, rewrite, **options))
 
     def encode_chat_sync(
-        self, messages: Sequence[Message], **options: Unpack[TemplateOptions]
+        self,
+        messages: Sequence[Message],
+        rewrite: Callable[[str], str] | None = None,
+        **options: Unpack[TemplateOptions],
     ) -> list[int]:
         """``encode_chat`` for callers without an event loop; blocks."""
         guard = self._tokenizer.guard
@@ -178,6 +185,8 @@ class ChatTemplate:
         except RecursionError:
             raise InvalidParameter("the messages are nested too deeply", param="messages") from None
         text = self.render_sync(messages, **options)
+        if rewrite is not None:
+            text = rewrite(text)
         return self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
 
     # ------------------------------------------------------------ private

@@ -53,8 +53,11 @@ async def encode_chat(
     if continue_final and body.messages[-1].role != "assistant":
         raise bad_field("continue_final_message", "needs a last message of the assistant")
     pictures = await _read_pictures(state, model, body.messages)
+    rules = model.info.images if pictures else None
+    rewriting = None if rules is None else rules.rewriting
     token_ids = await model.template.encode_chat(
         [message.for_template(model.answers) for message in body.messages],
+        None if rewriting is None else rewriting.apply,
         tools=tools,
         add_generation_prompt=not continue_final if wanted is None else wanted,
         continue_final_message=continue_final,
@@ -62,10 +65,9 @@ async def encode_chat(
     )
     if add_special_tokens:
         token_ids = model.tokenizer.encode("") + token_ids
-    if not pictures:
+    if rules is None:
         return ChatPrompt(token_ids, ())
-    assert model.info.images is not None
-    return ChatPrompt(*place_images(token_ids, pictures, model.info.images))
+    return ChatPrompt(*place_images(token_ids, pictures, rules))
 
 
 async def _read_pictures(

@@ -13,11 +13,12 @@ from PIL import Image
 
 from engine import LLM, SamplingParams
 from engine.errors import InvalidParameter
+from tests.tiny_vision import IMAGE
 from tests.tiny_vision_twin import Twin
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 OPTIONS: dict[str, Any] = {"num_threads": 1, "use_tqdm": False, "dtype": "float32"}
-KINDS = ("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip")
+KINDS = ("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "gemma3", "gemma4")
 
 
 def photo(seed: int, width: int = 90, height: int = 60) -> Image.Image:
@@ -69,6 +70,20 @@ def test_what_is_said_of_images_is_what_hugging_face_says(
     assert streamed == llm.decode(wanted)
     other = llm.chat(conversation("What?", spellings[0][1], " or ", spellings[0][0]), GREEDY)
     assert list(other[0].outputs[0].token_ids) != wanted
+
+
+def test_prompts_are_those_of_hugging_faces_processors(twin: Twin, llm: LLM) -> None:
+    """With images at the beginning, side by side, behind newlines, and spelled out in a text."""
+    image = photo(4)
+    shown = {"type": "image", "image": image}
+    for parts in ((shown, "a"), ("b\n", shown, shown), ("c", shown, "\n\nd", shown)):
+        places = [PLACE if part is shown else part for part in parts]
+        wanted = twin.prompt(conversation(*places), [image] * places.count(PLACE))
+        assert llm.encode_chat(conversation(*parts)) == wanted
+    spelled = "<start_of_image><image_soft_token><|image_pad|>"
+    ids = llm.encode_chat(conversation(spelled, shown))
+    assert spelled in llm.decode(ids, skip_special_tokens=False)
+    assert ids.count(IMAGE) == wanted.count(IMAGE) // 2
 
 
 def test_choices_about_an_image_are_those_of_their_seeds(twin: Twin, llm: LLM) -> None:

@@ -18,16 +18,20 @@ from kernels.cpu.native import build
     heads=st.integers(1, 3),
     head_dim=st.sampled_from([8, 12, 16, 72, 80]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    scale=st.sampled_from([None, 0.7]),
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=80, deadline=None)
-def test_windows_equal_the_definition(windows, queries, length, heads, head_dim, dtype, seed):
+def test_windows_equal_the_definition(
+    windows, queries, length, heads, head_dim, dtype, scale, seed
+):
     random = torch.Generator().manual_seed(seed)
     query = torch.randn(windows, queries, heads, head_dim, generator=random).to(dtype)
     keys, values = torch.randn(2, windows, heads, length, head_dim, generator=random).to(dtype)
-    scores = torch.einsum("wqhd,whkd->whqk", query.double(), keys.double()) * head_dim**-0.5
+    scores = torch.einsum("wqhd,whkd->whqk", query.double(), keys.double())
+    scores *= head_dim**-0.5 if scale is None else scale
     expected = torch.einsum("whqk,whkd->wqhd", scores.softmax(-1), values.double())
-    found = dense.attend(query, keys, values)
+    found = dense.attend(query, keys, values, scale)
     assert (found.shape, found.dtype) == (query.shape, dtype)
     error = (found.double() - expected).norm() / expected.norm()
     assert error < (5e-6 if dtype == torch.float32 else 1e-2)

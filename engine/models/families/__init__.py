@@ -97,7 +97,7 @@ FAMILIES: dict[str, Family] = {
         gemma.gemma2, "Gemma 2", "norms on both sides, windows, scores and logits capped"
     ),
     "gemma3": Family(
-        multimodal.gemma3, "Gemma 3 4B, 12B and 27B", "as `gemma3_text`; images are not taken"
+        multimodal.gemma3, "Gemma 3 4B, 12B and 27B", "as `gemma3_text`; images are taken"
     ),
     "gemma3_text": Family(
         gemma.gemma3, "Gemma 3, text", "norms on both sides, windows with a rope of their own"
@@ -105,7 +105,7 @@ FAMILIES: dict[str, Family] = {
     "gemma4": Family(
         multimodal.gemma4,
         "Gemma 4 31B, 26B-A4B, E4B and E2B",
-        "as `gemma4_text`; images and sound are not taken",
+        "as `gemma4_text`; images are taken, sound is not",
     ),
     "gemma4_text": Family(
         gemma4.gemma4,

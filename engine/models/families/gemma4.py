@@ -22,7 +22,14 @@ def gemma4(reader: ConfigReader) -> DecoderSpec:
     if size and embedded < reader.count("vocab_size"):
         raise reader.error("vocab_size_per_layer_input", "is below 'vocab_size'")
     spec = _text(reader, max_positions=131_072, window=512, moe=_experts(reader))
-    return replace(spec, per_layer_size=size, per_layer_vocab_size=embedded if size else 0)
+    if not size:
+        return spec
+    return replace(
+        spec,
+        per_layer_size=size,
+        per_layer_vocab_size=embedded,
+        per_layer_pad_id=_pad_id(reader, embedded),
+    )
 
 
 def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
@@ -32,6 +39,13 @@ def gemma4_unified(reader: ConfigReader) -> DecoderSpec:
     for key in ("vocab_size_per_layer_input", *_OF_EXPERTS):  # without effect without these
         reader.ignore(key)
     return _text(reader, max_positions=262_144, window=1024)
+
+
+def _pad_id(reader: ConfigReader, embedded: int) -> int:
+    pad_id = reader.whole("pad_token_id", 0)
+    if pad_id >= embedded:
+        raise reader.error("pad_token_id", f"of {pad_id} is none of {embedded} tokens")
+    return pad_id
 
 
 def _experts(reader: ConfigReader) -> MoeSpec | None:

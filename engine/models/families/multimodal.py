@@ -47,6 +47,12 @@ _QWEN2_DEFAULTS = {
     **{"num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 151_936},
     **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-6},
 }
+# What the text model of Gemma 3 4B, whose config says little, has besides.
+_GEMMA3_DEFAULTS = {
+    **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26},
+    **{"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
+    "eos_token_id": 1,
+}
 _LLAVA_TEXT: dict[str, tuple[Callable[[ConfigReader], DecoderSpec], dict[str, Any]]] = {
     "llama": (llama.llama, _LLAMA_DEFAULTS),
     "mistral": (llama.mistral, _MISTRAL_DEFAULTS),
@@ -56,7 +62,12 @@ _LLAVA_TEXT: dict[str, tuple[Callable[[ConfigReader], DecoderSpec], dict[str, An
 
 def gemma3(reader: ConfigReader) -> DecoderSpec:
     """Gemma 3 4B, 12B and 27B."""
-    spec = _text_part(reader, gemma.gemma3, _GEMMA)
+
+    def read(text: ConfigReader) -> DecoderSpec:
+        text.assume(_GEMMA3_DEFAULTS)
+        return gemma.gemma3(text)
+
+    spec = _text_part(reader, read, _GEMMA)
     layers = (dataclasses.replace(layer, looks_ahead=True) for layer in spec.layers)
     return dataclasses.replace(spec, layers=tuple(layers))
 

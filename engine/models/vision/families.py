@@ -8,18 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.images.nouns import AreaScaling, EdgeScaling, Scaling
+from engine.images.nouns import AreaScaling, BudgetScaling, EdgeScaling, Resampling, Scaling
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.spec import (
     AxialRope,
     MergerSpec,
     PixelSpec,
+    PoolSpec,
     VisionActivation,
     VisionNorm,
     VisionSpec,
 )
-from engine.models.vision.tokens import ImageTokens, TokenReader, mistral_tokens, qwen_tokens
+from engine.models.vision.tokens import (
+    ImageTokens,
+    TokenReader,
+    gemma3_tokens,
+    gemma4_tokens,
+    mistral_tokens,
+    qwen_tokens,
+)
 
 _MAX_LAYERS = 10_000
 _MAX_SIDE = 1024  # of a patch, in pixels
@@ -44,7 +52,9 @@ class VisionFamily(NamedTuple):
     # From the whole config, its part for images, which is read to its end, and the text model.
     read: Callable[[ConfigReader, ConfigReader, DecoderSpec], VisionSpec]
     tokens: TokenReader
-    scaling: Scaling  # as published, where no file beside config.json tells it
+    # As published, where no file beside config.json tells them. None: to the encoder's only size.
+    scaling: Scaling | None
+    resampling: Resampling = "bicubic"
 
 
 def qwen2_vl(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
@@ -136,6 +146,56 @@ def _encoder_of(whole: ConfigReader) -> str:
     return reader.text("model_type", "") if reader else ""
 
 
+def gemma3(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """Gemma 3 (Gemma Team 2025): SigLIP's encoder (Zhai et al. 2023), whose patches are averaged to
+    a number of tokens that is the same for each image."""
+    reader.require("model_type", "siglip_vision_model")
+    eps = reader.number("layer_norm_eps", 1e-6)
+    pool = PoolSpec(eps, weighted=True, inputs_first=True)
+    base = _siglip_encoder(whole, reader, text, pool, -1)
+    assert base.image_size is not None
+    side = base.image_size // base.patch_size
+    count = whole.count("mm_tokens_per_image", 256)
+    tokens = math.isqrt(count)
+    if tokens**2 != count or side % tokens:
+        problem = f"of {count} makes no square of whole patches, {side} along a side"
+        raise whole.error("mm_tokens_per_image", problem)
+    return replace(base, merge_size=side // tokens, final_norm=True)
+
+
+def gemma4(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    """Gemma 4: an encoder of its own, for images of any shape."""
+    reader.require("attention_bias", False)
+    for key in ("max_position_embeddings", "global_head_dim", "default_output_length"):
+        reader.ignore(key)  # rope has no bound here, all layers are alike, and tokens are told
+    hidden = reader.count("hidden_size", 768)
+    heads = _num_heads(reader, "num_attention_heads", hidden, 12)
+    reader.require("num_key_value_heads", heads)
+    reader.require("head_dim", hidden // heads)
+    eps = reader.number("rms_norm_eps", 1e-6)
+    return VisionSpec(
+        hidden_size=hidden,
+        intermediate_size=reader.count("intermediate_size", 3072),
+        num_heads=heads,
+        num_layers=reader.count("num_hidden_layers", 16, limit=_MAX_LAYERS),
+        patch_size=reader.count("patch_size", 16, limit=_MAX_SIDE),
+        merge_size=reader.count("pooling_kernel_size", 3, limit=_MAX_MERGE),
+        out_size=text.hidden_size,
+        norm=VisionNorm("rms", eps),
+        activation=_activation(reader, "hidden_activation", "gelu_pytorch_tanh"),
+        merger=PoolSpec(eps, scale=hidden**0.5, standardised=reader.flag("standardize")),
+        pixels=_HALF,
+        gated=True,
+        bias=False,
+        mlp_bias=False,
+        colours_last=True,
+        sandwich=True,
+        clipped=reader.flag("use_clipped_linears"),
+        rope=replace(_rope(reader, "num_attention_heads", hidden // heads, 100.0), apart=True),
+        position_axis=reader.count("position_embedding_size", 10_240),
+    )
+
+
 def _qwen(
     reader: ConfigReader,
     *,
@@ -220,14 +280,35 @@ def _pixtral(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> Vi
 def _clip(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
     """CLIP's encoder (Radford et al. 2021)."""
     reader.ignore("projection_dim")
-    base = _fixed(whole, reader, text, patch=32, norm_eps=1e-5, activation="quick_gelu")
+    merger, features = _projector(whole, text), _features(whole)
+    base = _fixed(
+        *(whole, reader, text, merger, features),
+        patch=32,
+        norm_eps=1e-5,
+        activation="quick_gelu",
+    )
     return replace(base, pixels=_CLIP, class_token=True, patch_norm=True)
 
 
 def _siglip(whole: ConfigReader, reader: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    return _siglip_encoder(whole, reader, text, _projector(whole, text), _features(whole))
+
+
+def _siglip_encoder(
+    whole: ConfigReader,
+    reader: ConfigReader,
+    text: DecoderSpec,
+    merger: MergerSpec | PoolSpec,
+    features: int,
+) -> VisionSpec:
     """SigLIP's encoder (Zhai et al. 2023)."""
     reader.ignore("vision_use_head")
-    base = _fixed(whole, reader, text, patch=16, norm_eps=1e-6, activation="gelu_pytorch_tanh")
+    base = _fixed(
+        *(whole, reader, text, merger, features),
+        patch=16,
+        norm_eps=1e-6,
+        activation="gelu_pytorch_tanh",
+    )
     return replace(base, pixels=_HALF, patch_bias=True)
 
 
@@ -235,6 +316,8 @@ def _fixed(
     whole: ConfigReader,
     reader: ConfigReader,
     text: DecoderSpec,
+    merger: MergerSpec | PoolSpec,
+    features: int,
     *,
     patch: int,
     norm_eps: float,
@@ -246,7 +329,6 @@ def _fixed(
         reader.ignore(key)
     hidden = reader.count("hidden_size", 768)
     num_layers = reader.count("num_hidden_layers", 12, limit=_MAX_LAYERS)
-    features = whole.integer("vision_feature_layer", -2)  # behind so many layers, or from the end
     num_read = features if features >= 0 else num_layers + 1 + features
     if not 0 < num_read <= num_layers:
         raise whole.error("vision_feature_layer", f"is {features}; there are {num_layers} layers")
@@ -264,11 +346,16 @@ def _fixed(
         out_size=text.hidden_size,
         norm=VisionNorm("layer", reader.number("layer_norm_eps", norm_eps)),
         activation=_activation(reader, "hidden_act", activation),
-        merger=_projector(whole, text),
+        merger=merger,
         pixels=_CLIP,
         image_size=image_size,
         num_unread_layers=num_layers - num_read,
     )
+
+
+def _features(whole: ConfigReader) -> int:
+    """Behind how many layers, or how many from the end, LLaVA takes what it reads."""
+    return whole.integer("vision_feature_layer", -2)
 
 
 def _projector(whole: ConfigReader, text: DecoderSpec) -> MergerSpec:
@@ -289,13 +376,18 @@ def _num_heads(reader: ConfigReader, key: str, hidden: int, default: int = 16) -
 
 
 def _rope(
-    reader: ConfigReader, heads_key: str, head_dim: int, *, staggered: bool = False
+    reader: ConfigReader,
+    heads_key: str,
+    head_dim: int,
+    theta: float = 10_000.0,
+    *,
+    staggered: bool = False,
 ) -> AxialRope:
     """Newer exports say it in a section, older ones at most its base."""
     if head_dim % 4:
         raise reader.error(heads_key, f"makes heads of {head_dim} dimensions, not a multiple of 4")
     section = reader.section("rope_parameters")
-    theta = reader.number("rope_theta", 10_000.0)
+    theta = reader.number("rope_theta", theta)
     if section is None:
         return AxialRope(theta, staggered)
     kind = section.text("rope_type", "axial")
@@ -316,6 +408,8 @@ def _activation(reader: ConfigReader, key: str, default: str) -> VisionActivatio
 _LLAVA_ENCODERS = {"clip_vision_model": _clip, "pixtral": _pixtral, "siglip_vision_model": _siglip}
 _QWEN3_SCALING = AreaScaling(65_536, 16_777_216)
 FAMILIES: dict[str, VisionFamily] = {
+    "gemma3": VisionFamily(gemma3, gemma3_tokens, None, "bilinear"),
+    "gemma4": VisionFamily(gemma4, gemma4_tokens, BudgetScaling(280)),
     "llava": VisionFamily(llava, _llava_tokens, EdgeScaling(1024)),
     "mistral3": VisionFamily(mistral3, mistral_tokens, EdgeScaling(1540)),
     "qwen2_5_vl": VisionFamily(qwen2_5_vl, qwen_tokens(151_655), AreaScaling(3136, 12_845_056)),

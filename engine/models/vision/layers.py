@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,11 +11,11 @@ from torch.nn import functional
 
 from engine.models.vision.patches import Windows, spans
 from engine.models.vision.positions import Turns
-from engine.models.vision.spec import VisionActivation, VisionNorm, VisionSpec
+from engine.models.vision.spec import MergerSpec, VisionActivation, VisionNorm, VisionSpec
 from kernels.dense import attend
 
 Tensors = Mapping[str, torch.Tensor]
-_ACTIVATIONS: dict[VisionActivation, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[VisionActivation, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "quick_gelu": lambda x: (x * 1.702).sigmoid_().mul_(x),
@@ -49,19 +50,10 @@ class Normalisation:
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.spec.eps)
 
 
-class Block:
-    """A layer: attention, and an MLP, each behind a norm and added to what it reads."""
+class Layer(ABC):
+    """A layer of an encoder: attention, and an MLP, each added to what it reads."""
 
-    def __init__(self, spec: VisionSpec, weights: Tensors, name: str) -> None:
-        self._num_heads = spec.num_heads
-        self._gated = spec.gated
-        self._activate = _ACTIVATIONS[spec.activation]
-        self._attention_norm = read_norm(spec.norm, weights, f"{name}.attention_norm")
-        self._qkv = read_projection(weights, f"{name}.qkv")
-        self._output = read_projection(weights, f"{name}.output")
-        self._mlp_norm = read_norm(spec.norm, weights, f"{name}.mlp_norm")
-        self._up = read_projection(weights, f"{name}.up")
-        self._down = read_projection(weights, f"{name}.down")
+    scale: float | None = None  # of scores; None: one over the root of a head's width
 
     def pieces(
         self, x: torch.Tensor, turns: Turns | None, windows: Sequence[Windows], most: int
@@ -70,7 +62,7 @@ class Block:
         iterated over. Patches see those of their windows."""
         parts: list[tuple[torch.Tensor, ...]] = []
         for rows in spans(x.shape[0], most):
-            parts.append(self._heads(x[rows], None if turns is None else turns.of(rows)))
+            parts.append(self.heads(x[rows], None if turns is None else turns.of(rows)))
             yield
         query, key, value = parts[0]
         if len(parts) > 1:
@@ -81,22 +73,54 @@ class Block:
             keys = window.of_each(key).transpose(1, 2).contiguous()
             values = window.of_each(value).transpose(1, 2).contiguous()
             for own, seen in window.parts(most):
-                attended = attend(own.of_each(query), keys[seen], values[seen])
+                attended = attend(own.of_each(query), keys[seen], values[seen], self.scale)
                 part = x[own.begin : own.end]
-                part += self._output(attended.view(part.shape))
-                part += self._mlp(self._mlp_norm(part))
+                part += self.output(attended.view(part.shape))
+                part += self.mlp(part)
                 yield
 
-    def _heads(self, x: torch.Tensor, turns: Turns | None) -> tuple[torch.Tensor, ...]:
+    @abstractmethod
+    def heads(self, x: torch.Tensor, turns: Turns | None) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values of patches, each [num_patches, heads, head_dim]."""
+
+    @abstractmethod
+    def output(self, attended: torch.Tensor) -> torch.Tensor:
+        """What attention adds: [num_patches, hidden_size], and so is its result."""
+
+    @abstractmethod
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """What the MLP adds: [num_patches, hidden_size], and so is its result."""
+
+
+class Block(Layer):
+    """The usual layer: attention and the MLP have a norm before them."""
+
+    def __init__(self, spec: VisionSpec, weights: Tensors, name: str) -> None:
+        self._num_heads = spec.num_heads
+        self._gated = spec.gated
+        self._activate = ACTIVATIONS[spec.activation]
+        self._attention_norm = read_norm(spec.norm, weights, f"{name}.attention_norm")
+        self._qkv = read_projection(weights, f"{name}.qkv")
+        self._output = read_projection(weights, f"{name}.output")
+        self._mlp_norm = read_norm(spec.norm, weights, f"{name}.mlp_norm")
+        self._up = read_projection(weights, f"{name}.up")
+        self._down = read_projection(weights, f"{name}.down")
+
+    def heads(self, x: torch.Tensor, turns: Turns | None) -> tuple[torch.Tensor, ...]:
+        """See ``Layer``."""
         fused = self._qkv(self._attention_norm(x))
         query, key, value = fused.view(fused.shape[0], 3, self._num_heads, -1).unbind(1)
         if turns is not None:
             query, key = turns.turn(query), turns.turn(key)
         return query, key, value
 
-    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        inner = self._up(x)
+    def output(self, attended: torch.Tensor) -> torch.Tensor:
+        """See ``Layer``."""
+        return self._output(attended)
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Layer``."""
+        inner = self._up(self._mlp_norm(x))
         if self._gated:
             gate, up = inner.chunk(2, dim=-1)
             return self._down(self._activate(gate).mul_(up))
@@ -108,15 +132,21 @@ class Merger:
 
     Args:
         spec: of the encoder.
-        weights: its parameters.
-        name: what those of the merger begin with.
+        merger: what it is.
+        weights: of the encoder.
+        name: what the names of the merger's begin with.
         norm_of_cells: the norm is one of the patches side by side, not of each.
     """
 
     def __init__(
-        self, spec: VisionSpec, weights: Tensors, name: str, *, norm_of_cells: bool = False
+        self,
+        spec: VisionSpec,
+        merger: MergerSpec,
+        weights: Tensors,
+        name: str,
+        *,
+        norm_of_cells: bool = False,
     ) -> None:
-        merger = spec.merger
         self._width = spec.merged_size
         self._norm: Normalisation | None = None
         if merger.norm is not None:
@@ -126,7 +156,7 @@ class Merger:
         if merger.joined:
             self._join = weights[f"{name}.join.weight"]
         self._up = read_projection(weights, f"{name}.up")
-        self._activate = _ACTIVATIONS[merger.activation]
+        self._activate = ACTIVATIONS[merger.activation]
         self._down = read_projection(weights, f"{name}.down")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

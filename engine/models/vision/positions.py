@@ -11,7 +11,8 @@ from engine.models.vision.spec import AxialRope
 
 
 class Turns(NamedTuple):
-    """By which angles each patch turns the pairs of a head: [num_patches, 1, head_dim / 2]."""
+    """By which angles each patch turns the pairs of a head: [num_patches, 1, head_dim / 2]; where
+    the parts of a head turn apart, [num_patches, 1, 2, head_dim / 4]."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -22,9 +23,10 @@ class Turns(NamedTuple):
 
     def turn(self, x: torch.Tensor) -> torch.Tensor:
         """[num_patches, heads, head_dim], in float32 and back."""
-        first, second = x.float().chunk(2, dim=-1)
+        parts = x.float().view(*x.shape[:2], *self.cos.shape[2:-1], -1)
+        first, second = parts.chunk(2, dim=-1)
         turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
-        return torch.cat(turned, dim=-1).to(x.dtype)
+        return torch.cat(turned, dim=-1).view(x.shape).to(x.dtype)
 
 
 def make_turns(rope: AxialRope, head_dim: int, rows: torch.Tensor, columns: torch.Tensor) -> Turns:
@@ -39,10 +41,28 @@ def make_turns(rope: AxialRope, head_dim: int, rows: torch.Tensor, columns: torc
     frequencies = rope.theta**-steps  # [head_dim / 2]
     of_rows = frequencies[0::2]
     of_columns = frequencies[1::2] if rope.staggered else of_rows
-    angles = torch.cat(
-        (rows[:, None].float() * of_rows, columns[:, None].float() * of_columns), dim=-1
-    )
+    by_row, by_column = rows[:, None].float() * of_rows, columns[:, None].float() * of_columns
+    if rope.apart:
+        angles = torch.stack((by_column, by_row), dim=1)
+    else:
+        angles = torch.cat((by_row, by_column), dim=-1)
     return Turns(angles.cos()[:, None], angles.sin()[:, None])
+
+
+def learned(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """What patches learn of where they lie.
+
+    Args:
+        table: [side * side, hidden_size] float32, see ``interpolated``; or [2, n, hidden_size], a
+            position for each column, and one for each row.
+        rows, columns: [num_patches] int64, of each patch.
+
+    Returns:
+        [num_patches, hidden_size] float32.
+    """
+    if table.dim() == 2:
+        return interpolated(table, rows, columns)
+    return functional.embedding(columns, table[0]).add_(functional.embedding(rows, table[1]))
 
 
 def interpolated(table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -8,18 +8,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling, Scaling
+from engine.images.nouns import (
+    AreaScaling,
+    BudgetScaling,
+    EdgeScaling,
+    FixedScaling,
+    Resampling,
+    Scaling,
+)
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 from engine.models.vision.spec import PixelSpec, VisionSpec
 
-_BICUBIC = 3
+_RESAMPLING: dict[int, Resampling] = {2: "bilinear", 3: "bicubic"}  # as Pillow counts
 _MAX_PIXELS = 2**31
 # What the code is called and what it makes, which the model's own config decides here.
 _WITHOUT_EFFECT = (
     *("image_processor_type", "feature_extractor_type", "processor_class", "video_processor_type"),
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
     *("do_convert_rgb", "default_to_square", "num_channels", "_valid_processor_keys"),
+    "image_seq_length",
 )
 
 
@@ -28,54 +36,70 @@ class Processing(NamedTuple):
 
     pixels: PixelSpec
     scaling: Scaling
+    resampling: Resampling
 
 
-def read_processing(directory: Path, spec: VisionSpec, scaling: Scaling) -> Processing:
+def read_processing(
+    directory: Path, spec: VisionSpec, scaling: Scaling, resampling: Resampling
+) -> Processing:
     """What the directory says of images.
 
     Args:
         directory: of the model.
         spec: of its encoder.
-        scaling: of the family, for what no file says.
+        scaling, resampling: of the family, for what no file says.
 
     Raises:
         ModelLoadError: a file is damaged, or asks for something else than is done here.
     """
     reader = _find(directory)
     if reader is None:
-        return Processing(spec.pixels, scaling)
+        return Processing(spec.pixels, scaling, resampling)
     for key in _WITHOUT_EFFECT:
         reader.ignore(key)
-    for key in ("do_resize", "do_rescale", "do_normalize"):
+    for key in ("do_resize", "do_rescale"):
         reader.require(key, True)
-    reader.require("resample", _BICUBIC)
+    usual = next(number for number, name in _RESAMPLING.items() if name == resampling)
+    filter_number = reader.whole("resample", usual)
+    if filter_number not in _RESAMPLING:
+        problem = f"is {filter_number}; only 2 (bilinear) and 3 (bicubic) are supported"
+        raise reader.error("resample", problem)
     reader.require("temporal_patch_size", spec.num_frames)
     reader.require("merge_size", spec.merge_size)
     side = spec.patch_size
     if not reader.is_value("patch_size", {"height": side, "width": side}):
         reader.require("patch_size", side)
-    pixels = PixelSpec(
-        _channels(reader, "image_mean", spec.pixels.mean),
-        _channels(reader, "image_std", spec.pixels.std),
-        reader.number("rescale_factor", spec.pixels.rescale),
-    )
-    found = _scaling(reader, scaling)
+    found = _scaling(reader, spec, scaling)
+    if isinstance(found, BudgetScaling):
+        pixels = _unnormalised(reader, spec.pixels)
+    else:
+        reader.require("do_normalize", True)
+        pixels = PixelSpec(
+            _channels(reader, "image_mean", spec.pixels.mean),
+            _channels(reader, "image_std", spec.pixels.std),
+            reader.number("rescale_factor", spec.pixels.rescale),
+        )
     reader.finish()
-    return Processing(pixels, found)
+    return Processing(pixels, found, _RESAMPLING[filter_number])
 
 
-def _scaling(reader: ConfigReader, scaling: Scaling) -> Scaling:
+def _scaling(reader: ConfigReader, spec: VisionSpec, scaling: Scaling) -> Scaling:
     if isinstance(scaling, FixedScaling):
         return _fixed(reader, scaling)
     reader.require("do_center_crop", False)
     reader.ignore("crop_size")
     reader.ignore("do_pad")  # of several images to one size
+    if isinstance(scaling, BudgetScaling):
+        return _budget(reader, spec, scaling)
     return _area(reader, scaling) if isinstance(scaling, AreaScaling) else _edge(reader, scaling)
 
 
 def _fixed(reader: ConfigReader, scaling: FixedScaling) -> FixedScaling:
     """The size is the encoder's; whether the middle is cut out is said."""
     reader.require("do_pad", False)
+    reader.require("do_pan_and_scan", False)  # parts of an image besides (Gemma 3)
+    for key in ("min_crop_size", "max_num_crops", "min_ratio_to_activate"):
+        reader.ignore(f"pan_and_scan_{key}")
     square = {"height": scaling.side, "width": scaling.side}
     crop = reader.flag("do_center_crop", scaling.crop)
     if not crop:
@@ -124,6 +148,22 @@ def _edge(reader: ConfigReader, scaling: EdgeScaling) -> EdgeScaling:
     longest = size.count("longest_edge", scaling.longest)
     size.finish()
     return EdgeScaling(longest)
+
+
+def _budget(reader: ConfigReader, spec: VisionSpec, scaling: BudgetScaling) -> BudgetScaling:
+    reader.ignore("size")  # whatever it is
+    reader.require("pooling_kernel_size", spec.merge_size)
+    return BudgetScaling(reader.count("max_soft_tokens", scaling.max_cells))
+
+
+def _unnormalised(reader: ConfigReader, pixels: PixelSpec) -> PixelSpec:
+    """Where the model itself does it: bytes are only made numbers from 0 to 1."""
+    if reader.flag("do_normalize"):
+        for key, value in (("image_mean", 0.0), ("image_std", 1.0)):
+            reader.require(key, [value] * 3)
+    for key in ("image_mean", "image_std"):
+        reader.ignore(key)
+    return PixelSpec(pixels.mean, pixels.std, reader.number("rescale_factor", pixels.rescale))
 
 
 def _channels(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.images.nouns import FixedScaling, ImageRules
+from engine.images.nouns import BudgetScaling, FixedScaling, ImageRules, Scaling
 from engine.models.config_reader import ConfigReader
 from engine.models.spec import DecoderSpec
 from engine.models.vision.families import FAMILIES
@@ -58,12 +58,15 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
     if len(spec.deep_layers) > text.num_layers:
         raise whole.error("vision_config", "has more deep layers than the text model has layers")
     tokens = family.tokens(whole, directory)
-    if max(token for token in tokens if token is not None) >= text.vocab_size:
+    ids = (tokens.token_id, tokens.row_end_id or 0, tokens.end_id or 0)
+    if max(ids) >= text.vocab_size:
         raise whole.error("vision_config", "needs tokens for images that lie beyond the vocabulary")
     scaling = family.scaling
     if spec.image_size is not None:
         scaling = FixedScaling(spec.image_size, crop=spec.class_token)
-    processing = read_processing(directory, spec, scaling)
+    assert scaling is not None, "a family of images of one size has an encoder of such"
+    processing = read_processing(directory, spec, scaling, family.resampling)
+    _check_positions(whole, spec, processing.scaling)
     return VisionModel(
         replace(spec, architecture=text.architecture, pixels=processing.pixels),
         ImageRules(
@@ -72,6 +75,21 @@ def read_vision(config: dict[str, Any], directory: Path, text: DecoderSpec) -> V
             end_id=tokens.end_id,
             cell=spec.cell_size,
             scaling=processing.scaling,
+            resampling=processing.resampling,
+            rewriting=tokens.rewriting,
             max_images=_MAX_IMAGES,
         ),
     )
+
+
+def _check_positions(whole: ConfigReader, spec: VisionSpec, scaling: Scaling) -> None:
+    """Every patch of the longest image that the budget has room for has a position."""
+    if not isinstance(scaling, BudgetScaling):
+        return
+    longest = scaling.max_cells * spec.merge_size
+    if longest > spec.position_axis:
+        raise whole.error(
+            "vision_config",
+            f"has positions for {spec.position_axis} patches along a side, images of "
+            f"{scaling.max_cells} tokens have {longest}",
+        )

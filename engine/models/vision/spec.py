@@ -24,11 +24,13 @@ class AxialRope:
     axis).
 
     With ``staggered`` the columns have the frequencies between those of the rows (Pixtral), else
-    the same.
+    the same. With ``apart`` the first half of a head turns by the column and the second by the row,
+    the halves of each half against each other (Gemma 4).
     """
 
     theta: float
     staggered: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,20 @@ class MergerSpec:
     activation: VisionActivation = "gelu"
     bias: bool = True
     joined: bool = False  # by a projection without a bias or an activation (Mistral Small 3.1)
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """What makes one embedding of Gemma's out of the patches of a cell.
+
+    average, times ``scale`` [─► standardised] ─► RMS norm ─► projection
+    """
+
+    eps: float  # of the norm
+    scale: float = 1.0
+    weighted: bool = False  # the norm has a weight, stored less one (Gemma 3)
+    inputs_first: bool = False  # in the projection's weights as they are stored
+    standardised: bool = False  # each number has a mean and a scale of its own (Gemma 4)
 
 
 @dataclass(frozen=True)
@@ -67,16 +83,22 @@ class VisionSpec:
     out_size: int  # of the text model's embeddings
     norm: VisionNorm
     activation: VisionActivation
-    merger: MergerSpec
+    merger: MergerSpec | PoolSpec
     pixels: PixelSpec
     architecture: str = ""  # Hugging Face model_type of the whole model
     gated: bool = False  # the MLP
     bias: bool = True  # of the projections of attention
     mlp_bias: bool = True
     patch_bias: bool = False
+    colours_last: bool = False  # in the weights of patches as they are stored, pixel by pixel
     # Frames that a patch spans, all of them the image; None: its weights know no time.
     num_frames: int | None = None
     patch_norm: bool = False  # of the patches before the first layer
+    final_norm: bool = False  # behind the last one
+    # Norms on both sides of attention and of the MLP, and of queries, keys and values, whose
+    # scores are not scaled (Gemma 4).
+    sandwich: bool = False
+    clipped: bool = False  # what projections read and make stays within bounds of the checkpoint
     rope: AxialRope | None = None
     # The side of a square table of learned positions, stretched over the image between its corners
     # by bilinear interpolation (Qwen3-VL); 0: there is none.
@@ -86,6 +108,8 @@ class VisionSpec:
     image_size: int | None = None
     class_token: bool = False  # a learned token before the patches, of which nothing is read
     num_unread_layers: int = 0  # in the checkpoint, behind those whose features are taken
+    # The length of two tables of learned positions, of columns and of rows (Gemma 4); 0: none.
+    position_axis: int = 0
     # Cells along a side of the windows that attention stays within, but for the layers that see
     # everything (Qwen2.5-VL); None: all layers do.
     window: int | None = None

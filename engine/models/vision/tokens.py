@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from engine.errors import ModelLoadError
+from engine.images.nouns import Rewriting
 from engine.models.config_reader import ConfigReader
 from engine.models.json_file import parse_object, read_bytes
 
@@ -19,6 +20,7 @@ class ImageTokens(NamedTuple):
     token_id: int
     row_end_id: int | None = None
     end_id: int | None = None
+    rewriting: Rewriting | None = None
 
 
 TokenReader = Callable[[ConfigReader, Path], ImageTokens]
@@ -48,6 +50,42 @@ def mistral_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
             raise ModelLoadError(f"{directory / 'tokenizer.json'}: has no token {name!r:.80}")
         found.append(ids[name])
     return ImageTokens(token_id, *found)
+
+
+def gemma3_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
+    """Gemma 3: templates write what an image begins with."""
+    token_id = config.whole("image_token_index", config.whole("image_token_id", 262_144))
+    begin = config.whole("boi_token_index", config.whole("boi_token_id", 255_999))
+    end = config.whole("eoi_token_index", config.whole("eoi_token_id", 256_000))
+    names = _names(directory, (begin, token_id, end))
+    if names is None:
+        return ImageTokens(token_id)
+    whole = "".join(names)
+    return ImageTokens(token_id, rewriting=Rewriting(names[0], f"\n\n{whole}\n\n"))
+
+
+def gemma4_tokens(config: ConfigReader, directory: Path) -> ImageTokens:
+    """Gemma 4: templates write an image's own token, which stands between two others."""
+    token_id = config.whole("image_token_id", 258_880)
+    begin = config.whole("boi_token_id", 255_999)
+    end = config.whole("eoi_token_id", 258_882)
+    names = _names(directory, (begin, token_id, end))
+    if names is None:
+        return ImageTokens(token_id)
+    return ImageTokens(token_id, rewriting=Rewriting(names[1], "".join(names)))
+
+
+def _names(directory: Path, ids: tuple[int, ...]) -> list[str] | None:
+    """How tokens are spelled; None of all of them where no ``tokenizer.json`` tells it."""
+    path = directory / "tokenizer.json"
+    added = _added_tokens(path)
+    if added is None:
+        return None
+    names = {id_: name for name, id_ in added.items()}
+    missing = [id_ for id_ in ids if id_ not in names]
+    if missing:
+        raise ModelLoadError(f"{path}: has no name for token {missing[0]}, of images")
+    return [names[id_] for id_ in ids]
 
 
 class _Token(msgspec.Struct):

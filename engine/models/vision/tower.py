@@ -9,11 +9,12 @@ import torch
 
 from engine.models.loader import dummy_weights, load_weights
 from engine.models.safetensors import Header
+from engine.models.vision.gemma import Pool, SandwichBlock
 from engine.models.vision.layers import Block, Merger, Normalisation, read_norm, read_projection
 from engine.models.vision.patches import Layout, Windows, cut, lay_out, spans
-from engine.models.vision.positions import interpolated, make_turns
+from engine.models.vision.positions import learned, make_turns
 from engine.models.vision.read import VisionModel
-from engine.models.vision.spec import VisionSpec
+from engine.models.vision.spec import MergerSpec, PoolSpec, VisionSpec
 from engine.models.vision.weights import is_foreign
 
 # Patches of a piece: a tenth of a second at most on two cores, with the widest encoders.
@@ -45,13 +46,20 @@ class VisionTower:
         self._patch_norm: Normalisation | None = None
         if spec.patch_norm:
             self._patch_norm = read_norm(spec.norm, tensors, "patch_norm")
-        self._blocks = tuple(Block(spec, tensors, str(i)) for i in range(spec.num_layers))
-        self._merger = Merger(spec, tensors, "merger")
-        self._deep = {
-            layer: Merger(spec, tensors, f"deep.{i}", norm_of_cells=True)
-            for i, layer in enumerate(spec.deep_layers)
-        }
-        self._dtype = tensors["merger.down.weight"].dtype
+        block = SandwichBlock if spec.sandwich else Block
+        self._blocks = tuple(block(spec, tensors, str(i)) for i in range(spec.num_layers))
+        self._final_norm: Normalisation | None = None
+        if spec.final_norm:
+            self._final_norm = read_norm(spec.norm, tensors, "final_norm")
+        self._deep: dict[int, Merger] = {}
+        if isinstance(spec.merger, MergerSpec):
+            self._merger = Merger(spec, spec.merger, tensors, "merger")
+            for i, layer in enumerate(spec.deep_layers):
+                name = f"deep.{i}"
+                self._deep[layer] = Merger(spec, spec.merger, tensors, name, norm_of_cells=True)
+        else:
+            self._merger = Pool(spec, spec.merger, tensors)
+        self._dtype = tensors["0.up.weight"].dtype
 
     def embed(self, pixels: torch.Tensor) -> ImageStates:
         """The embeddings of an image.
@@ -104,15 +112,20 @@ class VisionTower:
                 deep.append(layout.row_by_row((yield from _merge(self._deep[i], x, most))))
         if self._class_token is not None:
             x = x[1:]
+        if self._final_norm is not None:
+            x = self._final_norm(x)
         merged = yield from _merge(self._merger, x, most)
         return ImageStates(layout.row_by_row(merged), tuple(deep))
 
     def _positions_of(self, layout: Layout) -> torch.Tensor:
         """What is learned of where each patch lies: [num_patches, hidden_size] float32."""
         assert self._positions is not None
-        if self.spec.image_size is not None:
-            return self._positions
-        return interpolated(self._positions, layout.rows, layout.columns)
+        spec, table = self.spec, self._positions
+        if spec.image_size is None:
+            return learned(table, layout.rows, layout.columns)
+        at = layout.rows * (spec.image_size // spec.patch_size) + layout.columns
+        num_before = int(spec.class_token)
+        return torch.cat((table[:num_before], table[num_before:][at]))
 
     def activation_bytes(self, num_cells: int) -> int:
         """A bound of what ``embed`` takes at once for an image of so many cells, beside the pixels.
@@ -122,12 +135,15 @@ class VisionTower:
         """
         spec = self.spec
         hidden, size, pixels = spec.hidden_size, self._dtype.itemsize, 3 * spec.patch_size**2
+        of_inner = 4 if spec.clipped else 3 if spec.gated else 2
+        merged = spec.merger.inner_size if isinstance(spec.merger, MergerSpec) else hidden
         of_a_patch = max(
             6 * pixels + 4 * hidden,  # cut as bytes and again in order, normalised, embedded
-            16 * hidden if spec.position_grid else 0,
-            max(9 * size, 5 * size + 12) * hidden,  # attention, which turns heads in float32
-            3 * hidden * size + (3 if spec.gated else 2) * spec.intermediate_size * size,
-            3 * hidden * size + 3 * spec.merger.inner_size * size // spec.merge_size**2,
+            16 * hidden if spec.position_grid or spec.position_axis else 0,
+            # Attention, which turns heads in float32.
+            max(9 * size, (7 if spec.sandwich else 5) * size + 12) * hidden,
+            3 * hidden * size + of_inner * spec.intermediate_size * size,
+            3 * hidden * size + 3 * merged * size // spec.merge_size**2,
         )
         of_a_patch += 8 * spec.head_dim + 128  # where it lies and how it is turned
         of_a_cell = (2 + len(spec.deep_layers)) * spec.out_size * size
@@ -176,17 +192,36 @@ def load_tower(
     else:
         weights = dummy_weights(spec, dtype, device, seed)
     tensors = {name: weights[name] for name in weights}
-    # [hidden_size, 3, frames, side, side]: an image is the same in all frames.
+    return VisionTower(spec, _arranged(spec, tensors, is_random=seed is not None))
+
+
+def _arranged(
+    spec: VisionSpec, tensors: dict[str, torch.Tensor], *, is_random: bool
+) -> dict[str, torch.Tensor]:
+    """The parameters as they are computed with; checkpoints have some of them in another order."""
     patch = tensors["patch.weight"]
-    tensors["patch.weight"] = (patch if spec.num_frames is None else patch.sum(2)).flatten(1)
-    if spec.merger.joined:
+    if spec.colours_last:  # of a pixel
+        patch = patch.unflatten(1, (-1, 3)).transpose(1, 2)
+    elif spec.num_frames is not None:
+        # [hidden_size, 3, frames, side, side]: an image is the same in all frames.
+        patch = patch.sum(2)
+    arranged = {**tensors, "patch.weight": patch.flatten(1).contiguous()}
+    if isinstance(spec.merger, PoolSpec):
+        if spec.merger.inputs_first:
+            projection = tensors["merger.projection.weight"].T
+            arranged["merger.projection.weight"] = projection.contiguous()
+    elif spec.merger.joined:
         # Checkpoints have the patches of a cell within each dimension; here it is the other way.
         stored = tensors["merger.join.weight"].unflatten(1, (spec.hidden_size, -1))
-        tensors["merger.join.weight"] = stored.transpose(1, 2).flatten(1).contiguous()
-    return VisionTower(spec, tensors)
+        arranged["merger.join.weight"] = stored.transpose(1, 2).flatten(1).contiguous()
+    if is_random:  # which no bounds were found for
+        arranged = {name: held for name, held in arranged.items() if not name.endswith(".bounds")}
+    return arranged
 
 
-def _merge(merger: Merger, x: torch.Tensor, most: int) -> Generator[None, None, torch.Tensor]:
+def _merge(
+    merger: Merger | Pool, x: torch.Tensor, most: int
+) -> Generator[None, None, torch.Tensor]:
     """``merger(x)``, for about ``most`` patches at a time."""
     parts = []
     for rows in spans(x.shape[0], most):

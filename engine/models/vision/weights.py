@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from engine.models.rules import Rule
-from engine.models.vision.spec import MergerSpec, VisionNorm, VisionSpec
+from engine.models.vision.spec import MergerSpec, PoolSpec, VisionNorm, VisionSpec
 from engine.models.weights import Parameter, Target
 
 
@@ -18,6 +18,18 @@ def _linear(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
 
 def _norm(pattern: str, parameter: str) -> tuple[Rule, ...]:
     return Rule(f"{pattern}.weight", parameter), Rule(f"{pattern}.bias", f"{parameter}.bias")
+
+
+def _clipped(pattern: str, parameter: str, part: int = 0) -> tuple[Rule, ...]:
+    """A projection, and the bounds of what it reads and makes, where it has them."""
+    bounds = ("input_min", "input_max", "output_min", "output_max")
+    return (
+        Rule(f"{pattern}.linear.weight", f"{parameter}.weight", part),
+        *(
+            Rule(f"{pattern}.{bound}", f"{parameter}.bounds", len(bounds) * part + i)
+            for i, bound in enumerate(bounds)
+        ),
+    )
 
 
 _QWEN_BLOCK = "visual.blocks.{i}."
@@ -76,23 +88,51 @@ _MISTRAL3 = (
     *_linear("multi_modal_projector.linear_1", "merger.up"),
     *_linear("multi_modal_projector.linear_2", "merger.down"),
 )
-_CLIP_LAYER = "vision_tower.encoder.layers.{i}."
-_LLAVA = (
-    *_MISTRAL3,
+_TOWER_LAYER = "vision_tower.encoder.layers.{i}."
+_CLIP = (  # and SigLIP
     Rule("vision_tower.embeddings.class_embedding", "class_token"),
     *_linear("vision_tower.embeddings.patch_embedding", "patch"),
     Rule("vision_tower.embeddings.position_embedding.weight", "positions"),
     *_norm("vision_tower.pre_layrnorm", "patch_norm"),
-    *_norm(_CLIP_LAYER + "layer_norm1", "{i}.attention_norm"),
-    *_linear(_CLIP_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
-    *_linear(_CLIP_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
-    *_linear(_CLIP_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
-    *_linear(_CLIP_LAYER + "self_attn.out_proj", "{i}.output"),
-    *_norm(_CLIP_LAYER + "layer_norm2", "{i}.mlp_norm"),
-    *_linear(_CLIP_LAYER + "mlp.fc1", "{i}.up"),
-    *_linear(_CLIP_LAYER + "mlp.fc2", "{i}.down"),
+    *_norm(_TOWER_LAYER + "layer_norm1", "{i}.attention_norm"),
+    *_linear(_TOWER_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *_linear(_TOWER_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *_linear(_TOWER_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    *_linear(_TOWER_LAYER + "self_attn.out_proj", "{i}.output"),
+    *_norm(_TOWER_LAYER + "layer_norm2", "{i}.mlp_norm"),
+    *_linear(_TOWER_LAYER + "mlp.fc1", "{i}.up"),
+    *_linear(_TOWER_LAYER + "mlp.fc2", "{i}.down"),
+    *_norm("vision_tower.post_layernorm", "final_norm"),
+)
+_LLAVA = (*_MISTRAL3, *_CLIP)
+_GEMMA3 = (
+    *_CLIP,
+    Rule("multi_modal_projector.mm_soft_emb_norm.weight", "merger.norm"),
+    Rule("multi_modal_projector.mm_input_projection_weight", "merger.projection.weight"),
+)
+_GEMMA4 = (
+    Rule("vision_tower.patch_embedder.input_proj.weight", "patch.weight"),
+    Rule("vision_tower.patch_embedder.position_embedding_table", "positions", None),
+    Rule(_TOWER_LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    *_clipped(_TOWER_LAYER + "self_attn.q_proj", "{i}.qkv", 0),
+    *_clipped(_TOWER_LAYER + "self_attn.k_proj", "{i}.qkv", 1),
+    *_clipped(_TOWER_LAYER + "self_attn.v_proj", "{i}.qkv", 2),
+    Rule(_TOWER_LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
+    Rule(_TOWER_LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
+    *_clipped(_TOWER_LAYER + "self_attn.o_proj", "{i}.output"),
+    Rule(_TOWER_LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
+    Rule(_TOWER_LAYER + "pre_feedforward_layernorm.weight", "{i}.mlp_norm"),
+    *_clipped(_TOWER_LAYER + "mlp.gate_proj", "{i}.up", 0),
+    *_clipped(_TOWER_LAYER + "mlp.up_proj", "{i}.up", 1),
+    *_clipped(_TOWER_LAYER + "mlp.down_proj", "{i}.down"),
+    Rule(_TOWER_LAYER + "post_feedforward_layernorm.weight", "{i}.mlp_after"),
+    Rule("vision_tower.std_bias", "merger.mean"),
+    Rule("vision_tower.std_scale", "merger.scale"),
+    Rule("embed_vision.embedding_projection.weight", "merger.projection.weight"),
 )
 _TABLES = {
+    "gemma3": _GEMMA3,
+    "gemma4": _GEMMA4,
     "llava": _LLAVA,
     "mistral3": _MISTRAL3,
     "qwen2_5_vl": _QWEN2_5,
@@ -105,7 +145,9 @@ _TABLES = {
 # What the names of an encoder begin with; newer exports put the whole model's before it, and older
 # ones another within.
 _OWN = re.compile(
-    r"(?:model\.)?(visual|vision_tower|multi_modal_projector)\.(?:vision_model\.)?(.*)", re.DOTALL
+    r"(?:model\.)?(visual|vision_tower|multi_modal_projector|embed_vision)\."
+    r"(?:vision_model\.)?(.*)",
+    re.DOTALL,
 )
 # What stands behind the features that are taken, and a table that is counted out.
 _UNREAD = re.compile(r"vision_tower\.(?:post_layernorm\..*|head\..*|embeddings\.position_ids)")
@@ -150,11 +192,14 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     hidden, side = spec.hidden_size, spec.patch_size
     frames = () if spec.num_frames is None else (spec.num_frames,)
     # In float32: the pixels are read so, and the frames' weights are summed.
-    found = {"patch.weight": Parameter((hidden,), (3, *frames, side, side), is_exact=True)}
+    shape = (3 * side**2,) if spec.colours_last else (3, *frames, side, side)
+    found = {"patch.weight": Parameter((hidden,), shape, is_exact=True)}
     if spec.patch_bias:
         found["patch.bias"] = Parameter((hidden,), is_exact=True)
     if spec.num_positions:
         found["positions"] = Parameter((spec.num_positions,), (hidden,), is_exact=True)
+    if spec.position_axis:
+        found["positions"] = Parameter((2,), (spec.position_axis, hidden), is_exact=True)
     if spec.class_token:
         found["class_token"] = Parameter((hidden,), is_exact=True)
     if spec.patch_norm:
@@ -162,6 +207,10 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     for i in range(spec.num_layers):
         layer = _layer_parameters(spec)
         found |= {f"{i}.{name}": parameter for name, parameter in layer.items()}
+    if spec.final_norm:
+        found |= _norm_parameters("final_norm", spec.norm, hidden)
+    if isinstance(spec.merger, PoolSpec):
+        return found | _pool_parameters(spec, spec.merger)
     found |= _merger_parameters("merger", spec, spec.merger, hidden)
     for i in range(len(spec.deep_layers)):
         found |= _merger_parameters(f"deep.{i}", spec, spec.merger, spec.merged_size)
@@ -171,7 +220,7 @@ def vision_parameters(spec: VisionSpec) -> dict[str, Parameter]:
 def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     up = (inner, inner) if spec.gated else (inner,)
-    return {
+    found = {
         **_norm_parameters("attention_norm", spec.norm, hidden),
         **_linear_parameters("qkv", (hidden, hidden, hidden), hidden, bias=spec.bias),
         **_linear_parameters("output", (hidden,), hidden, bias=spec.bias),
@@ -179,6 +228,27 @@ def _layer_parameters(spec: VisionSpec) -> dict[str, Parameter]:
         **_linear_parameters("up", up, hidden, bias=spec.mlp_bias),
         **_linear_parameters("down", (hidden,), inner, bias=spec.mlp_bias),
     }
+    if spec.sandwich:
+        sizes = {"query_norm": spec.head_dim, "key_norm": spec.head_dim}
+        sizes |= {"attention_after": hidden, "mlp_after": hidden}
+        for name, size in sizes.items():
+            found |= _norm_parameters(name, spec.norm, size)
+    if spec.clipped:
+        for name, count in (("qkv", 3), ("output", 1), ("up", len(up)), ("down", 1)):
+            found[f"{name}.bounds"] = Parameter((1,) * (4 * count), is_exact=True)
+    return found
+
+
+def _pool_parameters(spec: VisionSpec, pool: PoolSpec) -> dict[str, Parameter]:
+    hidden, out = spec.hidden_size, spec.out_size
+    shape = (hidden, out) if pool.inputs_first else (out, hidden)
+    found = {"merger.projection.weight": Parameter(shape[:1], shape[1:])}
+    if pool.weighted:
+        found["merger.norm"] = Parameter((hidden,), is_exact=True)
+    if pool.standardised:
+        found["merger.mean"] = Parameter((hidden,), is_exact=True)
+        found["merger.scale"] = Parameter((hidden,), is_norm=True, is_exact=True)
+    return found
 
 
 def _merger_parameters(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import InvalidParameter
-from engine.images.nouns import AreaScaling, ImageRules
+from engine.images.nouns import AreaScaling, ImageRules, Rewriting
 from engine.images.place import place_images
 from engine.images.read import Picture
 from engine.requests import fan_out
@@ -46,3 +46,10 @@ def test_every_choice_has_the_images() -> None:
     ids, images = place_images([9], [picture(1, 2)], PLAIN)
     requests = fan_out("r", ids, SamplingParams(n=3), images=images)
     assert [request.images for request in requests] == [images] * 3
+
+
+def test_what_a_template_writes_is_read_as_the_model_has_it() -> None:
+    rewriting = Rewriting("<begin>", "\n<begin><image><end>\n")
+    written = "one <begin> two\n<begin><begin>"
+    read = "one \n<begin><image><end>\n two\n\n<begin><image><end>\n\n<begin><image><end>\n"
+    assert rewriting.apply(written) == read

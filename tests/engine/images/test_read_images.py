@@ -15,18 +15,27 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from engine.errors import InvalidParameter
-from engine.images.nouns import AreaScaling, EdgeScaling, FixedScaling, ImageRules, Scaling
+from engine.images.nouns import (
+    AreaScaling,
+    BudgetScaling,
+    EdgeScaling,
+    FixedScaling,
+    ImageRules,
+    Resampling,
+    Scaling,
+)
 from engine.images.read import MAX_PIXELS, read_image, scaled_size, see_image
 
 QWEN = AreaScaling(min_pixels=56 * 56, max_pixels=28 * 28 * 30)
 PIXTRAL = EdgeScaling(longest=140)
 CLIP = FixedScaling(side=84, crop=True)
 SIGLIP = FixedScaling(side=90, crop=False)
+GEMMA4 = BudgetScaling(max_cells=70)
 MODES = ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"]
 
 
-def rules(scaling: Scaling, cell: int = 28) -> ImageRules:
-    return ImageRules(token_id=5, cell=cell, scaling=scaling, max_images=4)
+def rules(scaling: Scaling, cell: int = 28, resampling: Resampling = "bicubic") -> ImageRules:
+    return ImageRules(token_id=5, cell=cell, scaling=scaling, resampling=resampling, max_images=4)
 
 
 def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
@@ -45,7 +54,9 @@ def file_of(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
     return out.getvalue()
 
 
-def seen_by_hugging_face(image: Image.Image, scaling: Scaling, cell: int) -> np.ndarray:
+def seen_by_hugging_face(
+    image: Image.Image, scaling: Scaling, cell: int, resampling: Resampling = "bicubic"
+) -> np.ndarray:
     """The pixels [height, width, 3] that its image processor would normalise."""
     plain: dict[str, Any] = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
     if isinstance(scaling, EdgeScaling):
@@ -56,16 +67,31 @@ def seen_by_hugging_face(image: Image.Image, scaling: Scaling, cell: int) -> np.
         processor = PixtralImageProcessorPil(size={"longest_edge": scaling.longest}, **plain)
         return processor(image, patch_size=cell, **plain)["pixel_values"][0].transpose(1, 2, 0)
     if isinstance(scaling, FixedScaling):
+        from transformers import Gemma3ImageProcessorPil
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
         from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
         square = {"height": scaling.side, "width": scaling.side}
         processor = SiglipImageProcessorPil(size=square, do_convert_rgb=True, **plain)
-        if scaling.crop:
+        if resampling == "bilinear":
+            processor = Gemma3ImageProcessorPil(size=square, **plain)
+        elif scaling.crop:
             size = {"shortest_edge": scaling.side}
             processor = CLIPImageProcessorPil(size=size, crop_size=square, **plain)
         whole = processor(image, **plain)["pixel_values"][0].transpose(1, 2, 0)
         return whole[:84, :84]  # a convolution of whole cells sees no more
+    if isinstance(scaling, BudgetScaling):
+        from transformers import Gemma4ImageProcessorPil
+
+        side, most = cell // 2, scaling.max_cells
+        processor = Gemma4ImageProcessorPil(
+            patch_size=side, pooling_kernel_size=2, max_soft_tokens=most
+        )
+        found = processor(image, **plain)
+        places = found["image_position_ids"][0]
+        columns, rows = places.max(0) + 1
+        patches = found["pixel_values"][0, : rows * columns].reshape(rows, columns, side, side, 3)
+        return patches.swapaxes(1, 2).reshape(rows * side, columns * side, 3)
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     size = {"shortest_edge": scaling.min_pixels, "longest_edge": scaling.max_pixels}
@@ -81,12 +107,17 @@ def seen_by_hugging_face(image: Image.Image, scaling: Scaling, cell: int) -> np.
 
 
 def test_pixels_equal_hugging_faces_in_every_mode_and_scaling() -> None:
-    for scaling in (QWEN, PIXTRAL, CLIP, SIGLIP):
+    kinds: list[tuple[Scaling, Resampling]] = [
+        *((scaling, "bicubic") for scaling in (QWEN, PIXTRAL, CLIP, SIGLIP, GEMMA4)),
+        (SIGLIP, "bilinear"),  # Gemma 3
+    ]
+    for scaling, resampling in kinds:
         for mode in MODES:
             for width, height in ((56, 84), (31, 200), (300, 170), (20, 9)):
                 data = file_of(picture(width, height, mode))
-                seen = read_image(data, rules(scaling))
-                wanted = seen_by_hugging_face(Image.open(io.BytesIO(data)), scaling, 28)
+                seen = read_image(data, rules(scaling, 28, resampling))
+                image = Image.open(io.BytesIO(data))
+                wanted = seen_by_hugging_face(image, scaling, 28, resampling)
                 assert (seen.height, seen.width) == wanted.shape[:2]
                 assert seen.pixels == wanted.astype(np.uint8).tobytes(), (scaling, mode, width)
 
@@ -192,6 +223,24 @@ def test_sizes_within_an_edge_are_pixtrals(height: int, width: int, kind: tuple[
             scaled_size(height, width, rules(EdgeScaling(longest), cell))
     else:
         assert scaled_size(height, width, rules(EdgeScaling(longest), cell)) == wanted
+
+
+@given(SIDES, SIDES, st.sampled_from([(8, 2, 70), (16, 3, 280), (16, 3, 1120), (4, 1, 1)]))
+@settings(deadline=None)
+def test_sizes_within_a_budget_are_gemmas(
+    height: int, width: int, kind: tuple[int, int, int]
+) -> None:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import (
+        get_aspect_ratio_preserving_size,
+    )
+
+    patch, merge, most = kind
+    found = scaled_size(height, width, rules(BudgetScaling(most), patch * merge))
+    try:
+        wanted = get_aspect_ratio_preserving_size(height, width, patch, most * merge**2, merge)
+    except ValueError:  # a cell that rounding has made less than one
+        wanted = (patch * merge, patch * merge)
+    assert found == wanted
 
 
 def png_that_claims(width: int, height: int) -> bytes:

@@ -16,7 +16,10 @@ from engine.models.vision.tower import VisionTower, load_tower, refuse_tower
 from tests import tiny_vision
 
 CPU = torch.device("cpu")
-KINDS = ["qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "llava_siglip"]
+KINDS = [
+    *("qwen2_5_vl", "qwen3_vl", "mistral3", "llava_clip", "llava_siglip"),
+    *("gemma3", "gemma4"),
+]
 
 
 def vision_of(directory: Path) -> VisionModel:
@@ -54,7 +57,7 @@ def test_names_of_older_and_newer_exports(tmp_path, kind):
     renamed = {}
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         own = name.removeprefix("model.")
-        if own.startswith(("visual.", "vision_tower.", "multi_modal_projector.")):
+        if own.startswith(("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision.")):
             name = own if name.startswith("model.") else f"model.{own}"
         renamed[name] = tensor
     save_file(renamed, tmp_path / "model.safetensors")

@@ -10,7 +10,14 @@ import torch
 
 from engine.images.nouns import AreaScaling, ImageRules
 from engine.models.vision.read import VisionModel
-from engine.models.vision.spec import AxialRope, MergerSpec, PixelSpec, VisionNorm, VisionSpec
+from engine.models.vision.spec import (
+    AxialRope,
+    MergerSpec,
+    PixelSpec,
+    PoolSpec,
+    VisionNorm,
+    VisionSpec,
+)
 from engine.models.vision.tower import VisionTower, load_tower
 
 _RULES = ImageRules(token_id=1, cell=28, scaling=AreaScaling(1, 2**24), max_images=1)
@@ -36,6 +43,19 @@ SPECS = {
     "plain": _PLAIN,
     "windows": replace(_PLAIN, gated=True, window=4, full_layers=frozenset([1])),
     "deep": replace(_PLAIN, deep_layers=(0, 1), position_grid=12),
+    "pooled": replace(_PLAIN, merger=PoolSpec(1e-6, weighted=True, inputs_first=True)),
+    "sandwich": replace(
+        _PLAIN,
+        bias=False,
+        mlp_bias=False,
+        gated=True,
+        sandwich=True,
+        num_frames=None,
+        colours_last=True,
+        rope=AxialRope(100.0, apart=True),
+        position_axis=64,
+        merger=PoolSpec(1e-6, scale=18.0, standardised=True),
+    ),
     "joined": replace(_PLAIN, gated=True, merger=MergerSpec(_RMS, 512, bias=False, joined=True)),
 }
 

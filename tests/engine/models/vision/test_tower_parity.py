@@ -13,6 +13,7 @@ from engine.models.checkpoint import read_config, read_headers
 from engine.models.vision import tower as tower_module
 from engine.models.vision.tower import ImageStates, VisionTower, load_tower
 from tests import tiny_vision
+from tests.image_prompts import allowed, rules_of
 
 CPU = torch.device("cpu")
 # Rows and columns of cells: one, fewer than a window of Qwen2.5-VL, whole windows, and windows of
@@ -43,7 +44,7 @@ def expected(model: Any, processor: Any, pixels: np.ndarray) -> ImageStates:
             return ImageStates(parts.multi_modal_projector(patches, read["image_sizes"]), ())
         out = model.get_image_features(**read, return_dict=True)
     deep = getattr(out, "deepstack_features", ())
-    return ImageStates(torch.cat(out.pooler_output), tuple(torch.cat(own) for own in deep))
+    return ImageStates(torch.cat(tuple(out.pooler_output)), tuple(torch.cat(own) for own in deep))
 
 
 def assert_close(found: ImageStates, wanted: ImageStates, tolerance: float) -> None:
@@ -64,20 +65,20 @@ def test_embeddings_equal_hugging_faces(tmp_path, monkeypatch, kind, most):
     model = tiny_vision.save(kind, tmp_path)
     processor = tiny_vision.processor(kind)
     tower = load(tmp_path)
-    side = tower.spec.image_size
-    for rows, columns in SIZES if side is None else [(side // 14, side // 14)]:
+    for rows, columns in dict.fromkeys(allowed(rules_of(tmp_path), SIZES)):
         pixels = noise(rows, columns, tower.spec.cell_size)
         found = tower.embed(torch.from_numpy(pixels))
         assert found.embeddings.shape == (rows * columns, 48)
         assert_close(found, expected(model, processor, pixels), 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "mistral3"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "mistral3", "gemma3", "gemma4"])
 def test_embeddings_in_bfloat16(tmp_path, kind):
     """As near to Hugging Face's in float32 as its own in bfloat16 are, or nearly so."""
     model = tiny_vision.save(kind, tmp_path)
     tower = load(tmp_path, torch.bfloat16)
-    pixels = noise(5, 7, tower.spec.cell_size)
+    ((rows, columns),) = allowed(rules_of(tmp_path), [(5, 7)])
+    pixels = noise(rows, columns, tower.spec.cell_size)
     processor = tiny_vision.processor(kind)
     wanted = expected(model, processor, pixels)
     found = tower.embed(torch.from_numpy(pixels))
