@@ -84,6 +84,12 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     pixels: bytes  # height * width * 3, RGB
     digest: bytes  # of the size and the pixels
 
+    def span(self, cell: int) -> tuple[int, int]:
+        """The places in the prompt of its first cell, of so many pixels a side, and behind its
+        last."""
+        rows, columns = self.height // cell, self.width // cell
+        return self.start, self.start + (rows - 1) * (self.num_tokens // rows) + columns
+
     def __repr__(self) -> str:  # without the pixels: requests may find their way into a log
         shape = f"{self.width} x {self.height}"
         return f"Image({shape} pixels, {self.num_tokens} tokens from {self.start})"

@@ -29,12 +29,6 @@ def cells(image: Image, cell: int) -> np.ndarray:
     return image.start + places.ravel()
 
 
-def cells_span(image: Image, cell: int) -> tuple[int, int]:
-    """The places of its first cell, and behind its last, in the prompt."""
-    places = cells(image, cell)
-    return int(places[0]), int(places[-1]) + 1
-
-
 def prompt_positions(num_tokens: int, images: Sequence[Image], cell: int) -> PromptPositions:
     """M-RoPE (Wang et al. 2024, Qwen2-VL): an image's cells stand at the time of its first one, at
     rows and columns counted from there; text goes on behind the larger of its sides.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from engine.errors import ContextLengthExceeded, InvalidParameter
 from engine.images.nouns import Image
-from engine.images.positions import cells_span
 from engine.kv_cache.pool import BlockTable
 from engine.kv_cache.prefix import PrefixChain
 from engine.types import Request
@@ -144,7 +143,7 @@ def sequence_of(
 
 
 def _spans(images: Iterable[Image], cell: int | None) -> tuple[tuple[int, int], ...]:
-    return () if cell is None else tuple(cells_span(image, cell) for image in images)
+    return () if cell is None else tuple(image.span(cell) for image in images)
 
 
 def leader_of(seq: Sequence, live: Mapping[str, Sequence]) -> Sequence | None:

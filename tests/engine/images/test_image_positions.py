@@ -74,6 +74,7 @@ def test_the_cells_of_an_image_lie_between_the_ends_of_its_rows(parts, behind, r
         assert (np.diff(found, axis=1) == 1).all()
         assert (np.diff(found[:, 0]) == columns + row_end).all()
         assert found[0, 0] == image.start
+        assert image.span(CELL) == (image.start, found[-1, -1] + 1)
 
 
 @given(PROMPTS, st.integers(1, 4), st.lists(st.integers(1, 7), min_size=1, max_size=9))
