@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.tiny_vision import END, IMAGE, IMAGE_END, ROW_END, START, VIDEO
 
-TURN, TURN_END = 148, 149
+THREE_NEWLINES, TURN, TURN_END = 147, 148, 149
 SPECIAL = {
     TURN: "<|im_start|>",
     TURN_END: "<|im_end|>",

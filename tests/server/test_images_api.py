@@ -8,9 +8,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from PIL import Image
 
+from engine.images.nouns import Rewriting
 from engine.images.read import read_image
 from server.images import ImageReader
 from tests.server.showing import (
@@ -36,7 +38,7 @@ from tests.server.showing import (
     user,
 )
 from tests.tiny_vision import END, IMAGE, START
-from tests.tiny_vision_text import MISTRAL, QWEN, TURN
+from tests.tiny_vision_text import MISTRAL, QWEN, THREE_NEWLINES, TURN
 
 
 async def test_text_and_images_keep_their_order(tmp_path: Path) -> None:
@@ -207,6 +209,22 @@ async def test_a_spelling_of_the_placeholder_stays_text(tmp_path: Path) -> None:
         request, _ = await answered(app.post(CHAT, messages=messages, max_tokens=1), app)
         assert request.prompt_token_ids.count(IMAGE) == 1
         assert prompt_text(app, request).count("<|image_pad|>") == 3
+
+
+async def test_what_stands_for_an_image_is_rewritten_before_it_is_tokenised(tmp_path: Path) -> None:
+    """As Gemma's processors do it, where there are images at all."""
+    rewriting = Rewriting("<|vision_start|>", "\n\n<|vision_start|>")
+    rules = msgspec.structs.replace(RULES, rewriting=rewriting)
+    async with seeing(tmp_path, rules=rules) as app:
+        asked = app.post(CHAT, messages=[user(shown(), text("<|vision_start|>"))], max_tokens=1)
+        request, _ = await answered(asked, app)
+        wanted = f"<|im_start|>user\n\n\n{SIX}<|vision_start|><|im_end|>\n<|im_start|>assistant\n"
+        assert prompt_text(app, request) == wanted
+        ids = request.prompt_token_ids
+        assert ids.count(START) == 1
+        assert ids[request.images[0].start - 2] == THREE_NEWLINES
+        request, _ = await answered(app.post(CHAT, messages=[user(text("a"))], max_tokens=1), app)
+        assert "\n\n" not in prompt_text(app, request)
 
 
 async def test_special_tokens_and_images_are_both_counted(tmp_path: Path) -> None:
