@@ -8,6 +8,14 @@ import pytest
 
 from tests.servers import Server, running_server
 
+# Of minutes in one piece: begun last, they would leave all cores but one without work.
+_LONG = {"test_pretended_gpu.py", "test_triton_interpreter.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    items.sort(key=lambda item: item.path.name not in _LONG)
+
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
