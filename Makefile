@@ -67,7 +67,7 @@ serve: $(SERVER) ## Serve the model that ships with Quire (ARGS="MODEL --port 90
 # that wait for each other by spinning cost far more than they gain.
 test: install ## Run the tests (ARGS="tests/engine -k name"; "-n 0" keeps to one process)
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive \
-		$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+		$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: install ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -96,7 +96,11 @@ def other_rank(core: EngineCore, number: int = 1):
 
 
 @pytest.mark.parametrize(
-    ("size", "stages", "level"), [(2, 1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 2), (2, 2, 2)]
+    ("size", "stages", "level"),
+    [
+        *((2, 1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 2)),
+        pytest.param(2, 2, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_wake_as_they_were_but_for_the_cache(models, make, size, stages, level) -> None:
     core = make(models["first"], size, stages)
@@ -243,6 +247,7 @@ def test_ranks_on_several_machines_do_not_sleep(models, make) -> None:
 # ---------------------------------------------------------------- processes
 
 
+@pytest.mark.slow
 def test_every_rank_gives_its_memory_back(tmp_path: Path) -> None:
     """Ranks that are processes, of a process of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
