@@ -13,6 +13,7 @@ from engine.config import SchedulerConfig
 from engine.plan_rows import PlanRows, ScheduledRow
 from loadtest.workloads import Shape
 from server.cli import main
+from tests.tools.planned import LLAMA_8B
 from tools.plan.answer import Slo, greatest_rate, predict, replicas_for
 from tools.plan.calibrate import Calibration
 from tools.plan.cost import FitErrors, Fitted, Roofline, StepShape, fit
@@ -217,19 +218,7 @@ def test_calibrate_then_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_device_by_its_ceilings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 8192,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "vocab_size": 128256,
-    }
+    config = dict(LLAMA_8B)
     (tmp_path / "config.json").write_text(json.dumps(config))
     device = ["--bandwidth-gb-s", "3350", "--tflops", "990", "--memory-gib", "80"]
     asks = ["--rate", "1", "--num-requests", "10", "--efficiency", "1", "--overhead-ms", "0"]

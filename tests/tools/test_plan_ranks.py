@@ -9,6 +9,7 @@ import pytest
 
 from engine.config import SchedulerConfig
 from server.cli import main
+from tests.tools.planned import LLAMA_8B
 from tools.plan.cost import Link, Roofline, Said, Shared, Stage, StepShape
 from tools.plan.link import fit_link
 from tools.plan.simulate import Replica, simulate
@@ -16,19 +17,6 @@ from tools.plan.traffic import Arrival
 
 STEP_S = 0.01
 FREE = Link(bytes_per_s=1e30, latency_s=0.0)
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 8192,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "vocab_size": 128256,
-}
 # Without what a step costs besides: times follow from bytes alone.
 H100 = ["--bandwidth-gb-s", "3350", "--tflops", "990", "--efficiency", "1", "--overhead-ms", "0"]
 FREE_LINK = ["--link-gb-s", "1e20", "--link-latency-us", "0", "--layer-launch-us", "0"]
