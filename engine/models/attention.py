@@ -64,9 +64,14 @@ class Attention:
 
     def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """See ``Mixer``."""
+        fused = project(self._weights.qkv, read, state.adapters, self._qkv_name)
+        return self.attend(fused, state, cache)
+
+    def attend(self, fused: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
+        """The same from the projection on, [num_tokens, outputs of ``qkv``], which may be
+        overwritten."""
         assert isinstance(cache, LayerCache)
         spec, weights = self._spec, self._weights
-        fused = project(weights.qkv, read, state.adapters, self._qkv_name)
         if self._latent is not None:
             assert weights.rope is not None
             return self._latent(fused, state, state.rotations[weights.rope], cache)

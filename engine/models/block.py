@@ -14,6 +14,7 @@ import torch
 from engine.models.adapters import Adapters, project
 from engine.models.attention import Attention
 from engine.models.experts import Experts, ExpertsBeside, bind_mlp
+from engine.models.few_tokens import FewTokens, takes
 from engine.models.linear import Linear
 from engine.models.modules import AttentionWeights, Layer
 from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
@@ -113,6 +114,8 @@ class Block:
         self._attention_after = norm(layer.attention_after)
         self._mlp_after = norm(layer.mlp_after)
         self._peers = peers
+        # The layer for steps of few tokens, where it has such a form.
+        self.few = FewTokens.of(spec, layer, self._mixer, operations) if peers is None else None
 
     def attend(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """What ``output`` projects, of all tokens; see ``Mixer``."""
@@ -183,6 +186,7 @@ class Walk:
         self._last = blocks[-1]
         self._shares_norm = spec.shared_norm
         self._is_parallel = spec.placement == "parallel"
+        self._few = [block.few for block in blocks if block.few is not None]
 
     def __call__(
         self,
@@ -204,6 +208,8 @@ class Walk:
         Returns:
             [num_wanted or num_tokens, hidden_size].
         """
+        if len(self._few) == len(self._blocks) and takes(x, state):
+            return self._few_tokens(x, _Pass(state, caches, wanted, taps))
         # Not bound once: a walk that refers to itself would keep its layers until it is collected.
         go = self._side_by_side if self._is_parallel else self._in_turn
         return go(x, _Pass(state, caches, wanted, taps))
@@ -221,6 +227,9 @@ class Walk:
             if block is self._last and wanted is not None:
                 adapters = state.wanted_adapters
                 x, attended = _select(wanted, x, attended)
+                if block.few is not None and takes(x, state):
+                    block.few.finish(x, attended)
+                    return next_norm(x)
             normed = block.mlp_norm.add(block.output(attended, adapters), x)
             out = block.mlp(normed, adapters, x)
             if images is not None and i < len(images.deep):
@@ -237,6 +246,18 @@ class Walk:
             x += out
             normed = next_norm(block.end(x, part))
         return normed
+
+    def _few_tokens(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
+        """Each layer adds to the stream by itself; see ``few_tokens.py``."""
+        state, caches, wanted, taps = given
+        for i, (layer, cache) in enumerate(zip(self._few, caches, strict=True)):
+            if taps is not None:
+                taps.note(i, x)
+            layer(x, state, cache)
+        if wanted is not None:
+            (x,) = _select(wanted, x)
+        _, last_norm = self._blocks[-1]
+        return last_norm(x)
 
     def _side_by_side(self, x: torch.Tensor, given: _Pass) -> torch.Tensor:
         """Attention and MLP of the same residual stream."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 from kernels.moe import ExpertMatrices, Gating
 from kernels.packed import PackedParts
 from kernels.sampling import Sampled
+from kernels.skinny import RowNorm
 
 Weight = torch.Tensor | PackedParts  # [outputs, inputs], dense or as a format has it
 
@@ -65,6 +66,19 @@ class GatedLinear(Linear, Protocol):
 
     def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
         """``gating(self(x))``, to the last bit: [n, inputs] -> [n, outputs / 2]."""
+        ...
+
+
+@runtime_checkable
+class FusedLinear(GatedLinear, Protocol):
+    """One that can take along what stands around it in a layer, for up to ``MOST_ROWS`` rows."""
+
+    def normed(self, x: torch.Tensor, norm: RowNorm, gating: Gating | None = None) -> torch.Tensor:
+        """The layer of the norm of ``x``, and its gate: [n, inputs] -> [n, outputs (/ 2)]."""
+        ...
+
+    def add_to(self, stream: torch.Tensor, x: torch.Tensor) -> None:
+        """``stream += self(x)``, in place and rounded once: [n, outputs], [n, inputs]."""
         ...
 
 

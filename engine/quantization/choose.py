@@ -15,6 +15,7 @@ from engine.quantization.experts import StackedForm
 from engine.quantization.method import PackedForm, WeightMethod
 from engine.quantization.rounded import ROUNDINGS, RoundedForm
 from engine.quantization.widened import KernelPackedForm, WidenedPackedForm
+from kernels.skinny import MOST_ROWS
 from kernels.tiled import refuse_tiles
 
 logger = logging.getLogger(__name__)
@@ -70,13 +71,17 @@ def refuse_codes(dtype: torch.dtype, device: torch.device) -> str | None:
     return _refuse_triton(dtype, device)
 
 
-def _refuse_triton(dtype: torch.dtype, device: torch.device) -> str | None:
+def _refuse_kernels(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     # Not at the top: they take a second, and a start on a CPU has no use for them.
     from kernels.triton.launch import refuse_device
 
-    reason = refuse_device(device)
+    return refuse_device(device)
+
+
+def _refuse_triton(dtype: torch.dtype, device: torch.device) -> str | None:
+    reason = _refuse_kernels(device)
     if reason is None:
         from kernels.triton.selfcheck import check_packed
 
@@ -143,11 +148,25 @@ def _dense_form(
         form, told = _invariant_form(quantization, dtype, device)
         return form, f"{told}, batch-invariant"
     if device.type != "cpu":
+        dense, told = _gpu_form(dtype, device)
         if quantization is None:
-            return DenseMethod(), ""
-        form = RoundedForm(quantization, _packed_form(dtype, device, quantization), DenseMethod())
+            return dense, told
+        form = RoundedForm(quantization, _packed_form(dtype, device, quantization), dense)
         return form, f"rounded to {quantization}, the head as it is"
     return _cpu_form(quantization, dtype)
+
+
+def _gpu_form(dtype: torch.dtype, device: torch.device) -> tuple[DenseForm, str]:
+    reason = _refuse_kernels(device)
+    if reason is None:
+        from kernels.triton.selfcheck import check_skinny
+
+        reason = check_skinny(dtype, device)
+    if reason is not None:
+        return DenseMethod(), f"torch; no kernels for few rows, {reason}"
+    from engine.quantization.skinny import SkinnyMethod
+
+    return SkinnyMethod(), f"triton up to {MOST_ROWS} rows, torch above"
 
 
 def _invariant_form(

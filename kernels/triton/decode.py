@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import dot_width, launch, persistent_programs, power_of_2
+from kernels.triton.launch import await_turn, dot_width, launch, persistent_programs, power_of_2
 from kernels.triton.plan import SPLIT_SIZE, AttentionPlan, WorkList, first_split_of, place_of
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
 
@@ -167,6 +167,7 @@ def _split_kernel(
     HAS_SOFTCAP: tl.constexpr,
 ):
     """Takes work items until none is left; the grid is as large as the machine."""
+    await_turn()
     num_items = tl.load(split_starts + num_rows) * NUM_KV_HEADS
     group = tl.arange(0, GROUP_ROWS)
     dims = tl.arange(0, DIM)
@@ -300,6 +301,7 @@ def _merge_kernel(
     TILE: tl.constexpr,
 ):
     """One head of one row: the means of its splits, weighted; done already where there is one."""
+    await_turn()
     row, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
     begin, end = tl.load(split_starts + row), tl.load(split_starts + row + 1)

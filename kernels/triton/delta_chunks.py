@@ -35,7 +35,7 @@ from kernels.triton.chunks import (
     row_of_chunk,
     summed,
 )
-from kernels.triton.launch import dot_width, launch
+from kernels.triton.launch import await_turn, dot_width, launch
 from kernels.triton.recurrent import gated_delta as walk
 from kernels.triton.recurrent import softplus
 from kernels.triton.tiles import sigmoid
@@ -132,6 +132,7 @@ def _prepare_kernel(
     MOST_BETA: tl.constexpr,
 ):
     """One chunk of one head."""
+    await_turn()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     chunk, head = tl.program_id(0), tl.program_id(1)
     row, index = row_of_chunk(  # pyright: ignore[reportGeneralTypeIssues]
@@ -229,6 +230,7 @@ def _delta_chunks_kernel(
     STRIP: tl.constexpr,
 ):
     """A strip of columns of one head's state, through one row's chunks."""
+    await_turn()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
-from kernels.triton.launch import launch, power_of_2
+from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.sampling import SEARCH_TILE, adjust, best_of_pieces
 from kernels.triton.truncation import nucleus_floor, truncation_floor
 
@@ -73,6 +73,7 @@ def _shares_kernel(
     TILE: tl.constexpr,
 ):
     """One row: its softmax over what truncation keeps, or all on its likeliest token."""
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     token, low, high, is_good = best_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]

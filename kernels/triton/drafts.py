@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.reference.drafts import ACCEPT_STREAM, RESIDUAL_STREAM
-from kernels.triton.launch import launch
+from kernels.triton.launch import await_turn, launch
 from kernels.triton.noise import gumbel, position_keys
 
 _GROUP_TILE = 32
@@ -91,6 +91,7 @@ def draw(
 @triton.jit(do_not_specialize_on_alignment=["sizes"])
 def _accept_kernel(newest, accepted, slots, token_ids, is_kept, sizes, TILE: tl.constexpr):
     """A text's tokens."""
+    await_turn()
     group = tl.program_id(0)
     begins = tl.zeros([TILE], tl.int32)
     for first in range(0, group, TILE):
@@ -124,6 +125,7 @@ def _judge_kernel(
     TILE: tl.constexpr,
 ):
     """One draft: kept, or a draw from what it leaves of the wanted distribution."""
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     draft, seed = tl.load(draft_ids + row), tl.load(seeds + row)
     position = tl.load(positions + row)
@@ -166,6 +168,7 @@ def _judge_kernel(
 def _draw_kernel(
     token_ids, shares, seeds, positions, vocab, STREAM: tl.constexpr, TILE: tl.constexpr
 ):
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     seed, at = tl.load(seeds + row), tl.load(positions + row) + STREAM
     key_0, key_1 = position_keys(seed, at)  # pyright: ignore[reportGeneralTypeIssues]

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import launch, power_of_2
+from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.tiles import sigmoid
 
 _TILE = 1024
@@ -62,6 +62,7 @@ def _gated_norm_kernel(
     WIDTH: tl.constexpr,
 ):
     """One head of one row a program."""
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     columns = tl.arange(0, WIDTH)
@@ -92,6 +93,7 @@ def _apply_gate_kernel(
     IS_SIGMOID: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_used = columns < dim

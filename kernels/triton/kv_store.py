@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kernels.attention import LayerCache
 from kernels.reference.cache_codes import PEAKS, SMALLEST, as_bytes
-from kernels.triton.launch import launch, power_of_2
+from kernels.triton.launch import await_turn, launch, power_of_2
 
 _SMALLEST: tl.constexpr = tl.constexpr(SMALLEST)
 _INT8_PEAK: tl.constexpr = tl.constexpr(PEAKS[torch.int8])
@@ -114,6 +114,7 @@ def _norm_rope_store_kernel(
 
     ``PEAK``: the largest code of the cache's dtype, where it holds codes.
     """
+    await_turn()
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     dims = tl.arange(0, HALF)
@@ -212,6 +213,7 @@ def _code(x, PEAK: tl.constexpr):
 
 @triton.jit
 def _copy_blocks_kernel(keys, values, sources, targets, size, TILE: tl.constexpr):
+    await_turn()
     at = tl.program_id(2) * TILE + tl.arange(0, TILE)
     source = tl.load(sources + tl.program_id(0)).to(tl.int64) * size
     target = tl.load(targets + tl.program_id(0)).to(tl.int64) * size

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.triton.decode import merge_splits
-from kernels.triton.launch import dot_width, launch, persistent_programs, power_of_2
+from kernels.triton.launch import await_turn, dot_width, launch, persistent_programs, power_of_2
 from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan, place_of
 from kernels.triton.tiles import LOG2_E, dot, dot_add, rows_of_tile, weigh
 
@@ -166,6 +166,7 @@ def _latent_split_kernel(
     TILE: tl.constexpr,
 ):
     """Takes work items until none is left: a split, for some heads."""
+    await_turn()
     num_items = tl.load(split_starts + num_rows) * HEAD_TILES
     ranks = tl.arange(0, RANK)
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
@@ -242,6 +243,7 @@ def _latent_prefill_kernel(
     TILE: tl.constexpr,
 ):
     """Some pairs of a query tile."""
+    await_turn()
     tile = tl.program_id(0)
     # The grid is as large as a bound.
     if tile >= tl.load(tile_starts + num_rows):
@@ -385,6 +387,7 @@ def _latent_rope_store_kernel(
     HALF: tl.constexpr,
 ):
     """One token: the rotated part of its queries and of its key, as two halves, and its latent."""
+    await_turn()
     token = tl.program_id(0).to(tl.int64)
     width: tl.constexpr = RANK_DIM + 2 * HALF_DIM
     dims, ranks, heads = tl.arange(0, HALF), tl.arange(0, RANK), tl.arange(0, HEADS)

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from kernels.reference.layers import rope
-from kernels.triton.launch import launch, power_of_2
-from kernels.triton.tiles import sigmoid
+from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.triton.tiles import gelu_tanh, sigmoid, silu
 
 _TILE = 1024
 
@@ -140,6 +140,7 @@ def _add_rms_norm_kernel(
     HAS_X: tl.constexpr,
 ):
     """One row a program, held in registers between the sum and the scaling."""
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     is_used = columns < DIM
@@ -159,24 +160,21 @@ def _add_rms_norm_kernel(
 
 @triton.jit
 def _activate_mul_kernel(output, gate_up, dim, IS_GELU: tl.constexpr, TILE: tl.constexpr):
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_used = columns < dim
     place = gate_up + row * 2 * dim + columns
     gate = tl.load(place, mask=is_used, other=0.0).to(tl.float32)
     up = tl.load(place + dim, mask=is_used, other=0.0).to(tl.float32)
-    if IS_GELU:
-        # 0.5 x (1 + tanh(y)) = x sigmoid(2 y), which does not cancel where y is negative;
-        # 2 y = 2 sqrt(2 / pi) (x + 0.044715 x^3).
-        active = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    else:
-        active = gate * sigmoid(gate)
+    active = gelu_tanh(gate) if IS_GELU else silu(gate)
     result = (active * up).to(output.dtype.element_ty)
     tl.store(output + row * dim + columns, result, mask=is_used)
 
 
 @triton.jit
 def _clamped_swiglu_kernel(output, gate_up, dim, alpha, limit, TILE: tl.constexpr):
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_used = columns < dim

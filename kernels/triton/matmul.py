@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import launch
+from kernels.triton.launch import await_turn, launch
 from kernels.triton.tiles import dot_add
 
 _COLUMNS = 128
@@ -73,6 +73,7 @@ def _matmul_kernel(
     SWATH: tl.constexpr,
 ):
     """One tile of the output."""
+    await_turn()
     row_tiles = tl.cdiv(num_rows, ROWS)
     swath = tl.program_id(0) // (SWATH * tl.cdiv(outputs, COLUMNS))
     within = tl.program_id(0) - swath * SWATH * tl.cdiv(outputs, COLUMNS)

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from kernels.moe import ExpertMatrices, ExpertTensors
 from kernels.tiled import TiledWeight
-from kernels.triton.launch import launch, power_of_2
+from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.layers import silu_mul
 from kernels.triton.quantised import form_of, packed_product, tile_shape
 from kernels.triton.tiles import dot_add
@@ -237,6 +237,7 @@ def _grouped_matmul_kernel(
     DEPTH: tl.constexpr,
 ):
     """One tile of an expert's rows, of dense weights."""
+    await_turn()
     if tl.program_id(0) >= tl.load(tile_starts + NUM_EXPERTS):
         return
     expert, pair, is_row = _rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
@@ -292,6 +293,7 @@ def _grouped_packed_kernel(
     DEPTH: tl.constexpr,
 ):
     """One tile of an expert's rows, of weights in codes."""
+    await_turn()
     if tl.program_id(0) >= tl.load(tile_starts + NUM_EXPERTS):
         return
     expert, pair, is_row = _rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]

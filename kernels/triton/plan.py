@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import BatchGeometry, DeviceGeometry
-from kernels.triton.launch import launch
+from kernels.triton.launch import await_turn, launch
 
 # Slots. One sequence of 4k and 8 KV heads then makes 128 work items, about one for each
 # multiprocessor; and the partial results of a group of 4 heads weigh 3 % of the keys and values
@@ -208,6 +208,7 @@ def _plan_kernel(
     FILL: tl.constexpr,
 ):
     """One program a row and kind; each sums the items before its row by itself, so none waits."""
+    await_turn()
     row, kind = tl.program_id(0), tl.program_id(1)
     window = kind * 0
     for i in tl.static_range(NUM_KINDS):  # pyright: ignore[reportGeneralTypeIssues]

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from kernels.attention import LayerAttention, LayerCache
-from kernels.triton.launch import dot_width, launch
+from kernels.triton.launch import await_turn, dot_width, launch
 from kernels.triton.plan import TILE_ROWS, AttentionPlan
 from kernels.triton.tiles import LOG2_E, dot, dot_add, load_rows, rows_of_tile, tanh, weigh
 
@@ -146,6 +146,7 @@ def _prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
 ):
     """One query tile of one KV head, and ``SUMS`` numbers of each value."""
+    await_turn()
     tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     # The grid is as large as a bound.
     if tile >= tl.load(tile_starts + num_rows):

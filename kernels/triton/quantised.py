@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.tiled import BLOCK, TiledWeight
-from kernels.triton.launch import launch
+from kernels.triton.launch import await_turn, launch
 from kernels.triton.tiles import dot_add
 
 _DEPTH = 128  # inputs of a tile
@@ -239,6 +239,7 @@ def _packed_kernel(
     DEPTH: tl.constexpr,
 ):
     """One tile of the output, over one split of the inputs."""
+    await_turn()
     row_tiles = tl.cdiv(num_rows, ROWS)
     split = tl.program_id(1)
     rows = tl.program_id(0) % row_tiles * ROWS + tl.arange(0, ROWS)

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
-from kernels.triton.launch import launch, power_of_2
+from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.noise import gumbel, position_keys
 from kernels.triton.truncation import draw_truncated
 
@@ -170,6 +170,7 @@ def _bias_kernel(
     vocab,
     TILE: tl.constexpr,
 ):
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     position = tl.load(positions + row)
@@ -222,6 +223,7 @@ def _adjust_kernel(
     PIECE: tl.constexpr,
 ):
     """One piece of one row; its logits are written back where a search will read them again."""
+    await_turn()
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     tokens = piece * PIECE + tl.arange(0, PIECE)
@@ -317,6 +319,7 @@ def _choose_kernel(
     TILE: tl.constexpr,
 ):
     """One row: the best of its pieces, and for a truncated row the best of what is kept."""
+    await_turn()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     token, low, high, is_good = best_of_pieces(  # pyright: ignore[reportGeneralTypeIssues]

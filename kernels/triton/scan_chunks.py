@@ -19,7 +19,7 @@ import triton.language as tl
 from kernels.inputs import StepRows
 from kernels.recurrent import CHUNK, ScanShape
 from kernels.triton.chunks import LEAST, decays, most_chunks, product, summed
-from kernels.triton.launch import dot_width, launch
+from kernels.triton.launch import await_turn, dot_width, launch
 from kernels.triton.recurrent import selective_scan as walk
 from kernels.triton.recurrent import softplus
 
@@ -97,6 +97,7 @@ def _scan_chunks_kernel(
     STRIP: tl.constexpr,
 ):
     """A strip of columns of one head's state, through one row's chunks."""
+    await_turn()
     CHANNELS: tl.constexpr = HEADS * HEAD_DIM + 2 * GROUPS * SIZE
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)

@@ -34,12 +34,16 @@ from kernels.reference.quantised import (
     quantise_mxfp4,
     quantise_nf4,
 )
+from kernels.reference.skinny import skinny_linear as reference_skinny
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.scaled import round_rows, scaled_linear
+from kernels.skinny import RowNorm
 from kernels.tiled import tile, tile_experts
+from kernels.triton.launch import INTERPRETED
 from kernels.triton.moe import fused_moe
 from kernels.triton.plan import queries_a_tile
 from kernels.triton.quantised import packed_linear
+from kernels.triton.skinny import skinny_linear
 
 # Of the norm of a result. A twin rounds to the dtype in other places, but not at random.
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -66,6 +70,13 @@ def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
     random = torch.Generator().manual_seed(next(_SEEDS))
     pairs = partial(_packed_products, dtype, device, random)
     return _doubt("products of codes", pairs, _TOLERANCES[dtype])
+
+
+def check_skinny(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products of few rows are not to be trusted on ``device``, or None."""
+    random = torch.Generator().manual_seed(next(_SEEDS))
+    pairs = partial(_skinny_products, dtype, device, random)
+    return _doubt("products of few rows", pairs, _TOLERANCES[dtype])
 
 
 def check_scaled(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -112,6 +123,29 @@ def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
         moved = _moved((x[:5], chosen, torch.ones(5, 1)), side)
         sides.append(mixture(moved[0], experts, *moved[1:]))
     yield sides[0], sides[1]
+
+
+def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
+    """With what each of a layer's four takes along, one after the other: nothing but their turns
+    keeps them apart. In shapes whose kernels most models have; nothing is compiled for the
+    interpreter, which would take a minute."""
+    hidden, inner = (24, 40) if INTERPRETED else (1040, 2304)
+    x, out_bias = _noise(random, dtype, 3, hidden), _noise(random, dtype, inner)
+    norm = RowNorm(_noise(random, dtype, hidden), 1e-6)
+    enter, gate_up = (_noise(random, dtype, n, hidden) / 32 for n in (inner, 2 * inner))
+    leave, out = _noise(random, dtype, hidden, inner) / 48, _noise(random, dtype, inner, inner) / 48
+    for rows in (1, 3):
+        sides = []
+        for side, product in ((device, skinny_linear), (_CPU, reference_skinny)):
+            a, n, w_in, w_gate, w_down, w_out, bias = _moved(
+                (x[:rows], norm, enter, gate_up, leave, out, out_bias), side
+            )
+            entered = product(a, w_in, norm=n)
+            inside = product(a, w_gate, norm=n, gate="silu")
+            product(entered, w_down, stream=a)
+            product(inside, w_down, stream=a)
+            sides.append((entered, inside, a, product(inside, w_out, bias, dtype=torch.float32)))
+        yield sides[0], sides[1]
 
 
 def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:

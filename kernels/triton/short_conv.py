@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.inputs import StepRows
-from kernels.triton.launch import launch
+from kernels.triton.launch import await_turn, launch
 from kernels.triton.tiles import sigmoid
 
 _TILE = 512
@@ -110,6 +110,7 @@ def _conv_kernel(
     ONE_EACH: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    await_turn()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_used = columns < CHANNELS
@@ -169,6 +170,7 @@ def _keep_kernel(
     TILE: tl.constexpr,
 ):
     """The state becomes a row's last inputs, which may be some of its own, moved on."""
+    await_turn()
     row = tl.program_id(0)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     start = tl.load(starts + row)

@@ -53,6 +53,19 @@ def sigmoid(x):
 
 
 @triton.jit
+def silu(x):
+    """``x sigmoid(x)``."""
+    return x * sigmoid(x)
+
+
+@triton.jit
+def gelu_tanh(x):
+    """``0.5 x (1 + tanh(y)) = x sigmoid(2 y)`` of ``2 y = 2 sqrt(2 / pi) (x + 0.044715 x^3)``,
+    which does not cancel where y is negative."""
+    return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
 def rows_of_tile(
     table,
     begin,

@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from engine.models import names, weights
+from engine.models.few_tokens import FewTokens
 from engine.models.rope_spec import RopeSpec
 from engine.models.spec import ClampedSwiglu, DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
+from engine.quantization import choose
 from engine.runner import load as load_module
 from engine.runner import weight_files
 from engine.types import SamplingParams
 from kernels.cpu import linear
 from kernels.cpu.experts import PanelExperts
+from kernels.reference.skinny import skinny_linear
 from tests import tiny_models
 from tests.engine.handmade import Hand, load, request
 from tests.tiny_hybrids import HYBRIDS
@@ -68,6 +71,34 @@ def test_logits_equal_hugging_face(checkpoints, kind):
     # Hugging Face sums the delta rule in chunks, whose own error is as large as all others'.
     atol = 2e-4 if kind in HYBRIDS else 1e-4
     torch.testing.assert_close(paged_logits(directory), expected, atol=atol, rtol=0)
+
+
+# Those without experts that have a norm before attention and MLP, and nothing behind them.
+FEW_TOKENS = {
+    *("llama", "llama_mha", "llama_mqa", "llama_bias", "llama_linear", "llama_dynamic"),
+    *("llama_llama3", "llama_yarn", "llama_longrope", "smollm", "smollm3", "mistral"),
+    *("mistral_full", "ministral", "ministral3", "qwen2", "qwen2_window", "qwen3", "gemma", "phi3"),
+    *("phi4_mini", "glm", "ernie4_5", "seed_oss", "internlm3", "iquestcoder", "helium"),
+    "hunyuan_dense",
+}
+
+
+@pytest.mark.parametrize("kind", tiny_models.KINDS)
+def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch, kind):
+    """As a GPU has the layers; the kernel's twin is held against it in tests/kernels."""
+    skinny = pytest.importorskip("engine.quantization.skinny")
+    monkeypatch.setattr(skinny, "skinny_linear", skinny_linear)
+    monkeypatch.setattr(choose, "DenseMethod", skinny.SkinnyMethod)
+    ran = []
+    finish = FewTokens.finish
+    monkeypatch.setattr(
+        FewTokens, "finish", lambda *args: ran.append(len(args[1])) or finish(*args)
+    )
+    directory, expected = checkpoints(kind)
+    logits = paged_logits(directory, chunks=(13, 1, 2, 20, 3, 4, 7))
+    atol = 2e-4 if kind in HYBRIDS else 1e-4
+    torch.testing.assert_close(logits, expected, atol=atol, rtol=0)
+    assert set(ran) == ({1, 2, 3, 4} if kind in FEW_TOKENS else set())
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.models.linear import DenseMethod
-from engine.quantization import choose, choose_method, cpu, refuse_codes
+from engine.models.linear import DenseLinear, DenseMethod
+from engine.quantization import choose_method, cpu, refuse_codes
 from engine.quantization.widened import WidenedPacked
 from engine.runner import device as device_module
 from engine.runner.device import choose_dtype
@@ -29,17 +29,38 @@ def no_native(monkeypatch):
     monkeypatch.setattr(linear, "is_available", lambda: False)
 
 
-def test_a_gpu_takes_dense_weights_as_they_are():
-    assert isinstance(choose_method(None, torch.bfloat16, torch.device("cuda")).dense, DenseMethod)
+@pytest.fixture
+def kernels_of_a_gpu(monkeypatch):
+    """What their checks say, as if there were a device to ask: None, that they are right."""
+    selfcheck = pytest.importorskip("kernels.triton.selfcheck")
+    says = {"skinny": None, "packed": None}
+    monkeypatch.setattr("kernels.triton.launch.refuse_device", lambda _: None)
+    monkeypatch.setattr(selfcheck, "check_skinny", lambda *_: says["skinny"])
+    monkeypatch.setattr(selfcheck, "check_packed", lambda *_: says["packed"])
+    monkeypatch.setattr(selfcheck, "check_scaled", lambda *_: None)
+    return says
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_a_gpu_takes_few_rows_where_the_kernels_are_right(kernels_of_a_gpu, caplog, quantization):
+    """Dense layers, and the head of a model whose layers are rounded."""
+    skinny, weight = pytest.importorskip("engine.quantization.skinny"), torch.zeros(64, 64)
+    for reason, kind in ((None, skinny.SkinnyLinear), ("it is wrong", DenseLinear)):
+        kernels_of_a_gpu["skinny"] = reason
+        with caplog.at_level("INFO"):
+            method = choose_method(quantization, torch.bfloat16, torch.device("cuda"))
+        assert type(method.make_head(weight)) is kind
+        assert type(method.make_plain(weight)) is kind
+        assert quantization or (reason or "up to 4 rows") in caplog.text
 
 
 @pytest.mark.parametrize("stored", ["GPTQ, 4 bits", "FP8 in blocks", "GGUF Q4_K"])
-def test_a_gpu_multiplies_codes_where_the_kernels_are_right(stored, monkeypatch, caplog):
+def test_a_gpu_multiplies_codes_where_the_kernels_are_right(stored, kernels_of_a_gpu, caplog):
     """Told by the format, the device and what the check of the kernels says; no device is asked."""
     gpu = pytest.importorskip("engine.quantization.gpu")
     on_gpu, weight = torch.device("cuda"), quantise_int4(torch.randn(32, 64))
     for reason, layer in ((None, gpu.TritonPacked), ("its products are wrong", WidenedPacked)):
-        monkeypatch.setattr(choose, "_refuse_triton", lambda *_, reason=reason: reason)
+        kernels_of_a_gpu["packed"] = reason
         caplog.clear()
         with caplog.at_level("INFO"):
             method = choose_method(None, torch.bfloat16, on_gpu, stored=stored)

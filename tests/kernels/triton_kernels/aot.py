@@ -78,9 +78,17 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "products": sum("HGMMA" in text for _, text in code),
         "product_waits": sum("WARPGROUP.DEPBAR" in text for _, text in code),
         "reloads_in_loops": _in_loops(code, "LDL"),
+        "before_turn": _before_turn(ptx),
         "ptx": ptx,
         "ttgir": compiled.asm["ttgir"],
     }
+
+
+def _before_turn(ptx: str) -> list[str] | None:
+    """What a kernel does with global memory before it awaits its turn; None: it does not await."""
+    before, waits, _ = ptx.partition("griddepcontrol.wait")
+    pattern = r"\b((?:ld|st|atom|red|cp\.async)\b\S*global\S*)"
+    return re.findall(pattern, before) if waits else None
 
 
 def _instructions(cubin: str) -> list[tuple[int, str]]:

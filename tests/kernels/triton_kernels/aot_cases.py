@@ -11,6 +11,7 @@ from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
 from kernels.moe import ExpertMatrices, ExpertTensors
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
+from kernels.skinny import RowNorm
 from kernels.tiled import TiledWeight
 from kernels.triton.decode import decode_attention
 from kernels.triton.delta_chunks import gated_delta
@@ -30,6 +31,7 @@ from kernels.triton.quantised import packed_linear
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
+from kernels.triton.skinny import skinny_linear
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -220,6 +222,19 @@ def matmul(rows: int, inputs: int, outputs: int) -> None:
     invariant_linear(empty(rows, inputs), empty(outputs, inputs), empty(outputs))
 
 
+def skinny(rows: int, inputs: int, outputs: int, part: str) -> None:
+    """One of a layer's products, or the head's, with what it takes along."""
+    norm = RowNorm(empty(inputs), 1e-6)
+    x, weight = empty(rows, inputs), empty(2 * outputs if part == "gate-up" else outputs, inputs)
+    if part in ("output", "down"):
+        skinny_linear(x, weight, stream=empty(rows, outputs))
+    elif part == "head":
+        skinny_linear(x, weight, dtype=torch.float32)
+    else:
+        gate = "silu" if part == "gate-up" else None
+        skinny_linear(x, weight, empty(weight.shape[0]), norm=norm, gate=gate)
+
+
 # kind: (group or all inputs, scales, zeros, an order of the inputs), as files have them
 _PACKED: dict[str, tuple[int | None, torch.dtype, torch.dtype | None, bool]] = {
     "gptq": (128, torch.float16, torch.int8, True),
@@ -320,6 +335,17 @@ CASES: dict[str, Callable[[], object]] = {
             ("state-space-granite-4", state_space, ScanShape(128, 1, 64, 128)),
         )
         for dtype in (torch.float16, torch.float32)
+    },
+    **{
+        f"skinny-{rows}-{part}-qwen3-0.6b": partial(skinny, rows, *shape, part)
+        for rows in (1, 4)
+        for part, shape in {
+            "qkv": (1024, 4096),
+            "output": (2048, 1024),
+            "gate-up": (1024, 3072),
+            "down": (3072, 1024),
+            "head": (1024, 151_936),
+        }.items()
     },
     "matmul-decode-llama-8b": partial(matmul, 8, 4096, 28672),
     "matmul-prefill-llama-8b": partial(matmul, 8192, 4096, 28672),

@@ -53,6 +53,13 @@ _MOST_SHARED_BYTES = 227 * 1024  # of a program
 def check(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert report["shared_bytes"] <= _MOST_SHARED_BYTES, report
+        if report["kernel"] == "_skinny_kernel":
+            # Sixteen bytes of each output's weights for a thread, and as many on their way.
+            assert set(report["before_turn"]) == {"ld.global.v4.b32"}, report
+            programs = 4 if report["case"].startswith("skinny-1-") else 2
+            assert programs * 32 * report["num_warps"] * report["registers"] <= 65536, report
+        else:
+            assert report["before_turn"] == [], report
         # These have to run, no more: products are made by other units, from the stack, or of thrice
         # as many parts.
         if report["case"].endswith(("float32", "float16")):
@@ -97,6 +104,13 @@ def test_the_widest_heads_compile_for_hopper(tmp_path: Path) -> None:
 def test_products_of_few_rows_and_of_many_are_one_instruction(tmp_path: Path) -> None:
     reports = compile_cases(tmp_path, "matmul-decode-llama-8b", "matmul-prefill-llama-8b")
     assert [report["num_warps"] for report in reports] == [4, 8]
+    check(reports)
+
+
+def test_products_of_few_rows_read_weights_before_their_turn(tmp_path: Path) -> None:
+    names = [f"skinny-{rows}-gate-up-qwen3-0.6b" for rows in (1, 4)]
+    reports = compile_cases(tmp_path, *names)
+    assert [report["case"] for report in reports] == names
     check(reports)
 
 

@@ -1,0 +1,47 @@
+"""Products of few rows, with what stands around them in a decoder layer: the twin of a kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from kernels.reference.fused import gelu_mul
+from kernels.reference.layers import rms_norm, silu_mul
+from kernels.skinny import GateKind, RowNorm
+
+
+def skinny_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: RowNorm | None = None,
+    gate: GateKind | None = None,
+    stream: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``gate(norm(x) W^T + b)``, or what it adds to a residual stream; in float32, rounded once,
+    but for what is gated, which is rounded before as well.
+
+    Args:
+        x: [n, inputs].
+        weight: [outputs, inputs]; of a gated product the gate's outputs first, then as many.
+        bias: [outputs] or None.
+        norm: of ``x``, before it is multiplied.
+        gate: from [n, outputs] to [n, outputs / 2].
+        stream: [n, outputs] in the dtype of x, added to in place; not beside a gate.
+        dtype: of the result, which is the one of x if None.
+
+    Returns:
+        [n, outputs or outputs / 2], or ``stream``.
+    """
+    wide = x.float()
+    if norm is not None:
+        wide = rms_norm(wide, norm.weight.float(), norm.eps)
+    out = functional.linear(wide, weight.float(), None if bias is None else bias.float())
+    if gate is not None:
+        rounded = out.to(x.dtype).float()
+        out = silu_mul(rounded) if gate == "silu" else gelu_mul(rounded)
+    if stream is not None:
+        return stream.copy_(stream.float() + out)
+    return out.to(dtype or x.dtype)

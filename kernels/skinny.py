@@ -1,0 +1,18 @@
+"""What a product of few rows takes along: see ``kernels.reference.skinny``."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+MOST_ROWS = 4  # that reading the weight hides the arithmetic of, without matrix units
+
+GateKind = Literal["silu", "gelu_tanh"]
+
+
+class RowNorm(NamedTuple):
+    """An RMS norm of what a product reads."""
+
+    weight: torch.Tensor  # [inputs]
+    eps: float

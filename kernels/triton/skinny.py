@@ -1,0 +1,147 @@
+"""Products of few rows, with what stands around them in a decoder layer.
+
+A step of a text or two reads every weight once and multiplies it a time or two: bound by memory,
+and where weights are small by the latency of what lies between the reads. So
+
+- each program asks for its rows of the weight before it waits for its turn (``launch.py``): the
+  memory is busy while the kernels before finish. Weights are never written beside a step;
+- the norm before a product and the sum behind it are part of it. ``norm(x) W^T`` is
+  ``(x * n) W^T / rms(x)``: the mean square is summed while the product is, and waits for nothing;
+- no matrix units, whose tiles are 16 rows at the least: a thread multiplies what it has read.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.skinny import MOST_ROWS, GateKind, RowNorm
+from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.triton.tiles import gelu_tanh, silu
+
+_TILE = 8192  # weights that a program has in registers, and as many on their way
+_PROGRAMS = 256  # at the least, where a weight is small: two to a multiprocessor
+_LEAST_OUTPUTS = 4
+_DEPTH = 1024  # inputs a tile, where outputs are many: 16 bytes of each for every thread
+_TERMS: tl.constexpr = tl.constexpr(8)  # neighbouring inputs that a thread sums by itself
+
+
+def skinny_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: RowNorm | None = None,
+    gate: GateKind | None = None,
+    stream: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """See ``kernels.reference.skinny``; up to ``MOST_ROWS`` rows, all contiguous."""
+    num_rows, inputs = x.shape
+    assert num_rows <= MOST_ROWS, num_rows
+    outputs = weight.shape[0] if gate is None else weight.shape[0] // 2
+    output = stream
+    if output is None:
+        output = torch.empty((num_rows, outputs), dtype=dtype or x.dtype, device=x.device)
+    widest, parts = max(power_of_2(inputs), _TERMS.value), 1 if gate is None else 2
+    made = _outputs_made(outputs, _TILE // min(widest, _DEPTH) // parts)
+    launch(
+        _skinny_kernel,
+        (-(-outputs // made) if num_rows else 0,),
+        output,
+        x,
+        weight,
+        bias,
+        None if norm is None else norm.weight,
+        0.0 if norm is None else norm.eps,
+        num_rows,
+        inputs,
+        outputs,
+        x.stride(0),
+        weight.stride(0),
+        ROWS=1 if num_rows == 1 else MOST_ROWS,
+        MADE=made,
+        DEPTH=min(widest, _TILE // made // parts),
+        PARTS=parts,
+        GATE=gate,
+        ADDS=stream is not None,
+        num_warps=4,
+    )
+    return output
+
+
+def _outputs_made(outputs: int, most: int) -> int:
+    """By each program: fewer where there are few, so that all multiprocessors read."""
+    wanted = power_of_2(outputs // _PROGRAMS + 1) // 2
+    return min(max(wanted, _LEAST_OUTPUTS), most)
+
+
+# Steps of two, three and four rows run one kernel.
+@triton.jit(do_not_specialize=["num_rows"])
+def _skinny_kernel(
+    output,
+    x,
+    weight,
+    bias,
+    norm_weight,
+    eps,
+    num_rows,
+    inputs,
+    outputs,
+    x_stride,
+    weight_stride,
+    ROWS: tl.constexpr,
+    MADE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PARTS: tl.constexpr,  # of an output: where there is a gate, it and what it gates
+    GATE: tl.constexpr,
+    ADDS: tl.constexpr,
+):
+    """Some outputs of all rows; a thread keeps its inputs' part of each, summed at the end."""
+    begin = tl.program_id(0) * MADE
+    places = tl.arange(0, MADE * PARTS)
+    # Past the end the last output is made again.
+    lines = tl.minimum(begin + places // PARTS, outputs - 1) + places % PARTS * outputs
+    depth = tl.arange(0, DEPTH)
+    weights = weight + (lines.to(tl.int64) * weight_stride)[:, None] + depth[None, :]
+    tile = tl.load(weights, mask=(depth < inputs)[None, :], other=0.0)
+    await_turn()
+
+    sums = (tl.zeros([MADE * PARTS, DEPTH // _TERMS], tl.float32),) * ROWS
+    squares = (tl.zeros([DEPTH], tl.float32),) * ROWS
+    for first in range(0, inputs, DEPTH):
+        here = first + depth
+        ahead = here + DEPTH < inputs
+        next_tile = tl.load(weights + first + DEPTH, mask=ahead[None, :], other=0.0)
+        wide = tile.to(tl.float32)
+        new_sums, new_squares = (), ()
+        for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
+            # Rows past the end are the last one again.
+            place = x + tl.minimum(row, num_rows - 1) * x_stride + here
+            read = tl.load(place, mask=here < inputs, other=0.0).to(tl.float32)
+            new_squares += (squares[row] + read * read,)
+            if norm_weight is not None:
+                read *= tl.load(norm_weight + here, mask=here < inputs, other=0.0).to(tl.float32)
+            terms = tl.reshape(wide * read[None, :], [MADE * PARTS, DEPTH // _TERMS, _TERMS])
+            new_sums += (sums[row] + tl.sum(terms, axis=2),)
+        sums, squares = new_sums, new_squares
+        tile = next_tile
+
+    made = begin + tl.arange(0, MADE)
+    for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
+        result = tl.sum(sums[row], axis=1)
+        if norm_weight is not None:
+            result *= tl.rsqrt(tl.sum(squares[row], axis=0) / inputs + eps)
+        if bias is not None:
+            result += tl.load(bias + lines).to(tl.float32)
+        if GATE is not None:
+            # As it would be read from memory.
+            rounded = result.to(x.dtype.element_ty).to(tl.float32)
+            opened, gated = tl.split(tl.reshape(rounded, [MADE, PARTS]))
+            result = (silu(opened) if GATE == "silu" else gelu_tanh(opened)) * gated
+        place = output + row * outputs + made
+        is_made = (made < outputs) & (row < num_rows)
+        if ADDS:
+            result += tl.load(place, mask=is_made, other=0.0).to(tl.float32)
+        tl.store(place, result.to(output.dtype.element_ty), mask=is_made)

@@ -1,0 +1,69 @@
+"""Products of few rows with their norms, gates and sums: equal to the twin, and to their parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.reference.skinny import skinny_linear as reference_linear
+from kernels.skinny import GateKind, RowNorm
+from kernels.triton.layers import gelu_mul, silu_mul
+from kernels.triton.skinny import skinny_linear
+
+SHAPES = [(1, 64, 130), (3, 100, 70), (4, 1500, 12), (2, 3, 5), (1, 2100, 40)]
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3}
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh"])
+@pytest.mark.parametrize("is_normed", [False, True])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_products_equal_the_twins(
+    rows: int, inputs: int, outputs: int, is_normed: bool, gate: GateKind | None, dtype: torch.dtype
+) -> None:
+    random = torch.Generator().manual_seed(rows * inputs)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random).to(dtype)
+
+    made = outputs if gate is None else 2 * outputs
+    # Rows of a wider tensor: what lies between them is not read.
+    x = torch.cat((noise(rows, inputs), torch.full((rows, 5), float("nan")).to(dtype)), dim=1)
+    weight, norm = noise(made, inputs) / inputs**0.5, RowNorm(noise(inputs), 1e-5)
+    given = {"norm": norm if is_normed else None, "gate": gate}
+    for bias in (None, noise(made)):
+        for wanted in (None, torch.float32):
+            torch.testing.assert_close(
+                skinny_linear(x[:, :inputs], weight, bias, dtype=wanted, **given),
+                reference_linear(x[:, :inputs], weight, bias, dtype=wanted, **given),
+                rtol=TOLERANCES[dtype],
+                atol=TOLERANCES[dtype],
+            )
+
+
+@pytest.mark.parametrize("is_normed", [False, True])
+def test_a_stream_is_added_to_where_it_lies(is_normed: bool) -> None:
+    random = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(n, 70, generator=random) for n in (3, 50))
+    norm = RowNorm(torch.rand(70, generator=random), 1e-6) if is_normed else None
+    stream = torch.randn(3, 50, generator=random)
+    expected = stream + reference_linear(x, weight, norm=norm)
+    assert skinny_linear(x, weight, norm=norm, stream=stream) is stream
+    torch.testing.assert_close(stream, expected)
+
+
+def test_gated_products_are_rounded_as_if_they_were_read() -> None:
+    """To the last bit: a model's text does not depend on who gates."""
+    random = torch.Generator().manual_seed(2)
+    x, weight = (torch.randn(n, 64, generator=random).half() for n in (2, 96))
+    for gate, apart in (("silu", silu_mul), ("gelu_tanh", gelu_mul)):
+        whole = skinny_linear(x, weight, gate=gate)
+        assert torch.equal(whole, apart(skinny_linear(x, weight)))
+
+
+def test_a_row_has_the_same_bits_beside_others() -> None:
+    random = torch.Generator().manual_seed(3)
+    x, weight = (torch.randn(n, 300, generator=random).half() for n in (4, 40))
+    whole = skinny_linear(x, weight)
+    for begin, end in ((0, 1), (1, 4), (2, 3), (3, 3)):
+        assert torch.equal(skinny_linear(x[begin:end], weight), whole[begin:end])

@@ -1,0 +1,40 @@
+"""Kernels that are started before those ahead of them have ended touch nothing of theirs.
+
+What is compiled is looked at in ``test_triton_aot.py``; here is the source of all of them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MODULES = sorted((Path(__file__).parents[3] / "kernels" / "triton").glob("*.py"))
+# Reads its weights ahead of its turn, and nothing else.
+_EARLY = {"_skinny_kernel": ["weights"]}
+
+
+def kernels() -> Iterator[ast.FunctionDef]:
+    """All that a module starts."""
+    for module in MODULES:
+        tree = ast.parse(module.read_text())
+        defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if isinstance(call.func, ast.Name) and call.func.id == "launch":
+                assert isinstance(call.args[0], ast.Name), ast.unparse(call)
+                yield defined[call.args[0].id]
+
+
+@pytest.mark.parametrize("kernel", list(kernels()), ids=lambda kernel: kernel.name)
+def test_a_kernel_awaits_its_turn_first(kernel: ast.FunctionDef) -> None:
+    sources = [ast.unparse(statement) for statement in kernel.body]
+    assert "await_turn()" in sources, "in all programs: not within a branch or a loop"
+    before = ast.parse("\n".join(sources[: sources.index("await_turn()")]))
+    calls = [node for node in ast.walk(before) if isinstance(node, ast.Call)]
+    names = [ast.unparse(call.func) for call in calls]
+    reads = [call for call, name in zip(calls, names, strict=True) if name == "tl.load"]
+    assert [ast.unparse(call.args[0]) for call in reads] == _EARLY.get(kernel.name, [])
+    computed = {"tl.program_id", "tl.arange", "tl.minimum", "lines.to", "tl.load"}
+    assert set(names) <= computed
