@@ -20,6 +20,7 @@ from kernels.reference.quantised import (
     quantise_mxfp4,
 )
 from kernels.sampling import SamplingTable
+from kernels.skinny import GateKind, RowNorm
 from kernels.tiled import TiledWeight, tile, tile_experts
 from kernels.triton import inputs as triton_inputs
 from kernels.triton import kv_store as triton_kv_store
@@ -28,6 +29,9 @@ from kernels.triton import matmul as triton_matmul
 from kernels.triton import moe as triton_moe
 from kernels.triton import quantised as triton_quantised
 from kernels.triton import sampling as triton_sampling
+from kernels.triton import skinny as triton_skinny
+
+_BEYOND_L2 = 2**28  # bytes
 
 
 def norm_case(
@@ -71,6 +75,50 @@ def matmul_case(
         peers={"torch": lambda: functional.linear(x, weight)},
         bytes_moved=(x.numel() + weight.numel() + rows * outputs) * dtype.itemsize,
         flops=2.0 * rows * inputs * outputs,
+    )
+
+
+def skinny_case(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    gate: GateKind | None = None,
+    adds: bool = False,
+) -> Case:
+    """Products of few rows with what they take along, one after the other, of as many weights as
+    the L2 cache does not hold; beside them the library's, with torch's own norms and sums."""
+    made = outputs if gate is None else 2 * outputs
+    copies = max(1, _BEYOND_L2 // (made * inputs * dtype.itemsize)) if device.type == "cuda" else 2
+    x = torch.randn(rows, inputs, dtype=dtype, device=device)
+    shape = (copies, made, inputs)
+    weights = (torch.randn(shape, dtype=dtype, device=device) / inputs**0.5).unbind()
+    norm = None if adds else RowNorm(torch.rand(inputs, dtype=dtype, device=device), 1e-6)
+
+    def ours() -> torch.Tensor:
+        out = torch.zeros(rows, outputs, dtype=dtype, device=device)
+        for weight in weights:
+            stream = out if adds else None
+            out = triton_skinny.skinny_linear(x, weight, norm=norm, gate=gate, stream=stream)
+        return out
+
+    def theirs() -> torch.Tensor:
+        out = torch.zeros(rows, outputs, dtype=dtype, device=device)
+        for weight in weights:
+            read = x if norm is None else layers.rms_norm(x, *norm)
+            product = functional.linear(read, weight)
+            product = product if gate is None else layers.silu_mul(product)
+            out = out.add_(product) if adds else product
+        return out
+
+    return Case(
+        f"{name} x {copies}",
+        run=ours,
+        peers={"torch": theirs},
+        bytes_moved=copies * (x.numel() + made * inputs + rows * outputs) * dtype.itemsize,
     )
 
 

@@ -18,10 +18,13 @@ from kernels.operations import Kernels
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import drafts as reference
 from kernels.reference import operations as reference_operations
+from kernels.skinny import RowNorm
+from kernels.triton import launch as launcher
 from kernels.triton import operations
 from kernels.triton.backend import TritonAttention
 from kernels.triton.matmul import invariant_linear
-from kernels.triton.selfcheck import check_packed, check_scaled, self_check
+from kernels.triton.selfcheck import check_packed, check_scaled, check_skinny, self_check
+from kernels.triton.skinny import skinny_linear
 from tests.kernels.recurrent_cases import step_rows
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
 
@@ -190,6 +193,47 @@ def test_a_rows_product_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> No
     whole = invariant_linear(x, weight)
     for begin, end in ((0, 1), (5, 69), (64, 129), (333, 700)):
         assert torch.equal(invariant_linear(x[begin:end], weight), whole[begin:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_few_rows_are_trusted(dtype: torch.dtype) -> None:
+    assert check_skinny(dtype, DEVICE) is None
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_kernels_that_overlap_wait_for_their_turns(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty layers of products, each reading what the one before has written, captured: as when
+    each kernel is launched when the one before has ended, and every time."""
+    hidden, inner, random = 1024, 3072, torch.Generator(DEVICE).manual_seed(rows)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random, device=DEVICE, dtype=torch.bfloat16)
+
+    weights = [(noise(2 * inner, hidden) / 32, noise(hidden, inner) / 55) for _ in range(40)]
+    norm, begin, stream = RowNorm(noise(hidden), 1e-6), noise(rows, hidden), noise(rows, hidden)
+
+    def layers() -> None:
+        stream.copy_(begin)
+        for gate_up, down in weights:
+            normed = operations.rms_norm(stream, norm.weight, norm.eps)
+            skinny_linear(skinny_linear(normed, gate_up, gate="silu"), down, stream=stream)
+            inside = skinny_linear(stream, gate_up, norm=norm, gate="silu")
+            skinny_linear(inside, down, stream=stream)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher, "_overlaps", lambda _: False)
+        layers()
+    expected = stream.clone()
+    layers()
+    assert torch.equal(stream, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers()
+    for _ in range(100):
+        graph.replay()
+        assert torch.equal(stream, expected)
 
 
 @pytest.mark.parametrize("is_drawn", [True, False])
