@@ -185,7 +185,20 @@ def _invariant_form(
         return InvariantMethod(fixed_rows_linear), "torch, 16 rows at a time"
     from kernels.triton.matmul import invariant_linear
 
-    return InvariantMethod(invariant_linear), "triton"
+    reason = None if dtype == torch.float32 else _refuse_turned(dtype, device)
+    if reason is None:
+        return InvariantMethod(invariant_linear), "triton"
+    as_many = functools.partial(invariant_linear, turns=False)
+    return InvariantMethod(as_many), f"triton, few rows as many; {reason}"
+
+
+def _refuse_turned(dtype: torch.dtype, device: torch.device) -> str | None:
+    reason = _refuse_kernels(device)
+    if reason is None:
+        from kernels.triton.selfcheck import check_turned
+
+        reason = check_turned(dtype, device)
+    return reason
 
 
 def _cpu_form(quantization: Quantization | None, dtype: torch.dtype) -> tuple[DenseForm, str]:

@@ -1,10 +1,16 @@
 """Matrix products whose rows have the same bits in any batch.
 
 A library picks its kernel by the number of rows, and with it the order of summation. Here every
-element is one accumulator that takes its inputs in the same order, ``_DEPTH`` at a time, by the
-same matrix instruction (64 rows x ``_COLUMNS`` x 16 on Hopper): never split over the inputs. A
-tile of 128 rows is two warp groups that each do what the only one of a tile of 64 does, so the
-height of a tile may follow the number of rows; nothing else does.
+element is one accumulator that takes its inputs in the same order, 16 at a time, by matrix
+instructions of one depth (64 x 128 x 16 and 64 x 16 to 64 x 16 on Hopper): never split over the
+inputs. So tiles may follow the number of rows:
+
+- many rows are the instruction's 64 rows, in tiles of 128 rows x 128 outputs;
+- of few, outputs are: 64 to a program, and the rows, 16 at the least, are its columns. A weight is
+  read by twice as many programs, and no multiprocessor multiplies by rows that there are not.
+
+That both sum the 16 alike is the unit's business, and no manual promises it: it is tried at start
+(``selfcheck.py``), and where it does not hold, few rows go as many do.
 """
 
 from __future__ import annotations
@@ -13,26 +19,57 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.launch import await_turn, launch
+from kernels.triton.launch import await_turn, dot_width, launch
 from kernels.triton.tiles import dot_add
 
-_COLUMNS = 128
 _DEPTH = 64
+_COLUMNS = 128
 _LOW_TILE, _HIGH_TILE = 64, 128
 # Few rows are bound by reading weights: as many bytes on their way as let two programs share a
 # multiprocessor.
 _STAGES = {_LOW_TILE: 5, _HIGH_TILE: 4}
 # Row tiles that neighbouring programs share the columns of, while those are in the L2 cache.
 _SWATH = 8
+_FEW_ROWS = 64
+_OUTPUTS = 64  # of a program, where rows are few
+_FEW_STAGES = 8  # then 80 to 128 KB are on their way
 
 
 def invariant_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    turns: bool = True,
 ) -> torch.Tensor:
-    """See ``kernels.reference.matmul.invariant_linear``; rows are contiguous."""
+    """See ``kernels.reference.matmul.invariant_linear``; rows are contiguous.
+
+    ``turns``: where rows are few, outputs take their place in the instruction.
+    """
     num_rows, inputs = x.shape
     outputs = weight.shape[0]
     output = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
+    # Of float32 there are no matrix units, and the compiler's own sums are as it likes.
+    if turns and num_rows <= _FEW_ROWS and x.dtype.itemsize == 2:
+        launch(
+            _turned_matmul_kernel,
+            (-(-outputs // _OUTPUTS) if num_rows else 0,),
+            output,
+            x,
+            weight,
+            bias,
+            num_rows,
+            outputs,
+            x.stride(0),
+            weight.stride(0),
+            INPUTS=inputs,
+            ROWS=dot_width(num_rows),
+            COLUMNS=_OUTPUTS,
+            DEPTH=_DEPTH,
+            num_warps=4,
+            num_stages=_FEW_STAGES,
+        )
+        return output
     rows = _LOW_TILE if num_rows <= _LOW_TILE else _HIGH_TILE
     launch(
         _matmul_kernel,
@@ -56,7 +93,7 @@ def invariant_linear(
     return output
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["x"])
+@triton.jit(do_not_specialize=["num_rows"])
 def _matmul_kernel(
     output,
     x,
@@ -99,4 +136,45 @@ def _matmul_kernel(
         acc += tl.load(bias + weight_rows).to(tl.float32)[None, :]
     place = output + rows.to(tl.int64)[:, None] * outputs + columns[None, :]
     is_written = (rows < num_rows)[:, None] & (columns < outputs)[None, :]
+    tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _turned_matmul_kernel(
+    output,
+    x,
+    weight,
+    bias,
+    num_rows,
+    outputs,
+    x_stride,
+    weight_stride,
+    INPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Some outputs of all rows: [COLUMNS, ROWS], which is W x^T."""
+    await_turn()
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tl.arange(0, ROWS)
+    depth = tl.arange(0, DEPTH)
+    # Past the end the last row and column are taken again, which needs no mask.
+    x_rows = tl.minimum(rows, num_rows - 1).to(tl.int64)
+    weight_rows = tl.minimum(columns, outputs - 1).to(tl.int64)
+    a_place = weight + (weight_rows * weight_stride)[:, None] + depth[None, :]
+    b_place = x + (x_rows * x_stride)[None, :] + depth[:, None]
+    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for begin in range(0, INPUTS, DEPTH):
+        if INPUTS % DEPTH == 0:
+            a, b = tl.load(a_place + begin), tl.load(b_place + begin)
+        else:
+            is_deep = depth < INPUTS - begin
+            a = tl.load(a_place + begin, mask=is_deep[None, :], other=0.0)
+            b = tl.load(b_place + begin, mask=is_deep[:, None], other=0.0)
+        acc = dot_add(a, b, acc)
+    if bias is not None:
+        acc += tl.load(bias + weight_rows).to(tl.float32)[:, None]
+    place = output + rows.to(tl.int64)[None, :] * outputs + columns[:, None]
+    is_written = (rows < num_rows)[None, :] & (columns < outputs)[:, None]
     tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)

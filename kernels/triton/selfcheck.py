@@ -40,6 +40,7 @@ from kernels.scaled import round_rows, scaled_linear
 from kernels.skinny import RowNorm
 from kernels.tiled import tile, tile_experts
 from kernels.triton.launch import INTERPRETED
+from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
 from kernels.triton.plan import queries_a_tile
 from kernels.triton.quantised import packed_linear
@@ -77,6 +78,12 @@ def check_skinny(dtype: torch.dtype, device: torch.device) -> str | None:
     random = torch.Generator().manual_seed(next(_SEEDS))
     pairs = partial(_skinny_products, dtype, device, random)
     return _doubt("products of few rows", pairs, _TOLERANCES[dtype])
+
+
+def check_turned(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products of few rows may not have the bits of many on ``device``, or None."""
+    random = torch.Generator().manual_seed(next(_SEEDS))
+    return _doubt("products of few rows", partial(_turned_products, dtype, device, random), 0.0)
 
 
 def check_scaled(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -146,6 +153,17 @@ def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
             product(inside, w_down, stream=a)
             sides.append((entered, inside, a, product(inside, w_out, bias, dtype=torch.float32)))
         yield sides[0], sides[1]
+
+
+def _turned_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
+    """By each height of a tile, as bits. Numbers of many sizes, so that another order shows."""
+    inputs, outputs = (48, 20) if INTERPRETED else (1040, 2304)
+    sizes = torch.logspace(-3, 1, inputs)[torch.randperm(inputs, generator=random)]
+    x = (_noise(random, torch.float32, 200, inputs) * sizes).to(dtype).to(device)
+    weight = _noise(random, dtype, outputs, inputs).to(device)
+    whole = invariant_linear(x, weight).view(torch.int16)
+    for rows in (1, 20, 64):
+        yield invariant_linear(x[:rows], weight).view(torch.int16), whole[:rows].cpu()
 
 
 def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:

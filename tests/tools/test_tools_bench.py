@@ -15,7 +15,7 @@ import torch
 from engine.paths import default_model_dir
 from tools.bench import answers, breakdown, first_answer, steps, throughput, transformers_peer
 from tools.bench.__main__ import format_table, main, missed
-from tools.bench.gates import compare_with_peer, verdict
+from tools.bench.gates import compare, verdict
 from tools.bench.parts import Part, Record, gpu_parts, run_parts
 from tools.bench.shapes import CONFIGS, matrix_parameters
 from tools.bench.workload import full_jobs, make_jobs, sample_jobs
@@ -93,9 +93,25 @@ def test_quire_and_transformers_do_the_same_work(capsys):
     assert theirs["case"] == ours[-1]["case"]
     assert theirs["output_tokens"] == ours[-1]["output_tokens"]
     results = [result("throughput", ours), result("transformers", [theirs])]
-    compare_with_peer(results)
+    compare(results)
     assert theirs["quire_ratio"] == ours[-1]["tokens_per_s"] / theirs["tokens_per_s"]
     assert f"(1/{theirs['quire_ratio']:.1f})" in format_table(results)
+
+
+def test_batch_invariant_steps_are_held_against_plain_ones(capsys):
+    assert steps.main(TINY) == 0
+    plain = rows(capsys.readouterr().out)
+    assert steps.main([*TINY, "--batch-invariant"]) == 0
+    invariant = rows(capsys.readouterr().out)
+    assert [row["case"] for row in invariant] == [row["case"] for row in plain]
+    results = [result("steps tiny", plain), result("invariant tiny", invariant)]
+    compare(results)
+    for row, twin in zip(invariant, plain, strict=True):
+        assert row["share_of_plain"] == twin["time_ms"] / row["time_ms"]
+        is_met = row["share_of_plain"] >= 0.9
+        assert (verdict("invariant tiny", row) == "pass") == is_met
+        assert f"({row['share_of_plain']:.2f}x)" in format_table(results)
+        assert "share_of_plain" not in twin
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.bench.gates import compare_with_peer, verdict
+from tools.bench.gates import compare, verdict
 from tools.bench.parts import Record, gpu_parts, run_parts, tiny_parts
 
 _LIMIT_S = 540.0
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             left_s = options.limit_s - _CLOSING_S - (time.monotonic() - began_s)
             told = run_parts(chosen, record, left_s) if chosen else []
             results += told
-            compare_with_peer(results)
+            compare(results)
             for result in told:
                 print(format_table([result]), flush=True)
     record.close()
@@ -110,6 +110,8 @@ def _measured(row: dict[str, Any]) -> str:
         return "skipped"
     if "failed" in row:
         return "failed"
+    if "share_of_plain" in row:
+        return f"{row['time_ms']:,.2f} ms ({row['share_of_plain']:.2f}x)"
     if "quire_ratio" in row:
         return f"{row['tokens_per_s']:,.0f} t/s (1/{row['quire_ratio']:.1f})"
     if "tokens_per_s" in row and "time_s" in row:

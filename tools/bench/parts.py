@@ -81,6 +81,8 @@ def gpu_parts(options: Sequence[str], pytest: Sequence[str]) -> list[list[Part]]
         [Part("kernels", ("-m", "kernels.bench", "--json"), 90)],
         [bench("breakdown", "breakdown", 40, *small)],
         [bench("transformers", "transformers_peer", 70, *small)],
+        [bench("invariant 0.6b", "steps", 45, "--batch-invariant", *small)],
+        [bench("invariant 8b", "steps", 60, "--batch-invariant", *large)],
     ]
 
 

@@ -43,6 +43,7 @@ def load_core(
     max_num_seqs: int = 256,
     max_model_len: int | None = None,
     cache_bytes: int | None = None,
+    batch_invariant: bool = False,
 ) -> EngineCore:
     """An engine as the options of :func:`parser` ask for, without a prefix cache: no prompt of a
     measurement may be found in it. ``cache_bytes``: of the KV cache; None: what the device has.
@@ -59,6 +60,7 @@ def load_core(
             load_format="dummy",
             max_model_len=None if is_tiny else max_model_len,
             attention_backend=options.attention_backend,
+            batch_invariant=batch_invariant,
             scheduler=SchedulerConfig(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=MAX_STEP_TOKENS,

@@ -19,6 +19,7 @@ from tools.bench.session import MAX_STEP_TOKENS, TINY, Session, load_core, parse
 from tools.bench.shapes import attention_flops, matrix_parameters
 
 _CASES = [(rows, context) for context in (1024, 4096) for rows in (1, 8, 32, 64, 128, 256)]
+_FEW_CASES = [(rows, 1024) for rows in (1, 32, 256)]
 _TINY_CASES = [(1, 24), (3, 40)]
 _WARM_UP_STEPS, _STEPS = 8, 32
 _PROMPT, _TINY_PROMPT = 8192, 96
@@ -26,15 +27,19 @@ _PROMPT, _TINY_PROMPT = 8192, 96
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a line of JSON for each case as it is measured."""
-    options = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b").parse_args(argv)
+    asked = parser(__doc__, "qwen3-0.6b", "llama-3.1-8b")
+    asked.add_argument("--batch-invariant", action="store_true", help="and fewer cases")
+    options = asked.parse_args(argv)
     ceilings = measure(options.device)
     is_tiny = options.model == TINY
-    session = Session(load_core(options, max_model_len=_PROMPT + 64))
+    cases = _FEW_CASES if options.batch_invariant else _CASES
+    core = load_core(options, max_model_len=_PROMPT + 64, batch_invariant=options.batch_invariant)
+    session = Session(core)
     for row in (
         *_prefill(session, options, ceilings, _TINY_PROMPT if is_tiny else _PROMPT),
         *(
             _decode(session, options, ceilings, rows, context)
-            for rows, context in (_TINY_CASES if is_tiny else _CASES)
+            for rows, context in (_TINY_CASES if is_tiny else cases)
         ),
     ):
         tell(row)

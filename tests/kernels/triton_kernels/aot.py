@@ -78,6 +78,8 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "products": sum("HGMMA" in text for _, text in code),
         "product_waits": sum("WARPGROUP.DEPBAR" in text for _, text in code),
         "reloads_in_loops": _in_loops(code, "LDL"),
+        # What is copied ahead is none of these.
+        "loads_in_loops": _in_loops(code, "LDG."),
         "before_turn": _before_turn(ptx),
         "ptx": ptx,
         "ttgir": compiled.asm["ttgir"],

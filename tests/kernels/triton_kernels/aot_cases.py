@@ -347,8 +347,10 @@ CASES: dict[str, Callable[[], object]] = {
             "head": (1024, 151_936),
         }.items()
     },
-    "matmul-decode-llama-8b": partial(matmul, 8, 4096, 28672),
-    "matmul-prefill-llama-8b": partial(matmul, 8192, 4096, 28672),
+    **{
+        f"matmul-{rows}-llama-8b": partial(matmul, rows, 4096, 28672)
+        for rows in (1, 20, 40, 100, 8192)
+    },
     **{
         f"{form}-{rows}-llama-8b": partial(packed_matmul, rows, 4096, 28672, form)
         for form in _PACKED

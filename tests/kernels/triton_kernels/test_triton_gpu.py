@@ -23,7 +23,13 @@ from kernels.triton import launch as launcher
 from kernels.triton import operations
 from kernels.triton.backend import TritonAttention
 from kernels.triton.matmul import invariant_linear
-from kernels.triton.selfcheck import check_packed, check_scaled, check_skinny, self_check
+from kernels.triton.selfcheck import (
+    check_packed,
+    check_scaled,
+    check_skinny,
+    check_turned,
+    self_check,
+)
 from kernels.triton.skinny import skinny_linear
 from tests.kernels.recurrent_cases import step_rows
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem
@@ -191,8 +197,11 @@ def test_a_rows_product_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> No
     x = torch.randn(700, 4096, dtype=dtype, device=DEVICE)
     weight = torch.randn(1000, 4096, dtype=dtype, device=DEVICE)
     whole = invariant_linear(x, weight)
-    for begin, end in ((0, 1), (5, 69), (64, 129), (333, 700)):
-        assert torch.equal(invariant_linear(x[begin:end], weight), whole[begin:end])
+    assert check_turned(dtype, DEVICE) is None
+    for begin, end in ((0, 1), (3, 33), (5, 69), (64, 129), (333, 700)):
+        for turns in (False, True):
+            part = invariant_linear(x[begin:end], weight, turns=turns)
+            assert torch.equal(part, whole[begin:end])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -16,9 +16,17 @@ from kernels.scaled import scaled_linear
 from kernels.select import select_kernels
 from kernels.triton import backend, decode, operations, prefill, selfcheck
 from kernels.triton.backend import TritonAttention
+from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
 from kernels.triton.quantised import packed_linear
-from kernels.triton.selfcheck import check_packed, check_scaled, self_check
+from kernels.triton.selfcheck import (
+    check_packed,
+    check_scaled,
+    check_skinny,
+    check_turned,
+    self_check,
+)
+from kernels.triton.skinny import skinny_linear
 
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
 STATES = replace(SPEC, has_states=True)
@@ -60,6 +68,37 @@ def test_products_in_float8_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
     assert check_scaled(torch.bfloat16, SPEC.device) is None
     monkeypatch.setattr(selfcheck, "scaled_linear", lambda *given: 2 * scaled_linear(*given))
     assert "products in float8 is wrong" in (check_scaled(torch.bfloat16, SPEC.device) or "")
+
+
+def test_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_skinny(torch.float16, SPEC.device) is None
+
+    def unadded(*given: Any, stream: Any = None, **more: Any) -> torch.Tensor:
+        return skinny_linear(*given, stream=None if stream is None else stream.clone(), **more)
+
+    def unnormed(*given: Any, norm: Any = None, **more: Any) -> torch.Tensor:
+        return skinny_linear(*given, **more)
+
+    for wrong in (unadded, unnormed):
+        monkeypatch.setattr(selfcheck, "skinny_linear", wrong)
+        told = check_skinny(torch.float16, SPEC.device) or ""
+        assert "products of few rows is wrong" in told
+
+
+@pytest.mark.usefixtures("matrix_units")
+def test_bits_of_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_turned(torch.bfloat16, SPEC.device) is None
+
+    def another_order(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        whole = invariant_linear(x, weight)
+        if x.shape[0] > 1:
+            return whole
+        half = x.shape[1] // 2
+        parts = (x[:, :half] @ weight[:, :half].T, x[:, half:] @ weight[:, half:].T)
+        return parts[0] + parts[1]
+
+    monkeypatch.setattr(selfcheck, "invariant_linear", another_order)
+    assert "products of few rows is wrong" in (check_turned(torch.bfloat16, SPEC.device) or "")
 
 
 _RETURN_NOTHING = ("copy_blocks", "feed_back", "latent_rope_store")
