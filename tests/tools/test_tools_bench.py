@@ -131,6 +131,11 @@ def test_where_the_time_of_a_step_goes_is_told(capsys):
     assert sum(kernel["time_us"] for kernel in kernels) <= step["busy_us"] * 1.001
 
 
+def test_time_in_which_kernels_overlap_counts_once():
+    assert breakdown.covered([(5, 8), (0, 2), (1, 4), (1, 3), (8, 9)]) == 8
+    assert breakdown.covered([]) == 0
+
+
 def test_the_check_runs_on_a_cpu(tmp_path, capsys):
     arguments = ["--device", "cpu", "--tiny", "--only", "throughput", "--output", str(tmp_path)]
     assert main(arguments) == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
@@ -53,7 +53,11 @@ def _break_down(
     session.abort()
     kernels = [(_time_us(event), event) for event in recorded.key_averages()]
     kernels = sorted(kernels, key=lambda kernel: -kernel[0])
-    busy_us = sum(time_us for time_us, _ in kernels) / _STEPS
+    if options.device == "cuda":
+        ranges = [event.time_range for event in recorded.events() or () if _is_kernel(event)]
+        busy_us = covered([(each.start, each.end) for each in ranges]) / _STEPS
+    else:
+        busy_us = sum(time_us for time_us, _ in kernels) / _STEPS
     yield {"case": name, "time_us": step_us, "busy_us": busy_us, "busy_share": busy_us / step_us}
     for time_us, event in kernels[:_MOST_KERNELS]:
         yield {
@@ -64,10 +68,22 @@ def _break_down(
         }
 
 
+def covered(ranges: Iterable[tuple[float, float]]) -> float:
+    """The time within some range: kernels overlap, and wait for their turns where they lie."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(ranges):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
 def _time_us(event: Any) -> float:
     """Of all launches of a kernel; on a CPU, of an operation by itself."""
-    is_kernel = event.device_type.name == "CUDA"
-    return event.self_device_time_total if is_kernel else event.self_cpu_time_total
+    return event.self_device_time_total if _is_kernel(event) else event.self_cpu_time_total
+
+
+def _is_kernel(event: Any) -> bool:
+    return event.device_type.name == "CUDA"
 
 
 if __name__ == "__main__":
