@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from engine.quantization.skinny import FewRows
 from kernels.packed import PackedWeight
 from kernels.scaled import refuse_scaled, scaled_linear
+from kernels.skinny import GateKind, RowNorm
 from kernels.tiled import tile
 from kernels.triton.quantised import packed_linear
+from kernels.triton.skinny_packed import skinny_packed_linear
 
 # Up to so many rows, reading a weight takes longer than multiplying by it; and graphs of decoding
 # have no more.
 _MANY_ROWS = 256
 
 
-class TritonPacked:
+class TritonPacked(FewRows):
     """A packed weight that is widened in registers as it is multiplied.
 
     With ``in_float8``, many rows are rounded to float8 and multiplied as codes, where the format
@@ -40,8 +43,22 @@ class TritonPacked:
         """See ``Linear``."""
         return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``Linear``."""
+    def few(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: RowNorm | None = None,
+        gate: GateKind | None = None,
+        stream: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """See ``FewRows``."""
+        return skinny_packed_linear(
+            x, self._weight, self._bias, norm=norm, gate=gate, stream=stream, dtype=dtype
+        )
+
+    def many(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``FewRows``."""
         if self._is_scaled and x.shape[0] > _MANY_ROWS:
             codes = self._weight.codes.view(torch.float8_e4m3fn)
             return scaled_linear(x, codes, self._weight.scales, self._bias)
@@ -50,10 +67,6 @@ class TritonPacked:
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
         return self._weight.rows(ids, self._dtype)
-
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``Head``."""
-        return self(x).float()
 
 
 def _refuse_float8(weight: PackedWeight, dtype: torch.dtype) -> str | None:

@@ -1,8 +1,11 @@
-"""Dense layers of a GPU: steps of few rows in a kernel of our own, more in the library's."""
+"""Linear layers of a GPU that give steps of few rows to a kernel of our own."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
+from torch.nn import functional
 
 from engine.models.linear import DenseLinear, Head, Linear
 from kernels.moe import Gating
@@ -10,37 +13,75 @@ from kernels.skinny import MOST_ROWS, GateKind, RowNorm
 from kernels.triton.skinny import skinny_linear
 
 
-class SkinnyLinear(DenseLinear):
-    """See ``engine.models.linear.FusedLinear``."""
+class FewRows(ABC):
+    """See ``engine.models.linear.FusedLinear``; of one kind of weights."""
+
+    @abstractmethod
+    def few(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: RowNorm | None = None,
+        gate: GateKind | None = None,
+        stream: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Up to ``MOST_ROWS`` rows; see ``kernels.reference.skinny``."""
+        ...
+
+    @abstractmethod
+    def many(self, x: torch.Tensor) -> torch.Tensor:
+        """Any number of rows: [n, inputs] -> [n, outputs]."""
+        ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Linear``."""
-        if x.shape[0] > MOST_ROWS:
-            return super().__call__(x)
-        return skinny_linear(x, self.weight, self.bias)
+        return self.many(x) if x.shape[0] > MOST_ROWS else self.few(x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
         if x.shape[0] > MOST_ROWS:
-            return super().logits(x)
-        return skinny_linear(x, self.weight, self.bias, dtype=torch.float32)
+            return self.many(x).float()
+        return self.few(x, dtype=torch.float32)
 
     def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
         """See ``GatedLinear``."""
         gate = _built_in(gating)
         if x.shape[0] > MOST_ROWS or gate is None:
             return gating(self(x))
-        return skinny_linear(x, self.weight, self.bias, gate=gate)
+        return self.few(x, gate=gate)
 
     def normed(self, x: torch.Tensor, norm: RowNorm, gating: Gating | None = None) -> torch.Tensor:
         """See ``FusedLinear``."""
         gate = None if gating is None else _built_in(gating)
-        out = skinny_linear(x, self.weight, self.bias, norm=norm, gate=gate)
+        out = self.few(x, norm=norm, gate=gate)
         return out if gating is None or gate is not None else gating(out)
 
     def add_to(self, stream: torch.Tensor, x: torch.Tensor) -> None:
         """See ``FusedLinear``."""
-        skinny_linear(x, self.weight, self.bias, stream=stream)
+        self.few(x, stream=stream)
+
+
+class SkinnyLinear(FewRows, DenseLinear):
+    """A dense weight, of which the library multiplies many rows."""
+
+    def few(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: RowNorm | None = None,
+        gate: GateKind | None = None,
+        stream: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """See ``FewRows``."""
+        return skinny_linear(
+            x, self.weight, self.bias, norm=norm, gate=gate, stream=stream, dtype=dtype
+        )
+
+    def many(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``FewRows``."""
+        return functional.linear(x, self.weight, self.bias)
 
 
 class SkinnyMethod:
@@ -56,5 +97,5 @@ class SkinnyMethod:
 
 
 def _built_in(gating: Gating) -> GateKind | None:
-    """The gate, where the kernel has it."""
+    """The gate, where the kernels have it."""
     return gating.kind if gating.kind == "silu" or gating.kind == "gelu_tanh" else None

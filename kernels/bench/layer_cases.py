@@ -20,7 +20,7 @@ from kernels.reference.quantised import (
     quantise_mxfp4,
 )
 from kernels.sampling import SamplingTable
-from kernels.skinny import GateKind, RowNorm
+from kernels.skinny import MOST_ROWS, GateKind, RowNorm
 from kernels.tiled import TiledWeight, tile, tile_experts
 from kernels.triton import inputs as triton_inputs
 from kernels.triton import kv_store as triton_kv_store
@@ -30,6 +30,7 @@ from kernels.triton import moe as triton_moe
 from kernels.triton import quantised as triton_quantised
 from kernels.triton import sampling as triton_sampling
 from kernels.triton import skinny as triton_skinny
+from kernels.triton import skinny_packed as triton_skinny_packed
 
 _BEYOND_L2 = 2**28  # bytes
 
@@ -274,9 +275,11 @@ def packed_case(
     dense = torch.randn(outputs, inputs, dtype=dtype, device=device) * 0.02
     weight = tile(_ROUNDINGS[kind](dense))
     widened = weight.matrix(0, dtype)
+    few = triton_skinny_packed.skinny_packed_linear
+    product = few if rows <= MOST_ROWS else triton_quantised.packed_linear
     return Case(
         name,
-        run=lambda: triton_quantised.packed_linear(x, weight),
+        run=lambda: product(x, weight),
         peers={"torch, widened": lambda: functional.linear(x, widened)},
         bytes_moved=weight.nbytes + (rows * inputs + rows * outputs) * dtype.itemsize,
         flops=2.0 * rows * inputs * outputs,

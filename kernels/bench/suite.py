@@ -121,7 +121,7 @@ def full_suite() -> list[MakeCase]:
                 *_skinny("8b", rows, 4096, 14336, 6144),
             )
         ),
-        *(_packed("int4", rows, 4096, 28672) for rows in (1, 64, 8192)),
+        *(_packed("int4", rows, 4096, 28672) for rows in (1, 4, 8, 64, 8192)),
         _packed("fp8", 1, 4096, 28672),
         _packed("int4", 1, 14336, 4096),
         partial(norm_case, "add + norm 8192 x 4096", rows=8192, hidden=4096),
@@ -176,7 +176,7 @@ def tiny_suite() -> list[MakeCase]:
         _invariant("tiny", _TINY, 2, 1, 39),
         _matmul(3, 64, 130),
         *_skinny("tiny", 3, 64, 72, 128),
-        _packed("int4", 3, 64, 130),
+        *(_packed("int4", rows, 64, 130) for rows in (3, 5)),
         partial(norm_case, "norm", rows=3, hidden=64),
         partial(silu_case, "silu", rows=3, inner=64),
         partial(store_case, "store", rows=5, **_TINY),

@@ -25,7 +25,7 @@ _TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (2**31, 128, 128, 8))
 _FEW_ROWS = 16
 _WANTED_PROGRAMS = 264  # two for each multiprocessor of an H100
 # What the float16 of a code's bits, moved to where float16 has exponent and mantissa, is short of.
-_LIFTS = {"e2m1": 2.0**14, "e4m3": 2.0**8}
+LIFTS = {"e2m1": 2.0**14, "e4m3": 2.0**8}
 
 
 def packed_linear(
@@ -87,7 +87,7 @@ def form_of(weight: TiledWeight) -> dict[str, Any]:
         "GROUP": weight.group,
         "GROUPS": weight.num_groups,
         "KIND": weight.kind,
-        "LIFT": _LIFTS.get(weight.kind, 1.0),
+        "LIFT": LIFTS.get(weight.kind, 1.0),
         "CODES_A_BYTE": weight.codes_a_byte,
         "BLOCK": BLOCK,
         "DEPTH": _DEPTH,
@@ -109,7 +109,7 @@ def _num_splits(tiles: int, inputs: int) -> int:
 
 
 @triton.jit
-def _widen(codes, levels, KIND: tl.constexpr):
+def widen(codes, levels, KIND: tl.constexpr):
     """What codes stand for, in float32; floats are short of a factor that is the same for all."""
     if KIND == "int4":
         # The last bits of 2 ** 23 as a float: no conversion, which is slow.
@@ -129,7 +129,7 @@ def _widen(codes, levels, KIND: tl.constexpr):
 
 
 @triton.jit
-def _load_scales(places):
+def load_scales(places):
     """In float32; bytes are exponents."""
     held = tl.load(places)
     if places.dtype.element_ty == tl.uint8:
@@ -178,7 +178,7 @@ def packed_product(
             held = tl.load(at, mask=block[:, None, None] < HELD, other=0)
         for half in tl.static_range(CODES_A_BYTE):
             begin = (block * CODES_A_BYTE + half) * BLOCK
-            level = _widen((held >> 4 * half) & 15 if CODES_A_BYTE == 2 else held, levels, KIND)
+            level = widen((held >> 4 * half) & 15 if CODES_A_BYTE == 2 else held, levels, KIND)
             if zeros is not None or GROUPS > 1:
                 # Of the block's half; of the whole tile where that lies in one group.
                 if GROUP % DEPTH == 0:
@@ -191,7 +191,7 @@ def packed_product(
                     level *= LIFT
                 level -= tl.load(zeros + own).to(tl.float32)[:, None, :]
             if GROUPS > 1:
-                scale = _load_scales(scales + own)
+                scale = load_scales(scales + own)
                 if LIFT != 1.0 and zeros is None:
                     scale *= LIFT
                 level *= scale[:, None, :]

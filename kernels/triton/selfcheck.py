@@ -45,6 +45,7 @@ from kernels.triton.moe import fused_moe
 from kernels.triton.plan import queries_a_tile
 from kernels.triton.quantised import packed_linear
 from kernels.triton.skinny import skinny_linear
+from kernels.triton.skinny_packed import skinny_packed_linear
 
 # Of the norm of a result. A twin rounds to the dtype in other places, but not at random.
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -111,14 +112,15 @@ def _doubt(what: str, pairs: Callable[[], _Pairs], tolerance: float) -> str | No
 
 
 def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
-    """A matrix in codes of each kind, one of them in each of the kernel's tiles; and two experts'.
-    Each pair is a kernel to compile, which a start waits for."""
+    """A matrix in codes of each kind, for few rows and for more, one of them in each of the
+    kernel's tiles; and two experts'. Each pair is a kernel to compile, which a start waits for."""
     x = _noise(random, dtype, 130, 256)
     kinds = (quantise_int4, quantise_int8, quantise_fp8, quantise_nf4, quantise_mxfp4)
     for round_to in kinds:
         weight = round_to(_noise(random, torch.float32, 256, 256) / 16)
         there = tile(weight.to(device))
-        for some in (x[:1], x[:40], x) if round_to is kinds[0] else (x[:1],):
+        yield skinny_packed_linear(x[:1].to(device), there), linear_packed(x[:1].float(), weight)
+        for some in (x[:8], x[:40], x) if round_to is kinds[0] else (x[:8],):
             yield packed_linear(some.to(device), there), linear_packed(some.float(), weight)
     gate_up = quantise_mxfp4(_noise(random, torch.float32, 256, 256) / 16)
     down = quantise_mxfp4(_noise(random, torch.float32, 512, 64) / 8)

@@ -45,7 +45,7 @@ def skinny_linear(
     if output is None:
         output = torch.empty((num_rows, outputs), dtype=dtype or x.dtype, device=x.device)
     widest, parts = max(power_of_2(inputs), _TERMS.value), 1 if gate is None else 2
-    made = _outputs_made(outputs, _TILE // min(widest, _DEPTH) // parts)
+    made = outputs_made(outputs, _TILE // min(widest, _DEPTH) // parts)
     launch(
         _skinny_kernel,
         (-(-outputs // made) if num_rows else 0,),
@@ -71,7 +71,7 @@ def skinny_linear(
     return output
 
 
-def _outputs_made(outputs: int, most: int) -> int:
+def outputs_made(outputs: int, most: int) -> int:
     """By each program: fewer where there are few, so that all multiprocessors read."""
     wanted = power_of_2(outputs // _PROGRAMS + 1) // 2
     return min(max(wanted, _LEAST_OUTPUTS), most)
@@ -100,9 +100,7 @@ def _skinny_kernel(
 ):
     """Some outputs of all rows; a thread keeps its inputs' part of each, summed at the end."""
     begin = tl.program_id(0) * MADE
-    places = tl.arange(0, MADE * PARTS)
-    # Past the end the last output is made again.
-    lines = tl.minimum(begin + places // PARTS, outputs - 1) + places % PARTS * outputs
+    lines = lines_of(begin, outputs, MADE, PARTS)
     depth = tl.arange(0, DEPTH)
     weights = weight + (lines.to(tl.int64) * weight_stride)[:, None] + depth[None, :]
     tile = tl.load(weights, mask=(depth < inputs)[None, :], other=0.0)
@@ -128,20 +126,62 @@ def _skinny_kernel(
         sums, squares = new_sums, new_squares
         tile = next_tile
 
-    made = begin + tl.arange(0, MADE)
     for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
         result = tl.sum(sums[row], axis=1)
         if norm_weight is not None:
             result *= tl.rsqrt(tl.sum(squares[row], axis=0) / inputs + eps)
-        if bias is not None:
-            result += tl.load(bias + lines).to(tl.float32)
-        if GATE is not None:
-            # As it would be read from memory.
-            rounded = result.to(x.dtype.element_ty).to(tl.float32)
-            opened, gated = tl.split(tl.reshape(rounded, [MADE, PARTS]))
-            result = (silu(opened) if GATE == "silu" else gelu_tanh(opened)) * gated
-        place = output + row * outputs + made
-        is_made = (made < outputs) & (row < num_rows)
-        if ADDS:
-            result += tl.load(place, mask=is_made, other=0.0).to(tl.float32)
-        tl.store(place, result.to(output.dtype.element_ty), mask=is_made)
+        store_outputs(
+            output,
+            result,
+            bias,
+            lines,
+            begin,
+            outputs,
+            row,
+            num_rows,
+            x.dtype.element_ty,
+            MADE,
+            PARTS,
+            GATE,
+            ADDS,
+        )
+
+
+@triton.jit
+def lines_of(begin, outputs, MADE: tl.constexpr, PARTS: tl.constexpr):
+    """Rows of the weight for outputs from ``begin`` on, [MADE * PARTS]: of each gated one two, side
+    by side. Past the end the last is made again."""
+    places = tl.arange(0, MADE * PARTS)
+    return tl.minimum(begin + places // PARTS, outputs - 1) + places % PARTS * outputs
+
+
+@triton.jit
+def store_outputs(
+    output,
+    result,  # [MADE * PARTS] float32, what the weight's rows ``lines`` give
+    bias,
+    lines,
+    begin,
+    outputs,
+    row,
+    num_rows,
+    DTYPE: tl.constexpr,
+    MADE: tl.constexpr,
+    PARTS: tl.constexpr,
+    GATE: tl.constexpr,
+    ADDS: tl.constexpr,
+):
+    """One row's outputs from ``begin`` on, with bias and gate, stored or added."""
+    if bias is not None:
+        result += tl.load(bias + lines).to(tl.float32)
+    if GATE is not None:
+        # As they would be read from memory.
+        rounded = result.to(DTYPE).to(tl.float32)
+        opened, gated = tl.split(tl.reshape(rounded, [MADE, PARTS]))
+        result = (silu(opened) if GATE == "silu" else gelu_tanh(opened)) * gated
+    made = begin + tl.arange(0, MADE)
+    place = output + row * outputs + made
+    is_made = (made < outputs) & (row < num_rows)
+    if ADDS:
+        result += tl.load(place, mask=is_made, other=0.0).to(tl.float32)
+    tl.store(place, result.to(output.dtype.element_ty), mask=is_made)

@@ -32,6 +32,7 @@ from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
 from kernels.triton.skinny import skinny_linear
+from kernels.triton.skinny_packed import skinny_packed_linear
 
 META = torch.device("meta")
 BF16 = torch.bfloat16
@@ -238,6 +239,7 @@ def skinny(rows: int, inputs: int, outputs: int, part: str) -> None:
 # kind: (group or all inputs, scales, zeros, an order of the inputs), as files have them
 _PACKED: dict[str, tuple[int | None, torch.dtype, torch.dtype | None, bool]] = {
     "gptq": (128, torch.float16, torch.int8, True),
+    "awq": (128, torch.float16, torch.int8, False),
     "nf4": (64, torch.float16, None, False),
     "mxfp4": (32, torch.uint8, None, False),
     "int8": (None, torch.float32, None, False),
@@ -246,7 +248,14 @@ _PACKED: dict[str, tuple[int | None, torch.dtype, torch.dtype | None, bool]] = {
     "q6_k": (16, torch.float16, None, False),
 }
 _KINDS = {
-    **{"gptq": "int4", "nf4": "table", "mxfp4": "e2m1", "int8": "int8", "fp8": "e4m3"},
+    **{
+        "gptq": "int4",
+        "awq": "int4",
+        "nf4": "table",
+        "mxfp4": "e2m1",
+        "int8": "int8",
+        "fp8": "e4m3",
+    },
     **{"q4_k": "int4", "q6_k": "int8"},
 }
 
@@ -273,6 +282,15 @@ def tiled(form: str, outputs: int, inputs: int, count: int = 1) -> TiledWeight:
 
 def packed_matmul(rows: int, inputs: int, outputs: int, form: str) -> None:
     packed_linear(empty(rows, inputs), tiled(form, outputs, inputs), empty(outputs))
+
+
+def skinny_packed(rows: int, inputs: int, outputs: int, part: str, form: str) -> None:
+    x = empty(rows, inputs)
+    if part == "gate-up":
+        weight, norm = tiled(form, 2 * outputs, inputs), RowNorm(empty(inputs), 1e-6)
+        skinny_packed_linear(x, weight, norm=norm, gate="silu")
+    else:
+        skinny_packed_linear(x, tiled(form, outputs, inputs), stream=empty(rows, outputs))
 
 
 def moe(
@@ -354,9 +372,15 @@ CASES: dict[str, Callable[[], object]] = {
     **{
         f"{form}-{rows}-llama-8b": partial(packed_matmul, rows, 4096, 28672, form)
         for form in _PACKED
-        for rows in (1, 64, 8192)
+        for rows in (8, 64, 8192)
     },
-    "gptq-split-llama-8b": partial(packed_matmul, 1, 14336, 4096, "gptq"),
+    **{
+        f"skinny-{form}-{rows}-{part}-llama-8b": partial(skinny_packed, rows, *shape, part, form)
+        for form in _PACKED
+        for rows in (1, 4)
+        for part, shape in {"gate-up": (4096, 14336), "down": (14336, 4096)}.items()
+    },
+    "gptq-split-llama-8b": partial(packed_matmul, 8, 14336, 4096, "gptq"),
     "moe-decode-qwen3-30b": partial(moe, 64, 128, 8, 2048, 768),
     "moe-decode-gpt-oss-20b": partial(moe, 64, 32, 4, 2880, 2880, biased=True),
     "moe-prefill-qwen3-30b": partial(moe, 8192, 128, 8, 2048, 768),

@@ -27,6 +27,7 @@ from kernels.triton.selfcheck import (
     self_check,
 )
 from kernels.triton.skinny import skinny_linear
+from kernels.triton.skinny_packed import skinny_packed_linear
 
 SPEC = AttentionSpec(4, 2, 32, 16, torch.float32, torch.device("cpu"))
 STATES = replace(SPEC, has_states=True)
@@ -58,7 +59,12 @@ def test_right_kernels_pass(spec: AttentionSpec, invariant: bool) -> None:
 
 def test_products_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_packed(torch.float16, SPEC.device) is None
-    for name, right in (("packed_linear", packed_linear), ("fused_moe", fused_moe)):
+    products = {
+        "packed_linear": packed_linear,
+        "skinny_packed_linear": skinny_packed_linear,
+        "fused_moe": fused_moe,
+    }
+    for name, right in products.items():
         with monkeypatch.context() as changed:
             changed.setattr(selfcheck, name, lambda *given, right=right: 2 * right(*given))
             assert "products of codes is wrong" in (check_packed(torch.float16, SPEC.device) or "")

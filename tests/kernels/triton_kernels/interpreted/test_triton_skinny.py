@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.packed import PackedWeight
 from kernels.reference.skinny import skinny_linear as reference_linear
 from kernels.skinny import GateKind, RowNorm
+from kernels.tiled import tile
 from kernels.triton.layers import gelu_mul, silu_mul
 from kernels.triton.skinny import skinny_linear
+from kernels.triton.skinny_packed import skinny_packed_linear
+from tests.kernels.packed_weights import KINDS, packed_weight
 
 SHAPES = [(1, 64, 130), (3, 100, 70), (4, 1500, 12), (2, 3, 5), (1, 2100, 40)]
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3}
@@ -67,3 +71,52 @@ def test_a_row_has_the_same_bits_beside_others() -> None:
     whole = skinny_linear(x, weight)
     for begin, end in ((0, 1), (1, 4), (2, 3), (3, 3)):
         assert torch.equal(skinny_linear(x[begin:end], weight), whole[begin:end])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize(
+    ("inputs", "group"), [(128, 32), (192, 64), (100, 100), (176, 16), (2080, 32)]
+)
+def test_products_of_codes_equal_the_twins(
+    kind: str, inputs: int, group: int, is_whole: bool
+) -> None:
+    """With zeros and an order of the inputs, and without."""
+    random = torch.Generator().manual_seed(inputs)
+    weight = tile(packed_weight(kind, 52, inputs, group, zeros=is_whole, order=is_whole))
+    dense = weight.matrix(0, torch.float32)
+    x, norm = torch.randn(3, inputs, generator=random), torch.rand(inputs, generator=random)
+    bias, stream = (torch.randn(n, generator=random) for n in ((52,), (3, 52)))
+    for rows in (1, 3):
+        for given in (
+            {"bias": bias, "norm": RowNorm(norm, 1e-5)},
+            {"norm": RowNorm(norm, 1e-5), "gate": "silu"},
+            {"stream": stream[:rows]},
+        ):
+            added = {"stream": stream[:rows].clone()} if "stream" in given else {}
+            expected = reference_linear(x[:rows], dense, **(given | added))
+            added = {"stream": stream[:rows].clone()} if "stream" in given else {}
+            actual = skinny_packed_linear(x[:rows], weight, **(given | added))
+            assert (actual - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", ["int4", "e4m3"])
+def test_products_of_codes_in_low_precision(kind: str) -> None:
+    random = torch.Generator().manual_seed(4)
+    weight = tile(packed_weight(kind, 70, 256, 128))
+    x = torch.randn(2, 256, generator=random).half()
+    expected = reference_linear(x, weight.matrix(0, torch.float32))
+    actual = skinny_packed_linear(x, weight)
+    assert actual.dtype == torch.float16
+    assert (actual.float() - expected.float()).norm() < 2e-3 * expected.float().norm()
+
+
+def test_scales_that_are_exponents() -> None:
+    packed = packed_weight("e2m1", 40, 96, 32)
+    random = torch.Generator().manual_seed(5)
+    scales = torch.ldexp(torch.ones(40, 3), torch.randint(-9, 3, (40, 3), generator=random))
+    weight = tile(PackedWeight(packed.codes, scales, 96, 32, packed.levels))
+    assert weight.scales.dtype == torch.uint8
+    x = torch.randn(1, 96, generator=random)
+    expected = reference_linear(x, weight.matrix(0, torch.float32))
+    assert (skinny_packed_linear(x, weight) - expected).norm() < 1e-5 * expected.norm()

@@ -1,0 +1,185 @@
+"""Products of few rows with weights in codes: ``skinny.py`` for ``quantised.py``'s weights.
+
+A thread has 16 bytes of an output's codes at a time, whose inputs are neighbours: one run of inputs
+for each half of a byte, and within a run one scale and one zero. So a run's codes are widened and
+multiplied as they are; what belongs to all of them is taken once, behind their sum:
+``sum((level - zero) * scale * x) = scale * (sum(level * x) - zero * sum(x))``.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.skinny import MOST_ROWS, GateKind, RowNorm
+from kernels.tiled import BLOCK, TiledWeight
+from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.triton.quantised import LIFTS, load_scales, widen
+from kernels.triton.skinny import lines_of, outputs_made, store_outputs
+
+# Bytes of codes that a program has in registers, and as many on their way; by the rows it takes,
+# whose sums want registers too.
+_TILES = {1: 4096, MOST_ROWS: 2048}
+_WIDTH = 1024  # bytes of an output, where outputs are many
+
+
+def skinny_packed_linear(
+    x: torch.Tensor,
+    weight: TiledWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: RowNorm | None = None,
+    gate: GateKind | None = None,
+    stream: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """See ``kernels.reference.skinny``, of one matrix in codes; up to ``MOST_ROWS`` rows."""
+    num_rows = x.shape[0]
+    assert num_rows <= MOST_ROWS, num_rows
+    outputs = weight.outputs if gate is None else weight.outputs // 2
+    output = stream
+    if output is None:
+        output = torch.empty((num_rows, outputs), dtype=dtype or x.dtype, device=x.device)
+    rows = 1 if num_rows == 1 else MOST_ROWS
+    widest, parts = power_of_2(weight.codes.shape[1]), 1 if gate is None else 2
+    made = outputs_made(outputs, _TILES[rows] // min(widest, _WIDTH) // parts)
+    launch(
+        _skinny_packed_kernel,
+        (-(-outputs // made) if num_rows else 0,),
+        output,
+        x,
+        weight.codes,
+        weight.scales,
+        weight.zeros,
+        weight.levels,
+        None if weight.orders is None else weight.orders[0],
+        bias,
+        None if norm is None else norm.weight,
+        weight.factor,
+        0.0 if norm is None else norm.eps,
+        num_rows,
+        weight.inputs,
+        outputs,
+        x.stride(0),
+        weight.codes.shape[1],
+        ROWS=rows,
+        MADE=made,
+        WIDTH=min(widest, _TILES[rows] // made // parts),
+        PARTS=parts,
+        GATE=gate,
+        ADDS=stream is not None,
+        GROUP=weight.group,
+        GROUPS=weight.num_groups,
+        KIND=weight.kind,
+        LIFT=LIFTS.get(weight.kind, 1.0),
+        CODES_A_BYTE=weight.codes_a_byte,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+    return output
+
+
+# Steps of two, three and four rows run one kernel.
+@triton.jit(do_not_specialize=["num_rows"])
+def _skinny_packed_kernel(
+    output,
+    x,
+    codes,
+    scales,
+    zeros,
+    levels,
+    order,  # [inputs], of x for the columns of the codes; None: its own
+    bias,
+    norm_weight,
+    factor,
+    eps,
+    num_rows,
+    inputs,
+    outputs,
+    x_stride,
+    held,  # bytes of a row of codes
+    ROWS: tl.constexpr,
+    MADE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,  # of an output: where there is a gate, it and what it gates
+    GATE: tl.constexpr,
+    ADDS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    LIFT: tl.constexpr,
+    CODES_A_BYTE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some outputs of all rows; a thread keeps its inputs' part of each, summed at the end."""
+    LINES: tl.constexpr = MADE * PARTS
+    RUNS: tl.constexpr = WIDTH // BLOCK
+    begin = tl.program_id(0) * MADE
+    lines = lines_of(begin, outputs, MADE, PARTS)
+    byte, run = tl.arange(0, WIDTH), tl.arange(0, RUNS)
+    places = codes + (lines.to(tl.int64) * held)[:, None] + byte[None, :]
+    tile = tl.load(places, mask=(byte < held)[None, :], other=0)
+    await_turn()
+
+    sums = (tl.zeros([LINES, RUNS], tl.float32),) * ROWS
+    squares = (tl.zeros([WIDTH], tl.float32),) * ROWS
+    for first in range(0, held, WIDTH):
+        ahead = first + WIDTH + byte < held
+        next_tile = tl.load(places + first + WIDTH, mask=ahead[None, :], other=0)
+        for half in tl.static_range(CODES_A_BYTE):  # pyright: ignore[reportGeneralTypeIssues]
+            level = widen((tile >> 4 * half) & 15 if CODES_A_BYTE == 2 else tile, levels, KIND)
+            place = ((first + byte) // BLOCK * CODES_A_BYTE + half) * BLOCK + byte % BLOCK
+            is_input = place < inputs
+            if order is not None:
+                place = tl.load(order + place, mask=is_input, other=0)
+            if zeros is not None or GROUPS > 1:
+                start = ((first // BLOCK + run) * CODES_A_BYTE + half) * BLOCK
+                group = tl.minimum(start // GROUP, GROUPS - 1)
+                own = lines.to(tl.int64)[:, None] * GROUPS + group[None, :]
+            if zeros is not None:
+                zero = tl.load(zeros + own).to(tl.float32)
+            if GROUPS > 1:
+                scale = load_scales(scales + own)
+            new_sums, new_squares = (), ()
+            for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
+                # Rows past the end are the last one again.
+                at = x + tl.minimum(row, num_rows - 1) * x_stride + place
+                read = tl.load(at, mask=is_input, other=0.0).to(tl.float32)
+                new_squares += (squares[row] + read * read,)
+                if norm_weight is not None:
+                    read *= tl.load(norm_weight + place, mask=is_input, other=0.0).to(tl.float32)
+                part = tl.sum(tl.reshape(level * read[None, :], [LINES, RUNS, BLOCK]), axis=2)
+                if zeros is not None:
+                    total = tl.sum(tl.reshape(read, [RUNS, BLOCK]), axis=1)
+                    part = part * LIFT - zero * total[None, :]
+                if GROUPS > 1:
+                    part *= scale
+                new_sums += (sums[row] + part,)
+            sums, squares = new_sums, new_squares
+        tile = next_tile
+
+    whole = factor
+    if zeros is None:
+        whole *= LIFT
+    for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
+        result = tl.sum(sums[row], axis=1) * whole
+        if GROUPS == 1:
+            result *= load_scales(scales + lines)
+        if norm_weight is not None:
+            result *= tl.rsqrt(tl.sum(squares[row], axis=0) / inputs + eps)
+        store_outputs(
+            output,
+            result,
+            bias,
+            lines,
+            begin,
+            outputs,
+            row,
+            num_rows,
+            x.dtype.element_ty,
+            MADE,
+            PARTS,
+            GATE,
+            ADDS,
+        )
