@@ -77,6 +77,28 @@ def norm_rope(
     return query if rotation is None else rope(query, *rotation)
 
 
+def rope_tables(
+    positions: torch.Tensor, inverse_frequencies: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``kernels.reference.layers.rope_tables``; both in one launch."""
+    num_tokens, half = positions.shape[0], inverse_frequencies.shape[0]
+    tables = torch.empty((2, num_tokens, 1, half), dtype=torch.float32, device=positions.device)
+    cos, sin = tables.unbind()
+    launch(
+        _rope_tables_kernel,
+        (num_tokens,),
+        cos,
+        sin,
+        positions,
+        inverse_frequencies,
+        scale,
+        HALF_DIM=half,
+        HALF=power_of_2(half),
+        num_warps=1,
+    )
+    return cos, sin
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See ``kernels.reference.layers.silu_mul``; gate_up is contiguous."""
     return _activate_mul(gate_up, is_gelu=False)
@@ -156,6 +178,23 @@ def _add_rms_norm_kernel(
     by = tl.load(weight + columns, mask=is_used, other=0.0).to(tl.float32)
     normed = (total * scale * by).to(output.dtype.element_ty)
     tl.store(output + row * DIM + columns, normed, mask=is_used)
+
+
+# Positions may be a column of others, wherever it begins.
+@triton.jit(do_not_specialize_on_alignment=["sin", "positions"])
+def _rope_tables_kernel(
+    cos, sin, positions, frequencies, scale, HALF_DIM: tl.constexpr, HALF: tl.constexpr
+):
+    """One token. The angle is rounded to float32, as the reference has it."""
+    await_turn()
+    token = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, HALF)
+    is_used = dims < HALF_DIM
+    position = tl.load(positions + token).to(tl.float32)
+    angle = position * tl.load(frequencies + dims, mask=is_used, other=0.0)
+    place = token * HALF_DIM + dims
+    tl.store(cos + place, tl.cos(angle) * scale, mask=is_used)
+    tl.store(sin + place, tl.sin(angle) * scale, mask=is_used)
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The triton kernels as one set (``kernels.operations.Operations``)."""
 
 from kernels.reference.fused import erf_gelu_mul
-from kernels.reference.layers import activate, layer_norm, rope_tables, softcap, temperatures
+from kernels.reference.layers import activate, layer_norm, softcap, temperatures
 from kernels.reference.moe import route
 from kernels.reference.sampling_step import candidates
 from kernels.triton.delta_chunks import gated_delta
@@ -18,6 +18,7 @@ from kernels.triton.layers import (
     gelu_mul,
     norm_rope,
     rms_norm,
+    rope_tables,
     silu_mul,
 )
 from kernels.triton.lora import add_adapters

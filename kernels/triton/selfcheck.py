@@ -224,6 +224,8 @@ def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _
     yield _both(
         kernels, spec, "clamped_swiglu", _noise(random, spec.dtype, 5, 2 * hidden), 1.702, 1.5
     )
+    frequencies, far = torch.logspace(0, -5, spec.head_dim // 2), torch.tensor([0, 1, 999, 131_071])
+    yield _both(kernels, spec, "rope_tables", far, frequencies, 0.5)
     for activation in ("silu_mul", "gelu_mul"):
         yield _both(kernels, spec, activation, _noise(random, spec.dtype, 5, 2 * hidden))
 

@@ -22,7 +22,14 @@ from kernels.triton.gates import apply_gate, gated_rms_norm
 from kernels.triton.inputs import StepRows, build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.latent import latent_decode, latent_prefill, latent_rope_store
-from kernels.triton.layers import add_rms_norm, clamped_swiglu, gelu_mul, rms_norm, silu_mul
+from kernels.triton.layers import (
+    add_rms_norm,
+    clamped_swiglu,
+    gelu_mul,
+    rms_norm,
+    rope_tables,
+    silu_mul,
+)
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
@@ -117,6 +124,7 @@ def layer_parts(hidden: int, inner: int, heads: int, kv_heads: int, dim: int) ->
     rms_norm(empty(rows, hidden), empty(hidden), 1e-5)
     silu_mul(empty(rows, 2 * inner))
     gelu_mul(empty(rows, 2 * inner))
+    rope_tables(longs(rows), empty(dim // 2, dtype=torch.float32), 1.0)
     cache_writes(heads, kv_heads, dim)
 
 

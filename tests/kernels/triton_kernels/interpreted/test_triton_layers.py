@@ -10,6 +10,7 @@ from kernels.reference import fused as reference
 from kernels.reference.cache_codes import contents
 from kernels.reference.kv_store import copy_blocks as reference_copy
 from kernels.reference.layers import rms_norm as reference_norm
+from kernels.reference.layers import rope_tables
 from kernels.reference.layers import silu_mul as reference_silu_mul
 from kernels.triton import kv_store, layers
 
@@ -45,6 +46,16 @@ def test_activations(dtype: torch.dtype, tolerance: float, dim: int) -> None:
     wide = gate_up.double()
     assert error(layers.silu_mul(gate_up), reference_silu_mul(wide.clone())) < tolerance
     assert error(layers.gelu_mul(gate_up), reference.gelu_mul(wide.clone())) < tolerance
+
+
+@pytest.mark.parametrize("half", [1, 40, 64])
+def test_rope_tables(half: int) -> None:
+    frequencies = torch.logspace(0, -5, half)
+    positions = torch.tensor([-1, 0, 1, 4095, 131_071, 999_983])
+    for given, scale in ((positions, 1.0), (positions[1:], 0.7), (positions[:0], 1.0)):
+        actual = layers.rope_tables(given, frequencies, scale)
+        for table, expected in zip(actual, rope_tables(given, frequencies, scale), strict=True):
+            torch.testing.assert_close(table, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
