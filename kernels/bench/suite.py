@@ -111,8 +111,8 @@ def full_suite() -> list[MakeCase]:
         _prefill("gemma4-31b", _GEMMA4_31B, 1, 2048, 2048),
         _invariant("8b", _LLAMA_8B, 64, 1, 1023),
         _invariant("8b", _LLAMA_8B, 1, 8192, 0),
-        *(_matmul(rows, 4096, 28672) for rows in (1, 64, 256, 8192)),
-        *(_matmul(rows, 14336, 4096) for rows in (1, 256)),
+        *(_matmul(rows, 4096, 28672) for rows in (1, 8, 64, 256, 8192)),
+        *(_matmul(rows, 14336, 4096) for rows in (1, 8, 256)),
         *(
             case
             for rows in (1, 4)
