@@ -53,16 +53,18 @@ def _matmul(rows: int, inputs: int, outputs: int) -> MakeCase:
     return partial(matmul_case, name, rows=rows, inputs=inputs, outputs=outputs)
 
 
-def _skinny(model: str, rows: int, hidden: int, inner: int, heads: int) -> list[MakeCase]:
-    """A layer's four products for few rows: ``heads`` is the width of queries, keys and values."""
+def _skinny(name: str, model: dict[str, int], rows: int, hidden: int, inner: int) -> list[MakeCase]:
+    """A layer's four products for few rows."""
+    queries = model["heads"] * model["head_dim"]
+    keys = model["kv_heads"] * model["head_dim"]
     parts: dict[str, tuple[int, int, dict[str, object]]] = {
-        "qkv": (hidden, heads, {}),
-        "output": (heads // 2, hidden, {"adds": True}),
+        "qkv": (hidden, queries + 2 * keys, {}),
+        "output": (queries, hidden, {"adds": True}),
         "gate up": (hidden, inner, {"gate": "silu"}),
         "down": (inner, hidden, {"adds": True}),
     }
     return [
-        partial(skinny_case, f"{part} {model} {rows}", rows=rows, inputs=i, outputs=o, **more)
+        partial(skinny_case, f"{part} {name} {rows}", rows=rows, inputs=i, outputs=o, **more)
         for part, (i, o, more) in parts.items()
     ]
 
@@ -113,14 +115,9 @@ def full_suite() -> list[MakeCase]:
         _invariant("8b", _LLAMA_8B, 1, 8192, 0),
         *(_matmul(rows, 4096, 28672) for rows in (1, 8, 64, 256, 8192)),
         *(_matmul(rows, 14336, 4096) for rows in (1, 8, 256)),
-        *(
-            case
-            for rows in (1, 4)
-            for case in (
-                *_skinny("0.6b", rows, 1024, 3072, 4096),
-                *_skinny("8b", rows, 4096, 14336, 6144),
-            )
-        ),
+        *_skinny("0.6b", _QWEN_0_6B, 1, 1024, 3072),
+        *_skinny("0.6b", _QWEN_0_6B, 4, 1024, 3072),
+        *_skinny("8b", _LLAMA_8B, 1, 4096, 14336),
         *(_packed("int4", rows, 4096, 28672) for rows in (1, 4, 8, 64, 8192)),
         _packed("fp8", 1, 4096, 28672),
         _packed("int4", 1, 14336, 4096),
@@ -175,7 +172,7 @@ def tiny_suite() -> list[MakeCase]:
         _prefill("tiny", _TINY, 1, 9, 30),
         _invariant("tiny", _TINY, 2, 1, 39),
         _matmul(3, 64, 130),
-        *_skinny("tiny", 3, 64, 72, 128),
+        *_skinny("tiny", _TINY, 3, 64, 72),
         *(_packed("int4", rows, 64, 130) for rows in (3, 5)),
         partial(norm_case, "norm", rows=3, hidden=64),
         partial(silu_case, "silu", rows=3, inner=64),

@@ -58,7 +58,7 @@ def skinny_linear(
         num_rows,
         inputs,
         outputs,
-        x.stride(0),
+        row_stride(x),
         weight.stride(0),
         ROWS=1 if num_rows == 1 else MOST_ROWS,
         MADE=made,
@@ -69,6 +69,12 @@ def skinny_linear(
         num_warps=4,
     )
     return output
+
+
+def row_stride(x: torch.Tensor) -> int:
+    """Between rows of [n, inputs]; that of a single row is what it likes, and none that a kernel
+    should be compiled for."""
+    return x.stride(0) if x.shape[0] > 1 else x.shape[1]
 
 
 def outputs_made(outputs: int, most: int) -> int:

@@ -16,7 +16,7 @@ from kernels.skinny import MOST_ROWS, GateKind, RowNorm
 from kernels.tiled import BLOCK, TiledWeight
 from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.quantised import LIFTS, load_scales, widen
-from kernels.triton.skinny import lines_of, outputs_made, store_outputs
+from kernels.triton.skinny import lines_of, outputs_made, row_stride, store_outputs
 
 # Bytes of codes that a program has in registers, and as many on their way; by the rows it takes,
 # whose sums want registers too.
@@ -61,7 +61,7 @@ def skinny_packed_linear(
         num_rows,
         weight.inputs,
         outputs,
-        x.stride(0),
+        row_stride(x),
         weight.codes.shape[1],
         ROWS=rows,
         MADE=made,
