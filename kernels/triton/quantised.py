@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels.tiled import BLOCK, TiledWeight
+from kernels.triton.codes import LIFTS, level_of, load_scales
 from kernels.triton.launch import await_turn, launch
 from kernels.triton.tiles import dot_add
 
@@ -24,8 +25,6 @@ _DEPTH = 128  # inputs of a tile
 _TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (2**31, 128, 128, 8))
 _FEW_ROWS = 16
 _WANTED_PROGRAMS = 264  # two for each multiprocessor of an H100
-# What the float16 of a code's bits, moved to where float16 has exponent and mantissa, is short of.
-LIFTS = {"e2m1": 2.0**14, "e4m3": 2.0**8}
 
 
 def packed_linear(
@@ -109,36 +108,6 @@ def _num_splits(tiles: int, inputs: int) -> int:
 
 
 @triton.jit
-def widen(codes, levels, KIND: tl.constexpr):
-    """What codes stand for, in float32; floats are short of a factor that is the same for all."""
-    if KIND == "int4":
-        # The last bits of 2 ** 23 as a float: no conversion, which is slow.
-        return (codes.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0
-    elif KIND == "int8":
-        return ((codes.to(tl.int32) ^ 0x80) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
-    elif KIND == "e2m1":
-        bits = codes.to(tl.uint16)
-        bits = ((bits & 7) << 9) | ((bits & 8) << 12)
-        return bits.to(tl.float16, bitcast=True).to(tl.float32)
-    elif KIND == "e4m3":
-        bits = codes.to(tl.uint16)
-        bits = ((bits & 0x7F) << 7) | ((bits & 0x80) << 8)
-        return bits.to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        return tl.load(levels + codes)
-
-
-@triton.jit
-def load_scales(places):
-    """In float32; bytes are exponents."""
-    held = tl.load(places)
-    if places.dtype.element_ty == tl.uint8:
-        return (held.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-    else:
-        return held.to(tl.float32)
-
-
-@triton.jit
 def packed_product(
     x_rows,  # [ROWS, 1] pointers
     outs,  # [COLUMNS] int64, rows of the codes
@@ -178,7 +147,7 @@ def packed_product(
             held = tl.load(at, mask=block[:, None, None] < HELD, other=0)
         for half in tl.static_range(CODES_A_BYTE):
             begin = (block * CODES_A_BYTE + half) * BLOCK
-            level = widen((held >> 4 * half) & 15 if CODES_A_BYTE == 2 else held, levels, KIND)
+            level = level_of(held, levels, half, KIND)
             if zeros is not None or GROUPS > 1:
                 # Of the block's half; of the whole tile where that lies in one group.
                 if GROUP % DEPTH == 0:

@@ -135,26 +135,22 @@ def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
 
 
 def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
-    """With what each of a layer's four takes along, one after the other: nothing but their turns
-    keeps them apart. In shapes whose kernels most models have; nothing is compiled for the
-    interpreter, which would take a minute."""
+    """A layer's four with what they take along, and the head's, one after the other: nothing but
+    their turns keeps them apart. The kernels are those of most models, for a start waits for each;
+    nothing is compiled for the interpreter, which would take a minute."""
     hidden, inner = (24, 40) if INTERPRETED else (1040, 2304)
-    x, out_bias = _noise(random, dtype, 3, hidden), _noise(random, dtype, inner)
-    norm = RowNorm(_noise(random, dtype, hidden), 1e-6)
+    x, norm = _noise(random, dtype, 3, hidden), RowNorm(_noise(random, dtype, hidden), 1e-6)
     enter, gate_up = (_noise(random, dtype, n, hidden) / 32 for n in (inner, 2 * inner))
-    leave, out = _noise(random, dtype, hidden, inner) / 48, _noise(random, dtype, inner, inner) / 48
-    for rows in (1, 3):
-        sides = []
-        for side, product in ((device, skinny_linear), (_CPU, reference_skinny)):
-            a, n, w_in, w_gate, w_down, w_out, bias = _moved(
-                (x[:rows], norm, enter, gate_up, leave, out, out_bias), side
-            )
-            entered = product(a, w_in, norm=n)
-            inside = product(a, w_gate, norm=n, gate="silu")
-            product(entered, w_down, stream=a)
-            product(inside, w_down, stream=a)
-            sides.append((entered, inside, a, product(inside, w_out, bias, dtype=torch.float32)))
-        yield sides[0], sides[1]
+    leave, head = _noise(random, dtype, hidden, inner) / 48, _noise(random, dtype, inner, hidden)
+    sides = []
+    for side, product in ((device, skinny_linear), (_CPU, reference_skinny)):
+        rows, n, w_in, w_gate, w_down, w_head = _moved((x, norm, enter, gate_up, leave, head), side)
+        stream = rows[:1].clone()
+        product(product(stream, w_in, norm=n), w_down, stream=stream)
+        product(product(stream, w_gate, norm=n, gate="silu"), w_down, stream=stream)
+        several = product(rows, w_gate, norm=n, gate="silu")
+        sides.append((stream, product(stream, w_head, dtype=torch.float32), several))
+    yield sides[0], sides[1]
 
 
 def _turned_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:

@@ -14,14 +14,15 @@ import triton.language as tl
 
 from kernels.skinny import MOST_ROWS, GateKind, RowNorm
 from kernels.tiled import BLOCK, TiledWeight
+from kernels.triton.codes import LIFTS, OFFSETS, load_scales, widen
 from kernels.triton.launch import await_turn, launch, power_of_2
-from kernels.triton.quantised import LIFTS, load_scales, widen
 from kernels.triton.skinny import lines_of, outputs_made, row_stride, store_outputs
 
 # Bytes of codes that a program has in registers, and as many on their way; by the rows it takes,
 # whose sums want registers too.
-_TILES = {1: 4096, MOST_ROWS: 2048}
+_TILES = {1: 8192, MOST_ROWS: 2048}
 _WIDTH = 1024  # bytes of an output, where outputs are many
+_UNROLLED = 4  # tiles
 
 
 def skinny_packed_linear(
@@ -42,8 +43,12 @@ def skinny_packed_linear(
     if output is None:
         output = torch.empty((num_rows, outputs), dtype=dtype or x.dtype, device=x.device)
     rows = 1 if num_rows == 1 else MOST_ROWS
-    widest, parts = power_of_2(weight.codes.shape[1]), 1 if gate is None else 2
-    made = outputs_made(outputs, _TILES[rows] // min(widest, _WIDTH) // parts)
+    held, parts = weight.codes.shape[1], 1 if gate is None else 2
+    widest = power_of_2(held)
+    # A level that is read from a table wants its address besides.
+    tile = _TILES[rows] // (2 if weight.kind == "table" else 1)
+    made = outputs_made(outputs, max(1, tile // min(widest, _WIDTH) // parts))
+    width = min(widest, tile // made // parts)
     launch(
         _skinny_packed_kernel,
         (-(-outputs // made) if num_rows else 0,),
@@ -62,10 +67,11 @@ def skinny_packed_linear(
         weight.inputs,
         outputs,
         row_stride(x),
-        weight.codes.shape[1],
         ROWS=rows,
         MADE=made,
-        WIDTH=min(widest, _TILES[rows] // made // parts),
+        HELD=held,
+        WIDTH=width,
+        UNROLLED=min(_UNROLLED, -(-held // width)),
         PARTS=parts,
         GATE=gate,
         ADDS=stream is not None,
@@ -73,6 +79,7 @@ def skinny_packed_linear(
         GROUPS=weight.num_groups,
         KIND=weight.kind,
         LIFT=LIFTS.get(weight.kind, 1.0),
+        OFFSET=OFFSETS.get(weight.kind, 0.0),
         CODES_A_BYTE=weight.codes_a_byte,
         BLOCK=BLOCK,
         num_warps=4,
@@ -98,10 +105,11 @@ def _skinny_packed_kernel(
     inputs,
     outputs,
     x_stride,
-    held,  # bytes of a row of codes
     ROWS: tl.constexpr,
     MADE: tl.constexpr,
+    HELD: tl.constexpr,  # bytes of an output's codes
     WIDTH: tl.constexpr,
+    UNROLLED: tl.constexpr,
     PARTS: tl.constexpr,  # of an output: where there is a gate, it and what it gates
     GATE: tl.constexpr,
     ADDS: tl.constexpr,
@@ -109,6 +117,7 @@ def _skinny_packed_kernel(
     GROUPS: tl.constexpr,
     KIND: tl.constexpr,
     LIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
     CODES_A_BYTE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -118,46 +127,53 @@ def _skinny_packed_kernel(
     begin = tl.program_id(0) * MADE
     lines = lines_of(begin, outputs, MADE, PARTS)
     byte, run = tl.arange(0, WIDTH), tl.arange(0, RUNS)
-    places = codes + (lines.to(tl.int64) * held)[:, None] + byte[None, :]
-    tile = tl.load(places, mask=(byte < held)[None, :], other=0)
+    places = codes + (lines.to(tl.int64) * HELD)[:, None] + byte[None, :]
+    tile = tl.load(places, mask=(byte < HELD)[None, :], other=0)
     await_turn()
 
     sums = (tl.zeros([LINES, RUNS], tl.float32),) * ROWS
     squares = (tl.zeros([WIDTH], tl.float32),) * ROWS
-    for first in range(0, held, WIDTH):
-        ahead = first + WIDTH + byte < held
-        next_tile = tl.load(places + first + WIDTH, mask=ahead[None, :], other=0)
-        for half in tl.static_range(CODES_A_BYTE):  # pyright: ignore[reportGeneralTypeIssues]
-            level = widen((tile >> 4 * half) & 15 if CODES_A_BYTE == 2 else tile, levels, KIND)
-            place = ((first + byte) // BLOCK * CODES_A_BYTE + half) * BLOCK + byte % BLOCK
-            is_input = place < inputs
-            if order is not None:
-                place = tl.load(order + place, mask=is_input, other=0)
-            if zeros is not None or GROUPS > 1:
-                start = ((first // BLOCK + run) * CODES_A_BYTE + half) * BLOCK
-                group = tl.minimum(start // GROUP, GROUPS - 1)
-                own = lines.to(tl.int64)[:, None] * GROUPS + group[None, :]
-            if zeros is not None:
-                zero = tl.load(zeros + own).to(tl.float32)
-            if GROUPS > 1:
-                scale = load_scales(scales + own)
-            new_sums, new_squares = (), ()
-            for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
-                # Rows past the end are the last one again.
-                at = x + tl.minimum(row, num_rows - 1) * x_stride + place
-                read = tl.load(at, mask=is_input, other=0.0).to(tl.float32)
-                new_squares += (squares[row] + read * read,)
-                if norm_weight is not None:
-                    read *= tl.load(norm_weight + place, mask=is_input, other=0.0).to(tl.float32)
-                part = tl.sum(tl.reshape(level * read[None, :], [LINES, RUNS, BLOCK]), axis=2)
+    # A tile that a loop hands on lies in four times its registers, a byte in each: so, rarely.
+    for chunk in range(0, HELD, UNROLLED * WIDTH):
+        for part_of_chunk in tl.static_range(UNROLLED):  # pyright: ignore[reportGeneralTypeIssues]
+            first = chunk + part_of_chunk * WIDTH
+            ahead = first + WIDTH + byte < HELD
+            next_tile = tl.load(places + first + WIDTH, mask=ahead[None, :], other=0)
+            for half in tl.static_range(CODES_A_BYTE):  # pyright: ignore[reportGeneralTypeIssues]
+                level = widen(tile, levels, half, KIND)
+                place = ((first + byte) // BLOCK * CODES_A_BYTE + half) * BLOCK + byte % BLOCK
+                is_input = place < inputs
+                if order is not None:
+                    place = tl.load(order + place, mask=is_input, other=0)
+                if zeros is not None or GROUPS > 1:
+                    start = ((first // BLOCK + run) * CODES_A_BYTE + half) * BLOCK
+                    group = tl.minimum(start // GROUP, GROUPS - 1)
+                    own = lines.to(tl.int64)[:, None] * GROUPS + group[None, :]
                 if zeros is not None:
-                    total = tl.sum(tl.reshape(read, [RUNS, BLOCK]), axis=1)
-                    part = part * LIFT - zero * total[None, :]
+                    zero = tl.load(zeros + own).to(tl.float32)
                 if GROUPS > 1:
-                    part *= scale
-                new_sums += (sums[row] + part,)
-            sums, squares = new_sums, new_squares
-        tile = next_tile
+                    scale = load_scales(scales + own)
+                new_sums, new_squares = (), ()
+                for row in tl.static_range(ROWS):  # pyright: ignore[reportGeneralTypeIssues]
+                    # Rows past the end are the last one again.
+                    at = x + tl.minimum(row, num_rows - 1) * x_stride + place
+                    read = tl.load(at, mask=is_input, other=0.0).to(tl.float32)
+                    new_squares += (squares[row] + read * read,)
+                    if norm_weight is not None:
+                        by = tl.load(norm_weight + place, mask=is_input, other=0.0)
+                        read *= by.to(tl.float32)
+                    part = tl.sum(tl.reshape(level * read[None, :], [LINES, RUNS, BLOCK]), axis=2)
+                    if zeros is not None or OFFSET != 0.0:
+                        total = tl.sum(tl.reshape(read, [RUNS, BLOCK]), axis=1)
+                        if zeros is not None:
+                            part = part * LIFT - (zero + OFFSET) * total[None, :]
+                        else:
+                            part -= OFFSET * total[None, :]
+                    if GROUPS > 1:
+                        part *= scale
+                    new_sums += (sums[row] + part,)
+                sums, squares = new_sums, new_squares
+            tile = next_tile
 
     whole = factor
     if zeros is None:

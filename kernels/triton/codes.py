@@ -1,0 +1,177 @@
+"""What codes stand for, in registers.
+
+Reading weights in codes takes a fraction of what dense ones take, so what is done with each code
+is soon what a product waits for. A compiler takes a byte out of its word, clears its other half,
+puts it where a float has its digits and subtracts what came along: five instructions. Here four
+bytes are worked on in one word, and a permutation of bytes (``prmt``) takes one out and makes it a
+float at once. The interpreter knows no such instructions and has the same values by arithmetic;
+that both are the same is told by ``test_triton_codes.py``, which reads the instructions.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.triton.launch import INTERPRETED
+
+_COMPILED: tl.constexpr = tl.constexpr(not INTERPRETED)
+# What the float16 of a code's bits, moved to where float16 has exponent and mantissa, is short of.
+LIFTS = {"e2m1": 2.0**14, "e4m3": 2.0**8}
+# What ``widen`` of a code is above its level, for whoever would rather take it off a sum.
+OFFSETS = {"int4": 136.0}
+_INT4_OFFSET: tl.constexpr = tl.constexpr(OFFSETS["int4"])
+
+# Of four codes c: 128 + c, which has c in its third byte.
+_INT4_ENDS = """
+    and.b32 t, t, 0x0F0F0F0F;
+    prmt.b32 $0, t, 0x43000000, 0x7044;
+    prmt.b32 $1, t, 0x43000000, 0x7144;
+    prmt.b32 $2, t, 0x43000000, 0x7244;
+    prmt.b32 $3, t, 0x43000000, 0x7344;
+}"""
+_LOW = "{\n    .reg .b32 t;\n    mov.b32 t, $INPUT;"
+_HIGH = "{\n    .reg .b32 t;\n    shr.u32 t, $INPUT, 4;"
+# Of four codes c: 2 ** 23 + 128 + c, which has 128 + c in its first byte.
+_INT8 = """{
+    .reg .b32 t;
+    xor.b32 t, $4, 0x80808080;
+    prmt.b32 $0, t, 0x4B000000, 0x7440;
+    prmt.b32 $1, t, 0x4B000000, 0x7441;
+    prmt.b32 $2, t, 0x4B000000, 0x7442;
+    prmt.b32 $3, t, 0x4B000000, 0x7443;
+}"""
+# Two codes to a word, each in the upper byte of its half: the sign is in place, or four bits below
+# it, and the rest one bit above where it belongs, or one below.
+_E4M3 = """{
+    .reg .b32 t, u;
+    prmt.b32 t, $2, 0, 0x1404;
+    shr.u32 u, t, 1;
+    and.b32 u, u, 0x3F803F80;
+    and.b32 t, t, 0x80008000;
+    or.b32 $0, t, u;
+    prmt.b32 t, $2, 0, 0x3424;
+    shr.u32 u, t, 1;
+    and.b32 u, u, 0x3F803F80;
+    and.b32 t, t, 0x80008000;
+    or.b32 $1, t, u;
+}"""
+_E2M1_ENDS = """
+    prmt.b32 u, t, 0, 0x1404;
+    shl.b32 v, u, 4;
+    shl.b32 u, u, 1;
+    and.b32 u, u, 0x0E000E00;
+    and.b32 v, v, 0x80008000;
+    or.b32 $0, u, v;
+    prmt.b32 u, t, 0, 0x3424;
+    shl.b32 v, u, 4;
+    shl.b32 u, u, 1;
+    and.b32 u, u, 0x0E000E00;
+    and.b32 v, v, 0x80008000;
+    or.b32 $1, u, v;
+}"""
+
+
+def _of_half(begin: str, ends: str, num_outputs: int) -> str:
+    """Of the lower or the upper halves of four bytes."""
+    more = "t, u, v" if num_outputs == 2 else "t"
+    return begin.replace("$INPUT", f"${num_outputs}").replace(".b32 t;", f".b32 {more};") + ends
+
+
+# By kind and half of a byte: from four bytes to as many float32, or float16 two to a word.
+INSTRUCTIONS: dict[tuple[str, int], str] = {
+    ("int4", 0): _of_half(_LOW, _INT4_ENDS, 4),
+    ("int4", 1): _of_half(_HIGH, _INT4_ENDS, 4),
+    ("int8", 0): _INT8,
+    ("e4m3", 0): _E4M3,
+    ("e2m1", 0): _of_half(_LOW, _E2M1_ENDS, 2),
+    ("e2m1", 1): _of_half(_HIGH, _E2M1_ENDS, 2),
+}
+_INT4_LOW: tl.constexpr = tl.constexpr(INSTRUCTIONS["int4", 0])
+_INT4_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["int4", 1])
+_INT8_ALL: tl.constexpr = tl.constexpr(INSTRUCTIONS["int8", 0])
+_E4M3_ALL: tl.constexpr = tl.constexpr(INSTRUCTIONS["e4m3", 0])
+_E2M1_LOW: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 0])
+_E2M1_HIGH: tl.constexpr = tl.constexpr(INSTRUCTIONS["e2m1", 1])
+
+
+@triton.jit
+def level_of(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
+    """What codes stand for, in float32; floats are short of a factor that is the same for all.
+
+    Args:
+        held: uint8, one code each or two.
+        levels: [16] float32, of a table.
+        HALF: which of two codes in a byte.
+        KIND: see ``kernels.tiled.TiledWeight``.
+    """
+    level = widen(held, levels, HALF, KIND)
+    return level - _INT4_OFFSET if KIND == "int4" else level
+
+
+@triton.jit
+def widen(held, levels, HALF: tl.constexpr, KIND: tl.constexpr):
+    """The same and what ``OFFSETS`` says, exactly."""
+    if KIND == "int4":
+        if _COMPILED:
+            return _floats(held, _INT4_HIGH if HALF else _INT4_LOW)
+        else:
+            return ((held >> 4 * HALF) & 15).to(tl.float32) + 128.0
+    elif KIND == "int8":
+        if _COMPILED:
+            return _floats(held, _INT8_ALL) - 8388736.0
+        else:
+            return held.to(tl.int8, bitcast=True).to(tl.float32)
+    elif KIND == "e4m3":
+        if _COMPILED:
+            return _halves(held, _E4M3_ALL)
+        else:
+            bits = held.to(tl.uint16)
+            bits = ((bits & 0x7F) << 7) | ((bits & 0x80) << 8)
+            return bits.to(tl.float16, bitcast=True).to(tl.float32)
+    elif KIND == "e2m1":
+        if _COMPILED:
+            return _halves(held, _E2M1_HIGH if HALF else _E2M1_LOW)
+        else:
+            bits = (held >> 4 * HALF).to(tl.uint16)
+            bits = ((bits & 7) << 9) | ((bits & 8) << 12)
+            return bits.to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return tl.load(levels + ((held >> 4 * HALF) & 15))
+
+
+@triton.jit
+def load_scales(places):
+    """In float32; bytes are exponents."""
+    held = tl.load(places)
+    if places.dtype.element_ty == tl.uint8:
+        return (held.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    else:
+        return held.to(tl.float32)
+
+
+@triton.jit
+def _floats(held, CODE: tl.constexpr):
+    """[...] uint8 -> [...] float32, four at a time."""
+    return tl.inline_asm_elementwise(
+        CODE,  # pyright: ignore[reportArgumentType]
+        "=r,=r,=r,=r,r",
+        [held],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def _halves(held, CODE: tl.constexpr):
+    """The same by way of float16."""
+    half = tl.inline_asm_elementwise(
+        CODE,  # pyright: ignore[reportArgumentType]
+        "=r,=r,r",
+        [held],
+        dtype=tl.float16,
+        is_pure=True,
+        pack=4,
+    )
+    return half.to(tl.float32)
