@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 
-from engine.quantization.skinny import FewRows
+from engine.quantization.skinny import Along, FewRows
 from kernels.packed import PackedWeight
 from kernels.scaled import refuse_scaled, scaled_linear
-from kernels.skinny import GateKind, RowNorm
 from kernels.tiled import tile
 from kernels.triton.quantised import packed_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
@@ -43,19 +44,9 @@ class TritonPacked(FewRows):
         """See ``Linear``."""
         return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
-    def few(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: RowNorm | None = None,
-        gate: GateKind | None = None,
-        stream: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
+    def few(self, x: torch.Tensor, **along: Unpack[Along]) -> torch.Tensor:
         """See ``FewRows``."""
-        return skinny_packed_linear(
-            x, self._weight, self._bias, norm=norm, gate=gate, stream=stream, dtype=dtype
-        )
+        return skinny_packed_linear(x, self._weight, self._bias, **along)
 
     def many(self, x: torch.Tensor) -> torch.Tensor:
         """See ``FewRows``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TypedDict, Unpack
 
 import torch
 from torch.nn import functional
@@ -13,20 +14,21 @@ from kernels.skinny import MOST_ROWS, GateKind, RowNorm
 from kernels.triton.skinny import skinny_linear
 
 
+class Along(TypedDict, total=False):
+    """What a product of few rows takes along; see ``kernels.reference.skinny``."""
+
+    norm: RowNorm | None
+    gate: GateKind | None
+    stream: torch.Tensor | None
+    dtype: torch.dtype | None
+
+
 class FewRows(ABC):
     """See ``engine.models.linear.FusedLinear``; of one kind of weights."""
 
     @abstractmethod
-    def few(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: RowNorm | None = None,
-        gate: GateKind | None = None,
-        stream: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
-        """Up to ``MOST_ROWS`` rows; see ``kernels.reference.skinny``."""
+    def few(self, x: torch.Tensor, **along: Unpack[Along]) -> torch.Tensor:
+        """Up to ``MOST_ROWS`` rows, [n, inputs] -> [n, outputs (/ 2 with a gate)]."""
         ...
 
     @abstractmethod
@@ -65,19 +67,9 @@ class FewRows(ABC):
 class SkinnyLinear(FewRows, DenseLinear):
     """A dense weight, of which the library multiplies many rows."""
 
-    def few(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: RowNorm | None = None,
-        gate: GateKind | None = None,
-        stream: torch.Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
+    def few(self, x: torch.Tensor, **along: Unpack[Along]) -> torch.Tensor:
         """See ``FewRows``."""
-        return skinny_linear(
-            x, self.weight, self.bias, norm=norm, gate=gate, stream=stream, dtype=dtype
-        )
+        return skinny_linear(x, self.weight, self.bias, **along)
 
     def many(self, x: torch.Tensor) -> torch.Tensor:
         """See ``FewRows``."""

@@ -123,15 +123,7 @@ def _matmul_kernel(
     weight_rows = tl.minimum(columns, outputs - 1).to(tl.int64)
     a_place = x + (x_rows * x_stride)[:, None] + depth[None, :]
     b_place = weight + (weight_rows * weight_stride)[None, :] + depth[:, None]
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in range(0, INPUTS, DEPTH):
-        if INPUTS % DEPTH == 0:
-            a, b = tl.load(a_place + begin), tl.load(b_place + begin)
-        else:
-            is_deep = depth < INPUTS - begin
-            a = tl.load(a_place + begin, mask=is_deep[None, :], other=0.0)
-            b = tl.load(b_place + begin, mask=is_deep[:, None], other=0.0)
-        acc = dot_add(a, b, acc)
+    acc = _sum(a_place, b_place, depth, ROWS, COLUMNS, INPUTS, DEPTH)
     if bias is not None:
         acc += tl.load(bias + weight_rows).to(tl.float32)[None, :]
     place = output + rows.to(tl.int64)[:, None] * outputs + columns[None, :]
@@ -164,7 +156,26 @@ def _turned_matmul_kernel(
     weight_rows = tl.minimum(columns, outputs - 1).to(tl.int64)
     a_place = weight + (weight_rows * weight_stride)[:, None] + depth[None, :]
     b_place = x + (x_rows * x_stride)[None, :] + depth[:, None]
-    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    acc = _sum(a_place, b_place, depth, COLUMNS, ROWS, INPUTS, DEPTH)
+    if bias is not None:
+        acc += tl.load(bias + weight_rows).to(tl.float32)[:, None]
+    place = output + rows.to(tl.int64)[None, :] * outputs + columns[:, None]
+    is_written = (rows < num_rows)[None, :] & (columns < outputs)[:, None]
+    tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)
+
+
+@triton.jit
+def _sum(
+    a_place,  # [HIGH, DEPTH] pointers
+    b_place,  # [DEPTH, WIDE] pointers
+    depth,
+    HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+    INPUTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """[HIGH, WIDE] float32: the one order of summation, whoever asks."""
+    acc = tl.zeros([HIGH, WIDE], tl.float32)
     for begin in range(0, INPUTS, DEPTH):
         if INPUTS % DEPTH == 0:
             a, b = tl.load(a_place + begin), tl.load(b_place + begin)
@@ -173,8 +184,4 @@ def _turned_matmul_kernel(
             a = tl.load(a_place + begin, mask=is_deep[None, :], other=0.0)
             b = tl.load(b_place + begin, mask=is_deep[:, None], other=0.0)
         acc = dot_add(a, b, acc)
-    if bias is not None:
-        acc += tl.load(bias + weight_rows).to(tl.float32)[:, None]
-    place = output + rows.to(tl.int64)[None, :] * outputs + columns[:, None]
-    is_written = (rows < num_rows)[None, :] & (columns < outputs)[:, None]
-    tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)
+    return acc

@@ -45,8 +45,9 @@ def skinny_packed_linear(
     rows = 1 if num_rows == 1 else MOST_ROWS
     held, parts = weight.codes.shape[1], 1 if gate is None else 2
     widest = power_of_2(held)
-    # A level that is read from a table wants its address besides.
-    tile = _TILES[rows] // (2 if weight.kind == "table" else 1)
+    # Levels that are read from a table want their addresses besides, and inputs in another order.
+    has_addresses = weight.kind == "table" or weight.orders is not None
+    tile = _TILES[rows] // (2 if has_addresses else 1)
     made = outputs_made(outputs, max(1, tile // min(widest, _WIDTH) // parts))
     width = min(widest, tile // made // parts)
     launch(
