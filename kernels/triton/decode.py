@@ -274,11 +274,11 @@ def _attend_run(
         if key_scales is not None:
             scores *= tl.load(key_scales + first_row + rows, mask=is_seen, other=0.0)[None, :]
         if HAS_SOFTCAP:
-            scores = tanh(scores * scale_in_cap) * softcap
-        else:
-            scores = scores * scale
+            scores = tanh(scores * scale_in_cap)
         scores = tl.where(is_seen[None, :], scores, -float("inf"))
-        weights, shrink, top, total = weigh(scores, top, total, False)
+        weights, shrink, top, total = weigh(
+            scores, softcap if HAS_SOFTCAP else scale, top, total, False
+        )
         if value_scales is not None:
             weights *= tl.load(value_scales + first_row + rows, mask=is_seen, other=0.0)[None, :]
         v = load_rows(values + first_row * HEAD_DIM + offsets, is_read, q.dtype)

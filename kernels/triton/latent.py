@@ -323,10 +323,10 @@ def _attend_latents(
         k = tl.load(base + ranks[None, :], mask=is_used[:, None] & in_rank, other=0.0)
         k_turned = base + RANK_DIM + ropes[None, :]
         k_rope = tl.load(k_turned, mask=is_used[:, None] & in_rope, other=0.0)
-        scores = dot_add(q_rope, tl.trans(k_rope), dot(q, tl.trans(k))) * scale
+        scores = dot_add(q_rope, tl.trans(k_rope), dot(q, tl.trans(k)))
         is_seen = is_used[None, :] & (slots[None, :] <= positions[:, None])
         scores = tl.where(is_seen, scores, -float("inf"))
-        weights, shrink, top, total = weigh(scores, top, total, False)
+        weights, shrink, top, total = weigh(scores, scale, top, total, False)
         acc = dot_add(weights.to(k.dtype), k, acc * shrink[:, None])
     # A row of length 0 is padding: its mean is 0.
     total = tl.where(total > 0.0, total, 1.0)

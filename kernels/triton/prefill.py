@@ -12,8 +12,17 @@ need not. Its scores against a tile of keys come from products of the same shape
 tile of queries, each row of which is summed by itself. The tiles of keys begin at multiples of
 their width and are taken in order; one that holds nothing for the query, before its window or
 after its position, has all its scores at -inf: it multiplies by 2^0 or what is still 0, and adds
-0. What is left are the compiler's liberties: in the parts without a mask it may fuse the scale
-into the subtraction of the maximum, which rounds once less, and so ``invariant`` forbids it to.
+0. What is left are the compiler's liberties: it may fuse the scale into the subtraction of the
+maximum, which rounds once less, in one part and not in another, and so ``invariant`` forbids it to.
+
+Heads of up to 128: a tile's weights are multiplied with its values one tile later, behind the
+products of the next tile's scores. So the matrix units have work while other units make the next
+weights, which takes those longer (pipelining within a warp group in FlashAttention-3, Shah et al.
+2024). The compiler leaves a product in flight only if its sum is not touched before the next wait
+and its operand in registers is made in the loop: ``shrink`` too is laid on a tile later, and
+weights are rounded where they are multiplied. It is the same arithmetic in the same order. Wider
+heads have no registers left for it, and codes are widened in shared memory that each tile needs at
+once.
 
 Sums of 128 rows of 256 numbers are all that the registers hold. A tile of wider heads, up to 512
 (Gemma 4's where all is seen), is taken by two programs, each of which makes all scores and sums
@@ -61,6 +70,7 @@ def prefill_attention(
     # Without fused roundings, or widened, wide heads' tile would not fit the registers; nor that of
     # the widest the shared memory.
     is_half = is_wide or dim > sums or (dim > 128 and (invariant or is_coded))
+    is_late = dim <= 128 and not is_wide and not is_coded
     launch(
         _prefill_kernel,
         (tiles.capacity * num_kv_heads, dim // sums),
@@ -94,6 +104,7 @@ def prefill_attention(
         TILE=_TILE // 2 if is_half else _TILE,
         WINDOW=layer.window or 0,
         HAS_SOFTCAP=layer.softcap is not None,
+        IS_LATE=is_late,
         num_warps=8,
         num_stages=5 if dim <= 128 and not is_wide else 2,
         enable_fp_fusion=not invariant,
@@ -144,6 +155,7 @@ def _prefill_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    IS_LATE: tl.constexpr,
 ):
     """One query tile of one KV head, and ``SUMS`` numbers of each value."""
     await_turn()
@@ -196,6 +208,9 @@ def _prefill_kernel(
     top = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, SUMS], tl.float32)
+    if IS_LATE:  # of the tile before; before the first there is none
+        weights = tl.zeros([ROWS, TILE], tl.float32)
+        shrink = tl.full([ROWS], 1.0, tl.float32)
     value_dims = dims
     if SUMS < DIM:
         value_dims = tl.program_id(1) * SUMS + tl.arange(0, SUMS)
@@ -216,32 +231,48 @@ def _prefill_kernel(
             first_row, rows = rows_of_tile(
                 table, begin_slot, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
             )
-            is_key, is_value = (dims < HEAD_DIM)[None, :], (value_dims < HEAD_DIM)[None, :]
+            is_key = (dims < HEAD_DIM)[None, :]
             if part != 1:
-                is_key, is_value = is_key & is_used[:, None], is_value & is_used[:, None]
-            places = rows[:, None] * HEAD_DIM
-            key_places = keys + first_row * HEAD_DIM + (places + dims[None, :])
-            k = load_rows(key_places, is_key, q.dtype)
+                is_key = is_key & is_used[:, None]
+            places = rows[:, None] * HEAD_DIM + dims[None, :]
+            k = load_rows(keys + first_row * HEAD_DIM + places, is_key, q.dtype)
             scores = dot(q, tl.trans(k))
+            if IS_LATE:
+                v = _values_of_tile(
+                    *(values, table, tl.maximum(begin_slot - TILE, lowest), seq_len),
+                    *(kv_head, value_dims, part != 1),
+                    *(q.dtype, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
+                )
+                acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
             if key_scales is not None:
                 scores *= tl.load(key_scales + first_row + rows, mask=is_used, other=0.0)[None, :]
             if HAS_SOFTCAP:
-                scores = tanh(scores * scale_in_cap) * softcap
-            else:
-                scores = scores * scale
+                scores = tanh(scores * scale_in_cap)
             if part != 1:
                 is_seen = slots[None, :] <= last_seen[:, None]
                 if WINDOW > 0:
                     is_seen = is_seen & (slots[None, :] > positions[:, None] - WINDOW)
                 scores = tl.where(is_seen, scores, -float("inf"))
             # A query whose window begins later has seen nothing yet.
-            weights, shrink, top, total = weigh(scores, top, total, WINDOW > 0)
+            weights, shrink, top, total = weigh(
+                scores, softcap if HAS_SOFTCAP else scale, top, total, WINDOW > 0
+            )
             if value_scales is not None:
                 value_scale = tl.load(value_scales + first_row + rows, mask=is_used, other=0.0)
                 weights *= value_scale[None, :]
-            value_places = values + first_row * HEAD_DIM + (places + value_dims[None, :])
-            v = load_rows(value_places, is_value, q.dtype)
-            acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
+            if not IS_LATE:
+                v = _values_of_tile(
+                    *(values, table, begin_slot, seq_len),
+                    *(kv_head, value_dims, part != 1),
+                    *(q.dtype, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
+                )
+                acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
+    if IS_LATE:
+        v = _values_of_tile(
+            *(values, table, (end - 1) // TILE * TILE, seq_len, kv_head, value_dims, True),
+            *(q.dtype, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE),
+        )
+        acc = dot_add(weights.to(v.dtype), v, acc * shrink[:, None])
     if sinks is not None:
         sink = tl.load(sinks + heads) * LOG2_E
         total += tl.exp2(sink - top)
@@ -250,3 +281,28 @@ def _prefill_kernel(
     target = output + (tokens * num_heads + heads)[:, None] * HEAD_DIM + value_dims[None, :]
     is_made = is_query[:, None] & (value_dims < HEAD_DIM)[None, :]
     tl.store(target, acc.to(output.dtype.element_ty), mask=is_made)
+
+
+@triton.jit
+def _values_of_tile(
+    values,
+    table,
+    begin,
+    seq_len,
+    kv_head,
+    value_dims,
+    IS_MASKED: tl.constexpr,  # or all of the tile is the sequence's
+    DTYPE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """[TILE, value_dims]; what lies past a sequence's end belongs to nobody and is not read."""
+    is_used = begin + tl.arange(0, TILE) < seq_len
+    first_row, rows = rows_of_tile(table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE)
+    is_value = (value_dims < HEAD_DIM)[None, :]
+    if IS_MASKED:
+        is_value = is_value & is_used[:, None]
+    places = rows[:, None] * HEAD_DIM + value_dims[None, :]
+    return load_rows(values + first_row * HEAD_DIM + places, is_value, DTYPE)

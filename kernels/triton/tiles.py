@@ -95,21 +95,22 @@ def rows_of_tile(
 
 
 @triton.jit
-def weigh(scores, top, total, MAY_SEE_NONE: tl.constexpr):
+def weigh(scores, scale, top, total, MAY_SEE_NONE: tl.constexpr):
     """A tile of an online softmax to the base of two (Milakov and Gimelshein 2018; Dao 2023).
 
     Args:
         scores: [rows, slots] float32, -inf where a slot is not seen.
+        scale: of the scores, above 0: it is laid on with the subtraction, in one instruction.
         top, total: [rows] float32, the maximum so far and the sum of weights; -inf and 0 at first.
         MAY_SEE_NONE: a row may have seen no slot yet.
 
     Returns:
         Weights [rows, slots], what sums so far shrink by [rows], and the new top and total.
     """
-    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
     base = new_top
     if MAY_SEE_NONE:
         base = tl.where(new_top == -float("inf"), 0.0, new_top)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(top - base)
     return weights, shrink, new_top, total * shrink + tl.sum(weights, axis=1)

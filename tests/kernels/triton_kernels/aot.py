@@ -80,6 +80,7 @@ def _describe(compiled: Any) -> dict[str, Any]:
         "reloads_in_loops": _in_loops(code, "LDL"),
         # What is copied ahead is none of these.
         "loads_in_loops": _in_loops(code, "LDG."),
+        "exponentials_beside_products": _beside_products(code, "MUFU.EX2"),
         "before_turn": _before_turn(ptx),
         "ptx": ptx,
         "ttgir": compiled.asm["ttgir"],
@@ -104,17 +105,34 @@ def _instructions(cubin: str) -> list[tuple[int, str]]:
 
 def _in_loops(code: list[tuple[int, str]], name: str) -> int:
     """Instructions of this name that some jump backwards goes round; each such jump counts them."""
+    return sum(name in text for body in _loops(code) for text in body)
+
+
+def _beside_products(code: list[tuple[int, str]], name: str) -> float:
+    """The share of such instructions in loops that run while products are in flight."""
+    beside = []
+    for body in _loops(code):
+        flying = False
+        for text in body * 2:  # what one turn leaves in flight, the next begins with
+            if "HGMMA" in text or "WARPGROUP.DEPBAR" in text:
+                flying = "HGMMA" in text
+            elif name in text:
+                beside.append(flying)
+    return sum(beside) / max(len(beside), 1)
+
+
+def _loops(code: list[tuple[int, str]]) -> list[list[str]]:
+    """What jumps backwards go round."""
     jumps = [
         (int(target[1], 16), address)
         for address, text in code
         if (target := re.search(r"\bBRA.* (0x[0-9a-f]+)", text))
     ]
-    return sum(
-        begin <= address < end and name in text
+    return [
+        [text for address, text in code if begin <= address < end]
         for begin, end in jumps
         if begin < end
-        for address, text in code
-    )
+    ]
 
 
 def main() -> None:
