@@ -300,7 +300,9 @@ def _values_of_tile(
 ):
     """[TILE, value_dims]; what lies past a sequence's end belongs to nobody and is not read."""
     is_used = begin + tl.arange(0, TILE) < seq_len
-    first_row, rows = rows_of_tile(table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE)
+    first_row, rows = rows_of_tile(  # pyright: ignore[reportGeneralTypeIssues]
+        table, begin, is_used, kv_head, NUM_KV_HEADS, BLOCK_SIZE, TILE
+    )
     is_value = (value_dims < HEAD_DIM)[None, :]
     if IS_MASKED:
         is_value = is_value & is_used[:, None]
