@@ -14,6 +14,10 @@ ExpertMatrices = torch.Tensor | TiledWeight  # [experts, outputs, inputs]
 GatingKind = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
 
 
+# What the sum of a token's weights is divided by is never zero (DeepSeek-V3).
+LEAST_SUM = 1e-20
+
+
 class ExpertTensors(NamedTuple):
     """Gated MLPs of one shape, ``down(activate(gate_up(x)))``; the gate comes before up."""
 

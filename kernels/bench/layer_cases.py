@@ -10,7 +10,7 @@ from torch.nn import functional
 from kernels.attention import LayerCache
 from kernels.bench.case import Case
 from kernels.inputs import StepRows
-from kernels.moe import ExpertTensors
+from kernels.moe import ExpertTensors, RoutingRule
 from kernels.packed import PackedParts, PackedWeight
 from kernels.reference import fused, inputs, kv_store, layers, moe, sampling_step
 from kernels.reference.quantised import (
@@ -28,6 +28,7 @@ from kernels.triton import layers as triton_layers
 from kernels.triton import matmul as triton_matmul
 from kernels.triton import moe as triton_moe
 from kernels.triton import quantised as triton_quantised
+from kernels.triton import routing as triton_routing
 from kernels.triton import sampling as triton_sampling
 from kernels.triton import skinny as triton_skinny
 from kernels.triton import skinny_packed as triton_skinny_packed
@@ -283,6 +284,35 @@ def packed_case(
         peers={"torch, widened": lambda: functional.linear(x, widened)},
         bytes_moved=weight.nbytes + (rows * inputs + rows * outputs) * dtype.itemsize,
         flops=2.0 * rows * inputs * outputs,
+    )
+
+
+def routing_case(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    hidden: int,
+) -> Case:
+    """From tokens to their experts and to the experts' tokens."""
+    x = torch.randn(tokens, hidden, dtype=dtype, device=device)
+    router = torch.randn(experts, hidden, dtype=dtype, device=device) / hidden**0.5
+    asked = x, router, None, None, RoutingRule(top_k)
+
+    def both() -> torch.Tensor:
+        ids, shares = triton_routing.route(*asked)
+        triton_routing.sort_pairs(ids, experts)
+        return shares
+
+    return Case(
+        name,
+        run=both,
+        peers={"torch, not sorted": lambda: moe.route(*asked)[1]},
+        bytes_moved=router.nbytes + x.nbytes + tokens * top_k * 12,
+        flops=2.0 * tokens * experts * hidden,
     )
 
 

@@ -13,6 +13,7 @@ from kernels.bench.layer_cases import (
     moe_case,
     norm_case,
     packed_case,
+    routing_case,
     sampling_case,
     silu_case,
     skinny_case,
@@ -144,6 +145,17 @@ def full_suite() -> list[MakeCase]:
             for tokens in (1, 64, 8192)
         ),
         *(
+            partial(
+                routing_case,
+                f"routing 30b-a3b {tokens}",
+                tokens=tokens,
+                experts=128,
+                top_k=8,
+                hidden=2048,
+            )
+            for tokens in (1, 64, 8192)
+        ),
+        *(
             case
             for rows, queries in ((1, 1), (64, 1), (1, 2048))
             for case in _states("hybrid", rows, queries, _QWEN3_NEXT, _GRANITE_4)
@@ -188,5 +200,6 @@ def tiny_suite() -> list[MakeCase]:
                 "tiny", 2, queries, GatedDeltaShape(1, 2, 8, 8), ScanShape(2, 1, 8, 8)
             )
         ),
+        partial(routing_case, "routing", tokens=5, experts=4, top_k=2, hidden=64),
         partial(moe_case, "experts", tokens=5, experts=4, top_k=2, hidden=64, inner=32),
     ]

@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
-from kernels.moe import ExpertMatrices, ExpertTensors, RoutingRule
+from kernels.moe import LEAST_SUM, ExpertMatrices, ExpertTensors, RoutingRule
 from kernels.reference.layers import silu_mul
 from kernels.tiled import TiledWeight
-
-# What the sum of a token's weights is divided by is never zero (DeepSeek-V3).
-_LEAST_SUM = 1e-20
 
 
 def route(
@@ -45,7 +42,7 @@ def route(
     ids = chosen_by.topk(rule.top_k, dim=-1).indices
     shares = scores.gather(-1, ids)
     if rule.normalised:
-        shares = shares / (shares.sum(dim=-1, keepdim=True) + _LEAST_SUM)
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + LEAST_SUM)
     return ids, shares if rule.scale == 1.0 else shares * rule.scale
 
 

@@ -12,7 +12,6 @@ leave at once. So nothing waits for the routing, and a captured graph serves any
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import triton
@@ -23,27 +22,12 @@ from kernels.tiled import TiledWeight
 from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.layers import silu_mul
 from kernels.triton.quantised import form_of, packed_product, tile_shape
+from kernels.triton.routing import Routing, sort_pairs
 from kernels.triton.tiles import dot_add
 
-_HEIGHTS = (16, 32, 64, 128)  # rows of a tile; each is a kernel of its own
 _COLUMNS = 128
 _DEPTH = 64
-
-
-class _Routing(NamedTuple):
-    """Pairs of token and choice, numbered ``token * top_k + choice``, by expert."""
-
-    pairs: torch.Tensor  # [n * top_k] int64, sorted by expert, in order within one
-    starts: torch.Tensor  # [experts + 1] int64, first of each expert's pairs
-    tile_starts: torch.Tensor  # [experts + 1] int64, first of each expert's tiles
-    num_tiles: int  # at most so many
-    rows: int  # of a tile
-    some_elsewhere: bool  # pairs from the last start on are in no tile
-
-    def output(self, x: torch.Tensor, outputs: int) -> torch.Tensor:
-        """Room for what is made of the pairs, zero for those that nothing is made of."""
-        make = torch.zeros if self.some_elsewhere else torch.empty
-        return make((self.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
+_SUMMED = 1024  # outputs that a program sums
 
 
 def fused_moe(
@@ -58,41 +42,37 @@ def fused_moe(
     """See ``kernels.reference.moe.fused_moe``; all contiguous."""
     num_tokens, top_k = expert_ids.shape
     gate_up, down, gate_up_bias, down_bias = experts
-    routing = route(expert_ids, experts.num_experts, some_elsewhere=some_elsewhere)
+    routing = sort_pairs(expert_ids, experts.num_experts, some_elsewhere=some_elsewhere)
     # Without a bias, what an expert reads may as well be weighed behind its first product.
     before, after = (expert_weights, None) if weighs_input else (None, expert_weights)
     projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias)
     inner = (activate or silu_mul)(projected)
     expanded = grouped_matmul(inner, down, routing, 1, after, down_bias)
-    choices = expanded.view(num_tokens, top_k, expanded.shape[1])  # of no token, too
-    return choices.sum(dim=1, dtype=torch.float32).to(x.dtype)
+    return sum_choices(expanded, num_tokens)
 
 
-def expert_sizes(num_experts: int, top_k: int) -> tuple[int, ...]:
-    """See ``kernels.reference.moe.expert_sizes``."""
-    fewest = (height // 2 + 1 for height in _HEIGHTS[1:])  # rows of an expert, in the mean
-    return (1, *(-(-rows * num_experts // top_k) for rows in fewest))
-
-
-def route(expert_ids: torch.Tensor, num_experts: int, *, some_elsewhere: bool = False) -> _Routing:
-    """Which pairs each expert works on: expert_ids [n, top_k] int64, each below num_experts, or
-    that: such pairs come last and are nobody's."""
-    num_pairs = expert_ids.numel()
-    # Small tiles where an expert sees few rows: a tile reads all of its expert's weights.
-    rows = min(_HEIGHTS[-1], max(_HEIGHTS[0], power_of_2(num_pairs // num_experts)))
-    experts, pairs = expert_ids.flatten().sort(stable=True)
-    edges = torch.arange(num_experts + 1, device=experts.device)
-    starts = torch.searchsorted(experts, edges)
-    counts = (starts.diff() + rows - 1) // rows
-    tile_starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-    num_tiles = min(num_pairs, num_pairs // rows + num_experts)
-    return _Routing(pairs, starts, tile_starts, num_tiles, rows, some_elsewhere)
+def sum_choices(made: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """What a token's choices give together, summed in float32: [n * top_k, outputs], of each token
+    one after the other, -> [n, outputs]."""
+    outputs = made.shape[1]
+    out = torch.empty((num_tokens, outputs), dtype=made.dtype, device=made.device)
+    launch(
+        _sum_kernel,
+        (num_tokens, -(-outputs // _SUMMED)),
+        out,
+        made,
+        outputs,
+        TOP_K=made.shape[0] // max(num_tokens, 1),
+        COLUMNS=_SUMMED,
+        num_warps=4,
+    )
+    return out
 
 
 def grouped_matmul(
     x: torch.Tensor,
     weights: ExpertMatrices,
-    routing: _Routing,
+    routing: Routing,
     pairs_a_row: int,
     factors: torch.Tensor | None,
     biases: torch.Tensor | None = None,
@@ -142,7 +122,7 @@ def grouped_matmul(
 def _grouped_packed(
     x: torch.Tensor,
     weights: TiledWeight,
-    routing: _Routing,
+    routing: Routing,
     pairs_a_row: int,
     factors: torch.Tensor | None,
     biases: torch.Tensor | None,
@@ -192,12 +172,13 @@ def _rows_of_tile(
     tile = tl.program_id(0)
     # The tile's expert is the last one that does not begin after it and has tiles.
     experts = tl.arange(0, EXPERTS)
-    ends = tl.load(tile_starts + 1 + experts, mask=experts < NUM_EXPERTS, other=2**62)
+    ends = tl.load(tile_starts + 1 + experts, mask=experts < NUM_EXPERTS, other=2**31 - 1)
     expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
     first = tl.load(starts + expert) + (tile - tl.load(tile_starts + expert)) * ROWS
     at = first + tl.arange(0, ROWS)
     is_row = at < tl.load(starts + expert + 1)
-    return expert.to(tl.int64), tl.load(pairs + at, mask=is_row, other=0), is_row
+    pair = tl.load(pairs + at, mask=is_row, other=0).to(tl.int64)
+    return expert.to(tl.int64), pair, is_row
 
 
 @triton.jit
@@ -327,3 +308,17 @@ def _grouped_packed_kernel(
         DEPTH,
     )
     _store_pairs(output, acc, pair, is_row, columns, expert, factors, biases, outputs)
+
+
+@triton.jit
+def _sum_kernel(out, made, outputs, TOP_K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Some outputs of one token."""
+    await_turn()
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = columns < outputs
+    total = tl.zeros([COLUMNS], tl.float32)
+    for choice in range(TOP_K):
+        place = made + (token * TOP_K + choice) * outputs + columns
+        total += tl.load(place, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(out + token * outputs + columns, total.to(out.dtype.element_ty), mask=is_column)

@@ -2,7 +2,6 @@
 
 from kernels.reference.fused import erf_gelu_mul
 from kernels.reference.layers import activate, layer_norm, softcap, temperatures
-from kernels.reference.moe import route
 from kernels.reference.sampling_step import candidates
 from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
@@ -22,7 +21,8 @@ from kernels.triton.layers import (
     silu_mul,
 )
 from kernels.triton.lora import add_adapters
-from kernels.triton.moe import expert_sizes, fused_moe
+from kernels.triton.moe import fused_moe
+from kernels.triton.routing import expert_sizes, route
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv

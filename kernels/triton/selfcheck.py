@@ -19,7 +19,7 @@ import torch
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.inputs import StepRows
 from kernels.lora import AdapterWeights, adapter_rows, reached
-from kernels.moe import ExpertTensors
+from kernels.moe import ExpertTensors, RoutingRule
 from kernels.operations import Kernels
 from kernels.packed import PackedParts
 from kernels.recurrent import GatedDeltaShape, ScanShape
@@ -227,13 +227,20 @@ def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _
 
 
 def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
-    """Experts; and adapters, with a token that has none."""
+    """Experts, and who goes to which; and adapters, with a token that has none."""
     x = _noise(random, spec.dtype, 5, 48)
     gate_up, down = _noise(random, spec.dtype, 3, 64, 48), _noise(random, spec.dtype, 3, 48, 32)
     chosen = torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
     shares = torch.rand(5, 2, generator=random)
     experts = ExpertTensors(gate_up / 7, down / 6, gate_up[:, :, 0], down[:, :, 0])
     yield _both(kernels, spec, "fused_moe", x, experts, chosen, shares)
+    router, correction = _noise(random, torch.float32, 12, 48), torch.rand(12, generator=random)
+    grouped = RoutingRule(2, "sigmoid", num_groups=3, top_groups=2, group_best=2)
+    for asked in (
+        (x, router, None, None, RoutingRule(3)),
+        (x[:3], router / 8, None, correction, grouped),
+    ):
+        yield _both(kernels, spec, "route", *asked)
     rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, _CPU)
     downs, ups = _noise(random, spec.dtype, 3, 8, 48) / 7, _noise(random, spec.dtype, 3, 8, 64)
     weights = AdapterWeights(downs, ups, torch.stack([reached(up) for up in ups]))

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
-from kernels.moe import ExpertMatrices, ExpertTensors
+from kernels.moe import ExpertMatrices, ExpertTensors, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.skinny import RowNorm
@@ -35,6 +35,7 @@ from kernels.triton.moe import fused_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
+from kernels.triton.routing import route
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
@@ -327,6 +328,11 @@ def moe(
     )
 
 
+def routing(tokens: int, experts: int, hidden: int, rule: RoutingRule) -> None:
+    correction = None if rule.scoring == "softmax" else empty(experts, dtype=torch.float32)
+    route(empty(tokens, hidden), empty(experts, hidden), None, correction, rule)
+
+
 # name: (heads, KV heads, head size, block size, window, cap)
 _SHAPES: dict[str, tuple[int, int, int, int, int | None, float | None]] = {
     "llama-8b": (32, 8, 128, 64, None, None),
@@ -389,6 +395,12 @@ CASES: dict[str, Callable[[], object]] = {
         for part, shape in {"gate-up": (4096, 14336), "down": (14336, 4096)}.items()
     },
     "gptq-split-llama-8b": partial(packed_matmul, 8, 14336, 4096, "gptq"),
+    "routing-qwen3-30b": partial(routing, 1, 128, 2048, RoutingRule(8)),
+    "routing-qwen3-next": partial(routing, 64, 512, 2048, RoutingRule(10)),
+    "routing-deepseek-v3": partial(
+        *(routing, 64, 256, 7168),
+        RoutingRule(8, "sigmoid", scale=2.5, num_groups=8, top_groups=4, group_best=2),
+    ),
     "moe-decode-qwen3-30b": partial(moe, 64, 128, 8, 2048, 768),
     "moe-decode-gpt-oss-20b": partial(moe, 64, 32, 4, 2880, 2880, biased=True),
     "moe-prefill-qwen3-30b": partial(moe, 8192, 128, 8, 2048, 768),

@@ -1,0 +1,258 @@
+"""Which experts a token goes to, and which tokens an expert gets: two launches a layer.
+
+    router's logits ─► scores ─► the best k ─► (token, choice) pairs ─► by expert, cut in tiles
+
+A decode step does this in every layer for few tokens, and every launch of it costs more than its
+arithmetic. So a program of the first does all of a token's choosing, and a program of the second
+counts all pairs for itself and then lists those of its expert: none waits for another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional
+
+from kernels.moe import LEAST_SUM, RoutingRule
+from kernels.skinny import MOST_ROWS
+from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.triton.skinny import skinny_linear
+
+_HEIGHTS = (16, 32, 64, 128)  # rows of a tile; each is a kernel of its own
+_CHUNK = 1024  # pairs that a program looks at together
+
+
+class Routing(NamedTuple):
+    """Pairs of token and choice, numbered ``token * top_k + choice``, by expert."""
+
+    pairs: torch.Tensor  # [n * top_k] int32, sorted by expert, in order within one
+    starts: torch.Tensor  # [experts + 1] int32, first of each expert's pairs
+    tile_starts: torch.Tensor  # [experts + 1] int32, first of each expert's tiles
+    num_tiles: int  # at most so many
+    rows: int  # of a tile
+    some_elsewhere: bool  # pairs from the last start on are in no tile, and not listed
+
+    def output(self, x: torch.Tensor, outputs: int) -> torch.Tensor:
+        """Room for what is made of the pairs, zero for those that nothing is made of."""
+        make = torch.zeros if self.some_elsewhere else torch.empty
+        return make((self.pairs.shape[0], outputs), dtype=x.dtype, device=x.device)
+
+
+def route(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    rule: RoutingRule,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``kernels.reference.moe``; all contiguous. A token's experts come in the order of their
+    scores. Where these are not numbers its experts are any, and so are not its weights."""
+    num_tokens, num_experts = x.shape[0], weight.shape[0]
+    if num_tokens <= MOST_ROWS:
+        said = skinny_linear(x, weight, bias, dtype=weight.dtype)
+    else:
+        said = functional.linear(x.to(weight.dtype), weight, bias)
+    return choose(said, correction, rule, num_experts)
+
+
+def choose(
+    said: torch.Tensor, correction: torch.Tensor | None, rule: RoutingRule, num_experts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same from what the router has said, [n, experts]."""
+    shape, device = (said.shape[0], rule.top_k), said.device
+    ids = torch.empty(shape, dtype=torch.int64, device=device)
+    shares = torch.empty(shape, dtype=torch.float32, device=device)
+    launch(
+        _choose_kernel,
+        (said.shape[0],),
+        ids,
+        shares,
+        said,
+        correction,
+        rule.scale,
+        NUM_EXPERTS=num_experts,
+        EXPERTS=power_of_2(num_experts),
+        TOP_K=rule.top_k,
+        CHOICES=power_of_2(rule.top_k),
+        IS_SOFTMAX=rule.scoring == "softmax",
+        NORMALISED=rule.normalised,
+        NUM_GROUPS=rule.num_groups,
+        TOP_GROUPS=rule.top_groups,
+        GROUP_BEST=rule.group_best,
+        LEAST_SUM=LEAST_SUM,
+        num_warps=1,
+    )
+    return ids, shares
+
+
+def expert_sizes(num_experts: int, top_k: int) -> tuple[int, ...]:
+    """See ``kernels.reference.moe.expert_sizes``."""
+    fewest = (height // 2 + 1 for height in _HEIGHTS[1:])  # rows of an expert, in the mean
+    return (1, *(-(-rows * num_experts // top_k) for rows in fewest))
+
+
+def sort_pairs(
+    expert_ids: torch.Tensor, num_experts: int, *, some_elsewhere: bool = False
+) -> Routing:
+    """Which pairs each expert works on: expert_ids [n, top_k], whole numbers below num_experts, or
+    that: such pairs are nobody's."""
+    expert_ids, num_pairs, device = expert_ids.contiguous(), expert_ids.numel(), expert_ids.device
+    # Small tiles where an expert sees few rows: a tile reads all of its expert's weights.
+    rows = min(_HEIGHTS[-1], max(_HEIGHTS[0], power_of_2(num_pairs // num_experts)))
+    num_tiles = min(num_pairs, num_pairs // rows + num_experts)
+    pairs = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    starts, tile_starts = (
+        torch.empty(num_experts + 1, dtype=torch.int32, device=device) for _ in range(2)
+    )
+    launch(
+        _sort_kernel,
+        (num_experts,),
+        pairs,
+        starts,
+        tile_starts,
+        expert_ids,
+        num_pairs,
+        NUM_EXPERTS=num_experts,
+        BINS=power_of_2(num_experts + 1),
+        ROWS=rows,
+        CHUNK=_CHUNK,
+        num_warps=4,
+    )
+    return Routing(pairs, starts, tile_starts, num_tiles, rows, some_elsewhere)
+
+
+@triton.jit
+def _choose_kernel(
+    ids,
+    shares,
+    said,
+    correction,
+    scale,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr,
+    IS_SOFTMAX: tl.constexpr,
+    NORMALISED: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+    LEAST_SUM: tl.constexpr,
+):
+    """The experts of one token."""
+    await_turn()
+    token = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, EXPERTS)
+    is_expert = experts < NUM_EXPERTS
+    place = said + token * NUM_EXPERTS + experts
+    logits = tl.load(place, mask=is_expert, other=-float("inf")).to(tl.float32)
+    if IS_SOFTMAX:
+        scores = tl.exp(logits - tl.max(logits, axis=0))
+        scores /= tl.sum(scores, axis=0)
+    else:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    rest = scores
+    if correction is not None:
+        rest += tl.load(correction + experts, mask=is_expert, other=0.0)
+    rest = tl.where(is_expert, rest, -float("inf"))
+    if NUM_GROUPS > 1:
+        rest = _in_best_groups(
+            rest, experts, NUM_EXPERTS, EXPERTS, NUM_GROUPS, TOP_GROUPS, GROUP_BEST
+        )
+    places = tl.arange(0, CHOICES)
+    chosen = tl.zeros([CHOICES], tl.int32)
+    kept = tl.zeros([CHOICES], tl.float32)
+    for choice in tl.static_range(TOP_K):  # pyright: ignore[reportGeneralTypeIssues]
+        expert, _ = _best(rest, experts, NUM_EXPERTS)  # pyright: ignore[reportGeneralTypeIssues]
+        share = tl.sum(tl.where(experts == expert, scores, 0.0), axis=0)
+        chosen = tl.where(places == choice, expert, chosen)
+        kept = tl.where(places == choice, share, kept)
+        rest = tl.where(experts == expert, -float("inf"), rest)
+    if NORMALISED:
+        kept /= tl.sum(kept, axis=0) + LEAST_SUM
+    target = token * TOP_K + places
+    tl.store(ids + target, chosen.to(tl.int64), mask=places < TOP_K)
+    tl.store(shares + target, kept * scale, mask=places < TOP_K)
+
+
+@triton.jit
+def _best(scores, places, COUNT: tl.constexpr):
+    """The first of the highest scores: its place, and it; the last place where none is a number."""
+    best = tl.max(scores, axis=0)
+    return tl.min(tl.where(scores == best, places, COUNT - 1), axis=0), best
+
+
+@triton.jit
+def _in_best_groups(
+    scores,
+    experts,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+):
+    """The scores, those outside a token's best groups at -inf."""
+    own = experts // (NUM_EXPERTS // NUM_GROUPS)
+    is_in = tl.zeros([EXPERTS], tl.int1)
+    # No more groups than experts.
+    groups = experts
+    of_groups = tl.full([EXPERTS], -float("inf"), tl.float32)
+    for group in tl.static_range(NUM_GROUPS):  # pyright: ignore[reportGeneralTypeIssues]
+        rest = tl.where(own == group, scores, -float("inf"))
+        total = 0.0
+        for _ in tl.static_range(GROUP_BEST):  # pyright: ignore[reportGeneralTypeIssues]
+            expert, best = _best(  # pyright: ignore[reportGeneralTypeIssues]
+                rest, experts, NUM_EXPERTS
+            )
+            rest = tl.where(experts == expert, -float("inf"), rest)
+            total += best
+        of_groups = tl.where(groups == group, total, of_groups)
+    for _ in tl.static_range(TOP_GROUPS):  # pyright: ignore[reportGeneralTypeIssues]
+        group, _ = _best(of_groups, groups, NUM_GROUPS)  # pyright: ignore[reportGeneralTypeIssues]
+        of_groups = tl.where(groups == group, -float("inf"), of_groups)
+        is_in = is_in | (own == group)
+    return tl.where(is_in, scores, -float("inf"))
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _sort_kernel(
+    pairs,
+    starts,
+    tile_starts,
+    expert_ids,
+    num_pairs,
+    NUM_EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The pairs of one expert, and where they begin behind those of the experts before."""
+    await_turn()
+    expert = tl.program_id(0)
+    counts = tl.zeros([BINS], tl.int32)
+    for begin in range(0, num_pairs, CHUNK):
+        at = begin + tl.arange(0, CHUNK)
+        owners = tl.load(expert_ids + at, mask=at < num_pairs, other=NUM_EXPERTS)
+        counts += tl.histogram(owners.to(tl.int32), BINS)
+    owner = tl.arange(0, BINS)
+    tiles = (counts + ROWS - 1) // ROWS
+    first = tl.sum(tl.where(owner < expert, counts, 0), axis=0)
+    first_tile = tl.sum(tl.where(owner < expert, tiles, 0), axis=0)
+    tl.store(starts + expert, first)
+    tl.store(tile_starts + expert, first_tile)
+    end = tl.sum(tl.where(owner <= expert, counts, 0), axis=0)
+    if expert == NUM_EXPERTS - 1:
+        tl.store(starts + NUM_EXPERTS, end)
+        tl.store(tile_starts + NUM_EXPERTS, tl.sum(tl.where(owner <= expert, tiles, 0), axis=0))
+    begin = 0
+    while first < end:
+        at = begin + tl.arange(0, CHUNK)
+        is_own = tl.load(expert_ids + at, mask=at < num_pairs, other=NUM_EXPERTS) == expert
+        before = tl.cumsum(is_own.to(tl.int32), axis=0)
+        tl.store(pairs + first + before - 1, at, mask=is_own)
+        first += tl.sum(is_own.to(tl.int32), axis=0)
+        begin += CHUNK
