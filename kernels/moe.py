@@ -33,6 +33,14 @@ class ExpertTensors(NamedTuple):
         return part.num_matrices if isinstance(part, TiledWeight) else part.shape[0]
 
 
+class RouterWeights(NamedTuple):
+    """What tells which experts a token goes to."""
+
+    weight: torch.Tensor  # [experts, hidden]; the product is computed in its dtype
+    bias: torch.Tensor | None  # [experts]
+    correction: torch.Tensor | None  # [experts] float32, added to the scores for the choice alone
+
+
 class RoutingRule(NamedTuple):
     """How what a router says of a token becomes its experts (``kernels.reference.moe.route``).
 

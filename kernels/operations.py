@@ -15,9 +15,10 @@ from kernels.activations import ActivationKind
 from kernels.attention import AttentionBackend, LayerCache
 from kernels.inputs import StepInputs, StepRows
 from kernels.lora import AdapterRows, AdapterWeights
-from kernels.moe import ExpertTensors, RoutingRule
+from kernels.moe import ExpertTensors, Gating, RouterWeights, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, Sampled, SamplingTable, TokenCounts
+from kernels.skinny import RowNorm
 
 
 class Operations(Protocol):
@@ -136,6 +137,19 @@ class Operations(Protocol):
         some_elsewhere: bool = False,
         /,
     ) -> torch.Tensor:
+        """See ``kernels.reference.moe``."""
+        ...
+
+    def add_experts(
+        self,
+        stream: torch.Tensor,
+        norm: RowNorm,
+        router: RouterWeights,
+        rule: RoutingRule,
+        experts: ExpertTensors,
+        gating: Gating,
+        /,
+    ) -> None:
         """See ``kernels.reference.moe``."""
         ...
 

@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from kernels.moe import Gating
+
 MOST_ROWS = 4  # that reading the weight hides the arithmetic of, without matrix units
 
 GateKind = Literal["silu", "gelu_tanh"]
@@ -16,3 +18,8 @@ class RowNorm(NamedTuple):
 
     weight: torch.Tensor  # [inputs]
     eps: float
+
+
+def built_in(gating: Gating) -> GateKind | None:
+    """The gate, where the kernels have it."""
+    return gating.kind if gating.kind == "silu" or gating.kind == "gelu_tanh" else None

@@ -38,6 +38,19 @@ def bind_mlp(
     return Experts(spec.moe, weights, activate, operations, index)
 
 
+def routing_rule(spec: MoeSpec) -> RoutingRule:
+    """How a model's tokens find their experts."""
+    return RoutingRule(
+        top_k=spec.top_k,
+        scoring=spec.scoring,
+        normalised=spec.normalised,
+        scale=spec.scale,
+        num_groups=spec.num_groups,
+        top_groups=spec.top_groups,
+        group_best=spec.group_best,
+    )
+
+
 class Experts:
     """A mixture of experts (Shazeer et al. 2017), and beside it the one that all tokens see.
 
@@ -56,15 +69,7 @@ class Experts:
     ) -> None:
         self._route = operations.route
         self._router = weights.router
-        self._rule = RoutingRule(
-            top_k=spec.top_k,
-            scoring=spec.scoring,
-            normalised=spec.normalised,
-            scale=spec.scale,
-            num_groups=spec.num_groups,
-            top_groups=spec.top_groups,
-            group_best=spec.group_best,
-        )
+        self._rule = routing_rule(spec)
         # [num_experts, 1], a table of what each expert's result is multiplied by.
         self._scales = None if weights.scale is None else weights.scale.unsqueeze(1)
         self._shared = None if weights.shared is None else Mlp(weights.shared, activate)

@@ -4,9 +4,9 @@
       ─► [ norm ─ gate, up ─ gating ] ─► [ down ─ x += ]
 
 A step of a text or two is bound by the latency of its kernels, one after the other: a layer is
-seven of them here, and ten as ``block.py`` has it. It takes the layers that most models are made
-of, attention and a gated MLP with a norm before each; other models, and steps in which something
-else joins in, go through ``block.py``.
+seven of them here, and ten as ``block.py`` has it; of experts ten and thirteen. It takes the layers
+that most models are made of, attention and a gated MLP or experts with a norm before each; other
+models, and steps in which something else joins in, go through ``block.py``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from typing import NamedTuple
 import torch
 
 from engine.models.attention import Attention
+from engine.models.experts import routing_rule
 from engine.models.linear import FusedLinear
 from engine.models.mlp import bind_activation
-from engine.models.modules import AttentionWeights, Layer, MlpWeights
+from engine.models.modules import AttentionWeights, ExpertWeights, Layer, MlpWeights
 from engine.models.norms import NormWeights
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
-from kernels.moe import Gating
+from kernels.moe import ExpertTensors, Gating, RouterWeights, RoutingRule
 from kernels.operations import Operations
 from kernels.skinny import MOST_ROWS, RowNorm
+from kernels.tiled import TiledWeight
 
 
 class FewTokens(NamedTuple):
@@ -35,10 +37,7 @@ class FewTokens(NamedTuple):
     attention_norm: RowNorm
     qkv: FusedLinear
     output: FusedLinear
-    mlp_norm: RowNorm
-    gate_up: FusedLinear
-    gating: Gating
-    down: FusedLinear
+    feed: FewMlp | FewExperts
 
     @classmethod
     def of(
@@ -52,13 +51,12 @@ class FewTokens(NamedTuple):
             mixer: what mixes its tokens.
             operations: for what stands between the MLP's products.
         """
-        weights, mlp, gating = layer.mixer, layer.mlp, bind_activation(spec, operations)
+        weights, gating = layer.mixer, bind_activation(spec, operations)
         attention_norm, mlp_norm = _rms(spec, layer.attention_norm), _rms(spec, layer.mlp_norm)
         others = (layer.attention_after, layer.mlp_after, layer.beside, layer.part)
         if (
             not isinstance(mixer, Attention)
             or not isinstance(weights, AttentionWeights)
-            or not isinstance(mlp, MlpWeights)
             or not isinstance(gating, Gating)
             or attention_norm is None
             or mlp_norm is None
@@ -67,15 +65,15 @@ class FewTokens(NamedTuple):
             or spec.residual_scale * layer.scale != 1.0
         ):
             return None
-        qkv, output, gate_up, down = weights.qkv, weights.output, mlp.gate_up, mlp.down
-        if (
-            not isinstance(qkv, FusedLinear)
-            or not isinstance(output, FusedLinear)
-            or not isinstance(gate_up, FusedLinear)
-            or not isinstance(down, FusedLinear)
-        ):
+        feed = (
+            FewMlp.of(layer.mlp, mlp_norm, gating)
+            if isinstance(layer.mlp, MlpWeights)
+            else FewExperts.of(spec, layer.mlp, mlp_norm, gating, operations)
+        )
+        qkv, output = weights.qkv, weights.output
+        if not isinstance(qkv, FusedLinear) or not isinstance(output, FusedLinear) or feed is None:
             return None
-        return cls(mixer, attention_norm, qkv, output, mlp_norm, gate_up, gating, down)
+        return cls(mixer, attention_norm, qkv, output, feed)
 
     def __call__(self, x: torch.Tensor, state: StepState, cache: LayerMemory) -> None:
         """Run the layer on the residual stream, [num_tokens, hidden_size], in place."""
@@ -85,7 +83,75 @@ class FewTokens(NamedTuple):
     def finish(self, x: torch.Tensor, attended: torch.Tensor) -> None:
         """The same from what attention gave on."""
         self.output.add_to(x, attended)
-        self.down.add_to(x, self.gate_up.normed(x, self.mlp_norm, self.gating))
+        self.feed(x)
+
+
+class FewMlp(NamedTuple):
+    """A gated MLP and the norm before it."""
+
+    norm: RowNorm
+    gate_up: FusedLinear
+    gating: Gating
+    down: FusedLinear
+
+    @classmethod
+    def of(cls, weights: MlpWeights, norm: RowNorm, gating: Gating) -> FewMlp | None:
+        """Of these weights, where their layers can take along what stands around them."""
+        gate_up, down = weights.gate_up, weights.down
+        if not isinstance(gate_up, FusedLinear) or not isinstance(down, FusedLinear):
+            return None
+        return cls(norm, gate_up, gating, down)
+
+    def __call__(self, x: torch.Tensor) -> None:
+        """Add to the residual stream what it gives."""
+        self.down.add_to(x, self.enter(x))
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """From the residual stream to what goes down."""
+        return self.gate_up.normed(x, self.norm, self.gating)
+
+
+class FewExperts(NamedTuple):
+    """Experts, the norm before them, and beside them the one that all tokens see."""
+
+    norm: RowNorm
+    router: RouterWeights
+    rule: RoutingRule
+    experts: ExpertTensors
+    gating: Gating
+    shared: FewMlp | None
+    operations: Operations
+
+    @classmethod
+    def of(
+        cls,
+        spec: DecoderSpec,
+        weights: ExpertWeights,
+        norm: RowNorm,
+        gating: Gating,
+        operations: Operations,
+    ) -> FewExperts | None:
+        """Of these weights, where they are stacked and nothing else weighs what they give."""
+        experts, moe = weights.stacked, spec.moe
+        if experts is None or moe is None or moe.weighs_input or moe.held is not None:
+            return None
+        if weights.scale is not None or weights.shared_gate is not None:
+            return None
+        if not all(isinstance(part, TiledWeight) or part.is_contiguous() for part in experts[:2]):
+            return None
+        shared = None
+        if weights.shared is not None:
+            shared = FewMlp.of(weights.shared, norm, gating)
+            if shared is None:
+                return None
+        return cls(norm, weights.router, routing_rule(moe), experts, gating, shared, operations)
+
+    def __call__(self, x: torch.Tensor) -> None:
+        """Add to the residual stream what they give."""
+        inner = None if self.shared is None else self.shared.enter(x)
+        self.operations.add_experts(x, self.norm, self.router, self.rule, self.experts, self.gating)
+        if self.shared is not None and inner is not None:
+            self.shared.down.add_to(x, inner)
 
 
 def takes(x: torch.Tensor, state: StepState) -> bool:

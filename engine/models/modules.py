@@ -28,7 +28,7 @@ from engine.models.recurrent import RecurrentWeights, make_recurrent
 from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.attention import LayerAttention
-from kernels.moe import ExpertTensors
+from kernels.moe import ExpertTensors, RouterWeights
 
 
 class MlpWeights(NamedTuple):
@@ -41,14 +41,6 @@ class MlpWeights(NamedTuple):
     def num_bytes(self) -> int:
         """What they take in memory."""
         return self.gate_up.num_bytes + self.down.num_bytes
-
-
-class RouterWeights(NamedTuple):
-    """What chooses experts."""
-
-    weight: torch.Tensor  # [num_experts, hidden_size]
-    bias: torch.Tensor | None  # [num_experts]
-    correction: torch.Tensor | None  # [num_experts] float32, of the scores
 
 
 @dataclass(frozen=True, slots=True)

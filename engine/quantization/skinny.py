@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from engine.models.linear import DenseLinear, Head, Linear
 from kernels.moe import Gating
-from kernels.skinny import MOST_ROWS, GateKind, RowNorm
+from kernels.skinny import MOST_ROWS, GateKind, RowNorm, built_in
 from kernels.triton.skinny import skinny_linear
 
 
@@ -48,14 +48,14 @@ class FewRows(ABC):
 
     def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:
         """See ``GatedLinear``."""
-        gate = _built_in(gating)
+        gate = built_in(gating)
         if x.shape[0] > MOST_ROWS or gate is None:
             return gating(self(x))
         return self.few(x, gate=gate)
 
     def normed(self, x: torch.Tensor, norm: RowNorm, gating: Gating | None = None) -> torch.Tensor:
         """See ``FusedLinear``."""
-        gate = None if gating is None else _built_in(gating)
+        gate = None if gating is None else built_in(gating)
         out = self.few(x, norm=norm, gate=gate)
         return out if gating is None or gate is not None else gating(out)
 
@@ -86,8 +86,3 @@ class SkinnyMethod:
     def make_head(self, weight: torch.Tensor) -> Head:
         """See ``LinearMethod``."""
         return SkinnyLinear(weight, None)
-
-
-def _built_in(gating: Gating) -> GateKind | None:
-    """The gate, where the kernels have it."""
-    return gating.kind if gating.kind == "silu" or gating.kind == "gelu_tanh" else None

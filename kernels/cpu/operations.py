@@ -30,13 +30,14 @@ from kernels.cpu.recurrent import (
 )
 from kernels.cpu.sampling import candidates, sample
 from kernels.reference.drafts import draw, judge_drafts
-from kernels.reference.moe import expert_sizes
+from kernels.reference.moe import add_experts, expert_sizes
 from kernels.reference.sampling_step import distribution
 
 __all__ = [
     "accept_drafts",
     "activate",
     "add_adapters",
+    "add_experts",
     "add_rms_norm",
     "apply_gate",
     "build_inputs",

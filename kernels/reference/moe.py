@@ -7,8 +7,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
-from kernels.moe import LEAST_SUM, ExpertMatrices, ExpertTensors, RoutingRule
-from kernels.reference.layers import silu_mul
+from kernels.moe import (
+    LEAST_SUM,
+    ExpertMatrices,
+    ExpertTensors,
+    Gating,
+    RouterWeights,
+    RoutingRule,
+)
+from kernels.reference.layers import rms_norm, silu_mul
+from kernels.skinny import RowNorm
 from kernels.tiled import TiledWeight
 
 
@@ -92,6 +100,28 @@ def fused_moe(
         made = functional.linear(inner, down, biases[1]).to(output.dtype)
         output.index_add_(0, token, made if weighs_input else made * weight)
     return output.to(x.dtype)
+
+
+def add_experts(
+    stream: torch.Tensor,
+    norm: RowNorm,
+    router: RouterWeights,
+    rule: RoutingRule,
+    experts: ExpertTensors,
+    gating: Gating,
+) -> None:
+    """``stream += fused_moe(norm(stream))``, of up to ``MOST_ROWS`` tokens, rounded once if may be.
+
+    Args:
+        stream: [n, hidden] contiguous, added to in place.
+        norm: of what the router and the experts read.
+        router, rule: see ``route``.
+        experts: of which one that is a tensor is contiguous.
+        gating: what stands between their products.
+    """
+    read = rms_norm(stream, norm.weight, norm.eps)
+    ids, shares = route(read, *router, rule)
+    stream += fused_moe(read, experts, ids, shares, gating)
 
 
 def one_by_one(

@@ -19,6 +19,7 @@ def skinny_linear(
     gate: GateKind | None = None,
     stream: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    experts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``gate(norm(x) W^T + b)``, or what it adds to a residual stream; in float32, rounded once,
     but for what is gated, which is rounded before as well.
@@ -31,14 +32,22 @@ def skinny_linear(
         gate: from [n, outputs] to [n, outputs / 2].
         stream: [n, outputs] in the dtype of x, added to in place; not beside a gate.
         dtype: of the result, which is the one of x if None.
+        experts: [n, choices] int64, for each token those that make a row of the result each, of a
+            ``weight`` [experts, outputs, inputs] and a ``bias`` [experts, outputs]; without
+            ``stream``.
 
     Returns:
-        [n, outputs or outputs / 2], or ``stream``.
+        [n or n * choices, outputs or outputs / 2], or ``stream``.
     """
     wide = x.float()
     if norm is not None:
         wide = rms_norm(wide, norm.weight.float(), norm.eps)
-    out = functional.linear(wide, weight.float(), None if bias is None else bias.float())
+    weight, bias = weight.float(), None if bias is None else bias.float()
+    if experts is None:
+        out = functional.linear(wide, weight, bias)
+    else:
+        out = torch.einsum("ni,ncoi->nco", wide, weight[experts])
+        out = (out if bias is None else out + bias[experts]).flatten(0, 1)
     if gate is not None:
         rounded = out.to(x.dtype).float()
         out = silu_mul(rounded) if gate == "silu" else gelu_mul(rounded)

@@ -7,6 +7,9 @@
 Sorted tiles as in MegaBlocks (Gale et al. 2022): the number of tiles is bounded by what the
 host knows, where each tile lies is worked out on the device, and programs past the last tile
 leave at once. So nothing waits for the routing, and a captured graph serves any of it.
+
+A step of few tokens sorts nothing: each pair is a row of a product of few rows (``skinny.py``),
+which takes the norm before it and the gate behind it along; the sum goes to the residual stream.
 """
 
 from __future__ import annotations
@@ -17,17 +20,20 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.moe import ExpertMatrices, ExpertTensors
+from kernels.moe import ExpertMatrices, ExpertTensors, Gating, RouterWeights, RoutingRule
+from kernels.skinny import GateKind, RowNorm, built_in
 from kernels.tiled import TiledWeight
 from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.layers import silu_mul
 from kernels.triton.quantised import form_of, packed_product, tile_shape
-from kernels.triton.routing import Routing, sort_pairs
+from kernels.triton.routing import Routing, choose, sort_pairs
+from kernels.triton.skinny import skinny_linear
+from kernels.triton.skinny_packed import skinny_packed_linear
 from kernels.triton.tiles import dot_add
 
 _COLUMNS = 128
 _DEPTH = 64
-_SUMMED = 1024  # outputs that a program sums
+_SUMMED = 512  # outputs that a program sums
 
 
 def fused_moe(
@@ -48,22 +54,70 @@ def fused_moe(
     projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias)
     inner = (activate or silu_mul)(projected)
     expanded = grouped_matmul(inner, down, routing, 1, after, down_bias)
-    return sum_choices(expanded, num_tokens)
+    out = torch.empty((num_tokens, expanded.shape[1]), dtype=x.dtype, device=x.device)
+    return _sum_choices(expanded, out, None)
 
 
-def sum_choices(made: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """What a token's choices give together, summed in float32: [n * top_k, outputs], of each token
-    one after the other, -> [n, outputs]."""
-    outputs = made.shape[1]
-    out = torch.empty((num_tokens, outputs), dtype=made.dtype, device=made.device)
+def add_experts(
+    stream: torch.Tensor,
+    norm: RowNorm,
+    router: RouterWeights,
+    rule: RoutingRule,
+    experts: ExpertTensors,
+    gating: Gating,
+) -> None:
+    """See ``kernels.reference.moe.add_experts``; five launches, and one for a gate that is not
+    built in."""
+    said = skinny_linear(stream, *router[:2], norm=norm, dtype=router.weight.dtype)
+    ids, shares = choose(said, router.correction, rule, experts.num_experts)
+    gate = built_in(gating)
+    inner = _few(stream, experts.gate_up, experts.gate_up_bias, ids, norm=norm, gate=gate)
+    if gate is None:
+        inner = gating(inner)
+    made = _few(inner, experts.down, experts.down_bias, ids.view(-1, 1))
+    _sum_choices(made, stream, shares, adds=True)
+
+
+def _few(
+    x: torch.Tensor,
+    weights: ExpertMatrices,
+    bias: torch.Tensor | None,
+    ids: torch.Tensor,
+    *,
+    norm: RowNorm | None = None,
+    gate: GateKind | None = None,
+) -> torch.Tensor:
+    """Products of few tokens' experts, pair by pair."""
+    if isinstance(weights, TiledWeight):
+        return skinny_packed_linear(x, weights, bias, norm=norm, gate=gate, experts=ids)
+    return skinny_linear(x, weights, bias, norm=norm, gate=gate, experts=ids)
+
+
+def _sum_choices(
+    made: torch.Tensor, out: torch.Tensor, shares: torch.Tensor | None, *, adds: bool = False
+) -> torch.Tensor:
+    """What a token's choices give together, summed in float32.
+
+    Args:
+        made: [n * top_k, outputs], of each token one after the other.
+        out: [n, outputs], written, or added to in place.
+        shares: [n, top_k] float32, how much each counts; None: all do as they are.
+        adds: see ``out``.
+
+    Returns:
+        ``out``.
+    """
+    num_tokens, outputs = out.shape
     launch(
         _sum_kernel,
         (num_tokens, -(-outputs // _SUMMED)),
         out,
         made,
+        shares,
         outputs,
         TOP_K=made.shape[0] // max(num_tokens, 1),
         COLUMNS=_SUMMED,
+        ADDS=adds,
         num_warps=4,
     )
     return out
@@ -311,14 +365,22 @@ def _grouped_packed_kernel(
 
 
 @triton.jit
-def _sum_kernel(out, made, outputs, TOP_K: tl.constexpr, COLUMNS: tl.constexpr):
+def _sum_kernel(
+    out, made, shares, outputs, TOP_K: tl.constexpr, COLUMNS: tl.constexpr, ADDS: tl.constexpr
+):
     """Some outputs of one token."""
     await_turn()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < outputs
     total = tl.zeros([COLUMNS], tl.float32)
-    for choice in range(TOP_K):
-        place = made + (token * TOP_K + choice) * outputs + columns
+    for choice in tl.static_range(TOP_K):  # pyright: ignore[reportGeneralTypeIssues]
+        pair = token * TOP_K + choice
+        part = tl.load(made + pair * outputs + columns, mask=is_column, other=0.0).to(tl.float32)
+        if shares is not None:
+            part *= tl.load(shares + pair)
+        total += part
+    place = out + token * outputs + columns
+    if ADDS:
         total += tl.load(place, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(out + token * outputs + columns, total.to(out.dtype.element_ty), mask=is_column)
+    tl.store(place, total.to(out.dtype.element_ty), mask=is_column)

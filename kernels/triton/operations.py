@@ -21,7 +21,7 @@ from kernels.triton.layers import (
     silu_mul,
 )
 from kernels.triton.lora import add_adapters
-from kernels.triton.moe import fused_moe
+from kernels.triton.moe import add_experts, fused_moe
 from kernels.triton.routing import expert_sizes, route
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
@@ -31,6 +31,7 @@ __all__ = [
     "accept_drafts",
     "activate",
     "add_adapters",
+    "add_experts",
     "add_rms_norm",
     "apply_gate",
     "build_inputs",

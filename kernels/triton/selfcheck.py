@@ -19,7 +19,7 @@ import torch
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.inputs import StepRows
 from kernels.lora import AdapterWeights, adapter_rows, reached
-from kernels.moe import ExpertTensors, RoutingRule
+from kernels.moe import ExpertTensors, Gating, RouterWeights, RoutingRule
 from kernels.operations import Kernels
 from kernels.packed import PackedParts
 from kernels.recurrent import GatedDeltaShape, ScanShape
@@ -234,17 +234,36 @@ def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Gener
     shares = torch.rand(5, 2, generator=random)
     experts = ExpertTensors(gate_up / 7, down / 6, gate_up[:, :, 0], down[:, :, 0])
     yield _both(kernels, spec, "fused_moe", x, experts, chosen, shares)
-    router, correction = _noise(random, torch.float32, 12, 48), torch.rand(12, generator=random)
+    x, weight = _decided(x, 12, random)
     grouped = RoutingRule(2, "sigmoid", num_groups=3, top_groups=2, group_best=2)
-    for asked in (
-        (x, router, None, None, RoutingRule(3)),
-        (x[:3], router / 8, None, correction, grouped),
+    for router in (
+        (weight, None, None, RoutingRule(3)),
+        (weight, weight[:, 0] / 16, None, RoutingRule(3, normalised=False, scale=2.0)),
+        (weight / 4, None, torch.arange(12) / 16, grouped),
     ):
-        yield _both(kernels, spec, "route", *asked)
+        yield _both(kernels, spec, "route", x[:3], *router)
+        yield _both(kernels, spec, "route", x, *router)
+    few, weight = _decided(x[:3], 3, random)
+    norm, router = RowNorm(1 + few[0].abs(), 1e-5), RouterWeights(weight, None, None)
+    mixed = few, norm, router, RoutingRule(2), experts
+    for gating in (Gating(reference.silu_mul, "silu"), Gating(reference.erf_gelu_mul, "gelu")):
+        yield _both(kernels, spec, "add_experts", *mixed, gating)
     rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, _CPU)
     downs, ups = _noise(random, spec.dtype, 3, 8, 48) / 7, _noise(random, spec.dtype, 3, 8, 64)
     weights = AdapterWeights(downs, ups, torch.stack([reached(up) for up in ups]))
     yield _both(kernels, spec, "add_adapters", _noise(random, spec.dtype, 5, 64), x, weights, rows)
+
+
+def _decided(
+    x: torch.Tensor, num_experts: int, random: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens like x, and a router whose scores of each are so far apart that none rounds away."""
+    count = x.shape[0]
+    x, weight = x.clone(), torch.zeros(num_experts, x.shape[1])
+    x[:, :count] = 4 * torch.eye(count)
+    for token in range(count):
+        weight[:, token] = torch.randperm(num_experts, generator=random) - 4.3
+    return x, weight
 
 
 def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:

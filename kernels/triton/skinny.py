@@ -8,9 +8,14 @@ and where weights are small by the latency of what lies between the reads. So
 - the norm before a product and the sum behind it are part of it. ``norm(x) W^T`` is
   ``(x * n) W^T / rms(x)``: the mean square is summed while the product is, and waits for nothing;
 - no matrix units, whose tiles are 16 rows at the least: a thread multiplies what it has read.
+
+Of experts, whose tokens the kernel before tells, nothing can be read ahead. Each pair of token and
+choice is a row by itself: few tokens seldom meet at an expert.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -36,31 +41,35 @@ def skinny_linear(
     gate: GateKind | None = None,
     stream: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    experts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.skinny``; up to ``MOST_ROWS`` rows, all contiguous."""
-    num_rows, inputs = x.shape
-    assert num_rows <= MOST_ROWS, num_rows
-    outputs = weight.shape[0] if gate is None else weight.shape[0] // 2
+    """See ``kernels.reference.skinny``; up to ``MOST_ROWS`` rows, or any with ``experts``; all
+    contiguous."""
+    inputs, parts = x.shape[1], 1 if gate is None else 2
+    outputs = weight.shape[-2] // parts
+    rows = rows_of(x, experts)
     output = stream
     if output is None:
-        output = torch.empty((num_rows, outputs), dtype=dtype or x.dtype, device=x.device)
-    widest, parts = max(power_of_2(inputs), _TERMS.value), 1 if gate is None else 2
-    made = outputs_made(outputs, _TILE // min(widest, _DEPTH) // parts)
+        output = torch.empty((rows.results, outputs), dtype=dtype or x.dtype, device=x.device)
+    widest = max(power_of_2(inputs), _TERMS.value)
+    made = outputs_made(outputs * rows.programs, _TILE // min(widest, _DEPTH) // parts)
     launch(
         _skinny_kernel,
-        (-(-outputs // made) if num_rows else 0,),
+        (-(-outputs // made), rows.programs),
         output,
         x,
         weight,
         bias,
+        experts,
         None if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
-        num_rows,
+        rows.of_program,
         inputs,
         outputs,
         row_stride(x),
-        weight.stride(0),
-        ROWS=1 if num_rows == 1 else MOST_ROWS,
+        weight.stride(-2),
+        PAIRS_A_ROW=rows.pairs_a_row,
+        ROWS=1 if rows.of_program == 1 else MOST_ROWS,
         MADE=made,
         DEPTH=min(widest, _TILE // made // parts),
         PARTS=parts,
@@ -69,6 +78,25 @@ def skinny_linear(
         num_warps=4,
     )
     return output
+
+
+class Rows(NamedTuple):
+    """Of a product of few rows, and who takes them."""
+
+    results: int
+    programs: int  # that share an output between them
+    of_program: int
+    pairs_a_row: int  # of token and choice that read the same
+
+
+def rows_of(x: torch.Tensor, experts: torch.Tensor | None) -> Rows:
+    """All of x [n, inputs] together; or of experts [n, choices] each by itself."""
+    num_rows = x.shape[0]
+    if experts is None:
+        assert num_rows <= MOST_ROWS, num_rows
+        return Rows(num_rows, min(num_rows, 1), num_rows, 1)
+    num_pairs = experts.numel()
+    return Rows(num_pairs, num_pairs, 1, num_pairs // max(num_rows, 1))
 
 
 def row_stride(x: torch.Tensor) -> int:
@@ -90,6 +118,7 @@ def _skinny_kernel(
     x,
     weight,
     bias,
+    experts,  # of each pair of token and choice; None: there is one weight
     norm_weight,
     eps,
     num_rows,
@@ -97,6 +126,7 @@ def _skinny_kernel(
     outputs,
     x_stride,
     weight_stride,
+    PAIRS_A_ROW: tl.constexpr,
     ROWS: tl.constexpr,
     MADE: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -109,8 +139,18 @@ def _skinny_kernel(
     lines = lines_of(begin, outputs, MADE, PARTS)
     depth = tl.arange(0, DEPTH)
     weights = weight + (lines.to(tl.int64) * weight_stride)[:, None] + depth[None, :]
-    tile = tl.load(weights, mask=(depth < inputs)[None, :], other=0.0)
+    is_deep = (depth < inputs)[None, :]
+    if experts is None:
+        tile = tl.load(weights, mask=is_deep, other=0.0)
     await_turn()
+    if experts is not None:
+        pair = tl.program_id(1).to(tl.int64)
+        x += pair // PAIRS_A_ROW * x_stride
+        output += pair * outputs
+        before = tl.load(experts + pair) * outputs * PARTS
+        lines += before
+        weights += before * weight_stride
+        tile = tl.load(weights, mask=is_deep, other=0.0)
 
     sums = (tl.zeros([MADE * PARTS, DEPTH // _TERMS], tl.float32),) * ROWS
     squares = (tl.zeros([DEPTH], tl.float32),) * ROWS

@@ -16,7 +16,7 @@ from kernels.skinny import MOST_ROWS, GateKind, RowNorm
 from kernels.tiled import BLOCK, TiledWeight
 from kernels.triton.codes import LIFTS, OFFSETS, load_scales, widen
 from kernels.triton.launch import await_turn, launch, power_of_2
-from kernels.triton.skinny import lines_of, outputs_made, row_stride, store_outputs
+from kernels.triton.skinny import lines_of, outputs_made, row_stride, rows_of, store_outputs
 
 # Bytes of codes that a program has in registers, and as many on their way; by the rows it takes,
 # whose sums want registers too.
@@ -34,40 +34,43 @@ def skinny_packed_linear(
     gate: GateKind | None = None,
     stream: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    experts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See ``kernels.reference.skinny``, of one matrix in codes; up to ``MOST_ROWS`` rows."""
-    num_rows = x.shape[0]
-    assert num_rows <= MOST_ROWS, num_rows
-    outputs = weight.outputs if gate is None else weight.outputs // 2
+    """See ``kernels.reference.skinny``, of a matrix in codes or of experts' matrices; up to
+    ``MOST_ROWS`` rows, or any with ``experts``."""
+    held, parts = weight.codes.shape[1], 1 if gate is None else 2
+    outputs = weight.outputs // parts
+    taken = rows_of(x, experts)
     output = stream
     if output is None:
-        output = torch.empty((num_rows, outputs), dtype=dtype or x.dtype, device=x.device)
-    rows = 1 if num_rows == 1 else MOST_ROWS
-    held, parts = weight.codes.shape[1], 1 if gate is None else 2
+        output = torch.empty((taken.results, outputs), dtype=dtype or x.dtype, device=x.device)
+    rows = 1 if taken.of_program == 1 else MOST_ROWS
     widest = power_of_2(held)
     # Levels that are read from a table want their addresses besides, and inputs in another order.
     has_addresses = weight.kind == "table" or weight.orders is not None
     tile = _TILES[rows] // (2 if has_addresses else 1)
-    made = outputs_made(outputs, max(1, tile // min(widest, _WIDTH) // parts))
+    made = outputs_made(outputs * taken.programs, max(1, tile // min(widest, _WIDTH) // parts))
     width = min(widest, tile // made // parts)
     launch(
         _skinny_packed_kernel,
-        (-(-outputs // made) if num_rows else 0,),
+        (-(-outputs // made), taken.programs),
         output,
         x,
         weight.codes,
         weight.scales,
         weight.zeros,
         weight.levels,
-        None if weight.orders is None else weight.orders[0],
+        weight.orders,
         bias,
+        experts,
         None if norm is None else norm.weight,
         weight.factor,
         0.0 if norm is None else norm.eps,
-        num_rows,
+        taken.of_program,
         weight.inputs,
         outputs,
         row_stride(x),
+        PAIRS_A_ROW=taken.pairs_a_row,
         ROWS=rows,
         MADE=made,
         HELD=held,
@@ -97,8 +100,9 @@ def _skinny_packed_kernel(
     scales,
     zeros,
     levels,
-    order,  # [inputs], of x for the columns of the codes; None: its own
+    order,  # [matrices, inputs], of x for the columns of the codes; None: its own
     bias,
+    experts,  # of each pair of token and choice; None: there is one matrix
     norm_weight,
     factor,
     eps,
@@ -106,6 +110,7 @@ def _skinny_packed_kernel(
     inputs,
     outputs,
     x_stride,
+    PAIRS_A_ROW: tl.constexpr,
     ROWS: tl.constexpr,
     MADE: tl.constexpr,
     HELD: tl.constexpr,  # bytes of an output's codes
@@ -129,8 +134,21 @@ def _skinny_packed_kernel(
     lines = lines_of(begin, outputs, MADE, PARTS)
     byte, run = tl.arange(0, WIDTH), tl.arange(0, RUNS)
     places = codes + (lines.to(tl.int64) * HELD)[:, None] + byte[None, :]
-    tile = tl.load(places, mask=(byte < HELD)[None, :], other=0)
+    is_held = (byte < HELD)[None, :]
+    if experts is None:
+        tile = tl.load(places, mask=is_held, other=0)
     await_turn()
+    if experts is not None:
+        pair = tl.program_id(1).to(tl.int64)
+        x += pair // PAIRS_A_ROW * x_stride
+        output += pair * outputs
+        expert = tl.load(experts + pair)
+        before = expert * outputs * PARTS
+        lines += before
+        places += before * HELD
+        if order is not None:
+            order += expert * inputs
+        tile = tl.load(places, mask=is_held, other=0)
 
     sums = (tl.zeros([LINES, RUNS], tl.float32),) * ROWS
     squares = (tl.zeros([WIDTH], tl.float32),) * ROWS

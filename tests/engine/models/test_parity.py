@@ -73,13 +73,16 @@ def test_logits_equal_hugging_face(checkpoints, kind):
     torch.testing.assert_close(paged_logits(directory), expected, atol=atol, rtol=0)
 
 
-# Those without experts that have a norm before attention and MLP, and nothing behind them.
+# Those that have a norm before attention and MLP or experts, and nothing behind them.
 FEW_TOKENS = {
     *("llama", "llama_mha", "llama_mqa", "llama_bias", "llama_linear", "llama_dynamic"),
     *("llama_llama3", "llama_yarn", "llama_longrope", "smollm", "smollm3", "mistral"),
     *("mistral_full", "ministral", "ministral3", "qwen2", "qwen2_window", "qwen3", "gemma", "phi3"),
     *("phi4_mini", "glm", "ernie4_5", "seed_oss", "internlm3", "iquestcoder", "helium"),
     "hunyuan_dense",
+    *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2_lite", "deepseek_v2", "deepseek_v3"),
+    *("deepseek_v3_halves", "glm4_moe", "glm4_moe_lite", "solar_open", "dots1", "minimax_m2"),
+    *("ernie4_5_moe", "olmoe", "granitemoe", "hunyuan_moe"),
 }
 
 
@@ -89,6 +92,8 @@ def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch,
     skinny = pytest.importorskip("engine.quantization.skinny")
     monkeypatch.setattr(skinny, "skinny_linear", skinny_linear)
     monkeypatch.setattr(choose, "DenseMethod", skinny.SkinnyMethod)
+    stacked = functools.partial(load_module.make_modules, stacked=True)
+    monkeypatch.setattr(load_module, "make_modules", lambda *args, **_: stacked(*args))
     ran = []
     finish = FewTokens.finish
     monkeypatch.setattr(

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from kernels.attention import DeviceGeometry, LayerAttention, LayerCache
-from kernels.moe import ExpertMatrices, ExpertTensors, RoutingRule
+from kernels.moe import ExpertMatrices, ExpertTensors, Gating, RouterWeights, RoutingRule
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
 from kernels.skinny import RowNorm
@@ -31,7 +31,7 @@ from kernels.triton.layers import (
     silu_mul,
 )
 from kernels.triton.matmul import invariant_linear
-from kernels.triton.moe import fused_moe
+from kernels.triton.moe import add_experts, fused_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
@@ -328,6 +328,28 @@ def moe(
     )
 
 
+def few_experts(
+    tokens: int, experts: int, top_k: int, hidden: int, inner: int, *, form: str | None = None
+) -> None:
+    """Dense, or in codes with a gate of their own."""
+    gate_up: ExpertMatrices = empty(experts, 2 * inner, hidden)
+    down: ExpertMatrices = empty(experts, hidden, inner)
+    gating, biases = Gating(silu_mul, "silu"), ()
+    if form is not None:
+        gate_up = tiled(form, 2 * inner, hidden, experts)
+        down = tiled(form, hidden, inner, experts)
+        gating = Gating(lambda both: clamped_swiglu(both, 1.702, 7.0), "clamped_swiglu")
+        biases = (empty(experts, 2 * inner), empty(experts, hidden))
+    add_experts(
+        empty(tokens, hidden),
+        RowNorm(empty(hidden), 1e-5),
+        RouterWeights(empty(experts, hidden), None, None),
+        RoutingRule(top_k),
+        ExpertTensors(gate_up, down, *biases),
+        gating,
+    )
+
+
 def routing(tokens: int, experts: int, hidden: int, rule: RoutingRule) -> None:
     correction = None if rule.scoring == "softmax" else empty(experts, dtype=torch.float32)
     route(empty(tokens, hidden), empty(experts, hidden), None, correction, rule)
@@ -395,6 +417,11 @@ CASES: dict[str, Callable[[], object]] = {
         for part, shape in {"gate-up": (4096, 14336), "down": (14336, 4096)}.items()
     },
     "gptq-split-llama-8b": partial(packed_matmul, 8, 14336, 4096, "gptq"),
+    **{
+        f"few-experts-{tokens}-qwen3-30b": partial(few_experts, tokens, 128, 8, 2048, 768)
+        for tokens in (1, 4)
+    },
+    "few-experts-1-gpt-oss-20b": partial(few_experts, 1, 32, 4, 2880, 2880, form="mxfp4"),
     "routing-qwen3-30b": partial(routing, 1, 128, 2048, RoutingRule(8)),
     "routing-qwen3-next": partial(routing, 64, 512, 2048, RoutingRule(10)),
     "routing-deepseek-v3": partial(

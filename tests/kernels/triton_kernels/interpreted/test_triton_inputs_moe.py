@@ -9,18 +9,21 @@ import pytest
 import torch
 
 from kernels.inputs import StepRows
-from kernels.moe import ExpertTensors
+from kernels.moe import ExpertTensors, Gating, GatingKind, RouterWeights, RoutingRule
 from kernels.packed import PackedParts
 from kernels.reference.feedback import feed_back as reference_feed_back
 from kernels.reference.inputs import build_inputs as reference_inputs
+from kernels.reference.layers import silu_mul
+from kernels.reference.moe import add_experts as reference_add
 from kernels.reference.moe import clamped_swiglu as reference_swiglu
 from kernels.reference.moe import fused_moe as reference_moe
 from kernels.sampling import TokenCounts
+from kernels.skinny import RowNorm
 from kernels.tiled import tile_experts
 from kernels.triton.feedback import feed_back
 from kernels.triton.inputs import build_inputs
 from kernels.triton.layers import clamped_swiglu
-from kernels.triton.moe import fused_moe
+from kernels.triton.moe import add_experts, fused_moe
 from tests.kernels.packed_weights import packed_weight
 
 
@@ -164,3 +167,26 @@ def test_clamped_swiglu_equals_its_twin() -> None:
     torch.testing.assert_close(
         clamped_swiglu(gate_up, 1.702, 3.0), reference_swiglu(gate_up, 1.702, 3.0)
     )
+
+
+@pytest.mark.parametrize("gate", ["silu", "clamped_swiglu"])
+@pytest.mark.parametrize("is_biased", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 4])
+def test_what_experts_give_few_tokens_is_added_to_the_stream(
+    tokens: int, is_biased: bool, gate: GatingKind
+) -> None:
+    random = torch.Generator().manual_seed(tokens)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random)
+
+    biases = (noise(6, 64), noise(6, 48)) if is_biased else ()
+    experts = ExpertTensors(noise(6, 64, 48) / 7, noise(6, 48, 32) / 6, *biases)
+    apply = partial(reference_swiglu, alpha=1.702, limit=1.5) if gate != "silu" else silu_mul
+    stream, norm = noise(tokens, 48), RowNorm(noise(48), 1e-5)
+    router = RouterWeights(noise(6, 48), noise(6), None)
+    given = norm, router, RoutingRule(3), experts, Gating(apply, gate)
+    actual, expected = stream.clone(), stream.clone()
+    add_experts(actual, *given)
+    reference_add(expected, *given)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.packed import PackedWeight
+from kernels.packed import PackedParts, PackedWeight
 from kernels.reference.skinny import skinny_linear as reference_linear
 from kernels.skinny import GateKind, RowNorm
-from kernels.tiled import tile
+from kernels.tiled import tile, tile_experts
 from kernels.triton.layers import gelu_mul, silu_mul
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
@@ -120,3 +120,31 @@ def test_scales_that_are_exponents() -> None:
     x = torch.randn(1, 96, generator=random)
     expected = reference_linear(x, weight.matrix(0, torch.float32))
     assert (skinny_packed_linear(x, weight) - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", [None, "e2m1", "int4"])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_each_pair_of_token_and_expert_is_a_row(kind: str | None, is_whole: bool) -> None:
+    """With all that a product may take along, and without; of codes with their orders."""
+    random = torch.Generator().manual_seed(6)
+    x, dense = torch.randn(3, 96, generator=random), torch.randn(5, 40, 96, generator=random) / 10
+    weight = dense
+    if kind is not None:
+        packed = packed_weight(kind, 200, 96, 32, zeros=is_whole, order=False)
+        weight = tile_experts(PackedParts((packed,)), 5)
+        dense = torch.stack([weight.matrix(expert, torch.float32) for expert in range(5)])
+    product = skinny_linear if kind is None else skinny_packed_linear
+    experts = torch.tensor([[4, 0], [1, 4], [3, 2]])
+    norm, bias = torch.rand(96, generator=random), torch.randn(5, 40, generator=random)
+    along = {"norm": RowNorm(norm, 1e-5), "gate": "silu"} if is_whole else {}
+    for rows, chosen in (
+        (x, experts),
+        (x[:1], experts[:1]),
+        (x, experts[:, 1:]),
+        (x[:0], experts[:0]),
+    ):
+        chosen = chosen.contiguous()
+        expected = reference_linear(rows, dense, bias, experts=chosen, **along)
+        actual = product(rows, weight, bias, experts=chosen, **along)
+        assert actual.shape == (chosen.numel(), 20 if is_whole else 40)
+        assert (actual - expected).norm() <= 1e-5 * expected.norm()
