@@ -10,7 +10,7 @@ from torch.nn import functional
 from kernels.attention import LayerCache
 from kernels.bench.case import Case
 from kernels.inputs import StepRows
-from kernels.moe import ExpertTensors, RoutingRule
+from kernels.moe import ExpertTensors, Gating, RouterWeights, RoutingRule
 from kernels.packed import PackedParts, PackedWeight
 from kernels.reference import fused, inputs, kv_store, layers, moe, sampling_step
 from kernels.reference.quantised import (
@@ -346,6 +346,50 @@ def moe_case(
         run=lambda: triton_moe.fused_moe(x, tensors, chosen, weights),
         peers={"torch loop": lambda: moe.fused_moe(x, widened, chosen, weights)},
         bytes_moved=read + 2 * x.numel() * dtype.itemsize,
+        flops=6.0 * tokens * top_k * hidden * inner,
+        peers_wait=True,
+    )
+
+
+def few_experts_case(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    tokens: int,
+    experts: int,
+    top_k: int,
+    hidden: int,
+    inner: int,
+) -> Case:
+    """A layer's experts in a step of few tokens, from the residual stream back to it."""
+    shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
+    tensors = ExpertTensors(
+        *(torch.randn(shape, dtype=dtype, device=device) / shape[2] ** 0.5 for shape in shapes)
+    )
+    # No two scores of a token so near that another rounding chooses other experts.
+    weight = torch.zeros(experts, hidden, device=device)
+    kept = torch.randn(tokens, hidden, dtype=dtype, device=device)
+    for token in range(tokens):
+        weight[:, token] = torch.randperm(experts, device=device) / 16
+        kept[:, token] = 4.0 * (torch.arange(tokens, device=device) == token)
+    norm = RowNorm(torch.ones(hidden, dtype=dtype, device=device), 1e-6)
+    said = norm, RouterWeights(weight, None, None), RoutingRule(top_k), tensors
+    gatings = (Gating(each.silu_mul, "silu") for each in (triton_layers, layers))
+    ours, theirs = ((*said, gating) for gating in gatings)
+
+    def added(add: Callable[..., None], given: tuple[object, ...]) -> torch.Tensor:
+        stream = kept.clone()
+        add(stream, *given)
+        return stream
+
+    used = min(tokens * top_k, experts)
+    read = (tensors.gate_up.nbytes + tensors.down.nbytes) * used / experts
+    return Case(
+        name,
+        run=lambda: added(triton_moe.add_experts, ours),
+        peers={"torch loop": lambda: added(moe.add_experts, theirs)},
+        bytes_moved=read + weight.nbytes,
         flops=6.0 * tokens * top_k * hidden * inner,
         peers_wait=True,
     )

@@ -8,6 +8,7 @@ from kernels.bench.attention_cases import attention_case
 from kernels.bench.case import Case
 from kernels.bench.layer_cases import (
     copy_case,
+    few_experts_case,
     inputs_case,
     matmul_case,
     moe_case,
@@ -146,6 +147,18 @@ def full_suite() -> list[MakeCase]:
         ),
         *(
             partial(
+                few_experts_case,
+                f"few tokens' experts 30b-a3b {tokens}",
+                tokens=tokens,
+                experts=128,
+                top_k=8,
+                hidden=2048,
+                inner=768,
+            )
+            for tokens in (1, 4)
+        ),
+        *(
+            partial(
                 routing_case,
                 f"routing 30b-a3b {tokens}",
                 tokens=tokens,
@@ -200,6 +213,7 @@ def tiny_suite() -> list[MakeCase]:
                 "tiny", 2, queries, GatedDeltaShape(1, 2, 8, 8), ScanShape(2, 1, 8, 8)
             )
         ),
+        partial(few_experts_case, "few", tokens=1, experts=4, top_k=2, hidden=64, inner=32),
         partial(routing_case, "routing", tokens=5, experts=4, top_k=2, hidden=64),
         partial(moe_case, "experts", tokens=5, experts=4, top_k=2, hidden=64, inner=32),
     ]
