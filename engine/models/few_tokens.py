@@ -4,7 +4,7 @@
       ─► [ norm ─ gate, up ─ gating ] ─► [ down ─ x += ]
 
 A step of a text or two is bound by the latency of its kernels, one after the other: a layer is
-seven of them here, and ten as ``block.py`` has it; of experts ten and thirteen. It takes the layers
+seven of them here, and ten as ``block.py`` has it; of experts ten and fourteen. It takes the layers
 that most models are made of, attention and a gated MLP or experts with a norm before each; other
 models, and steps in which something else joins in, go through ``block.py``.
 """

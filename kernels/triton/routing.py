@@ -22,7 +22,7 @@ from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.skinny import skinny_linear
 
 _HEIGHTS = (16, 32, 64, 128)  # rows of a tile; each is a kernel of its own
-_CHUNK = 1024  # pairs that a program looks at together
+_CHUNKS = 1024, 4096  # pairs that a program looks at together, of few and of many
 
 
 class Routing(NamedTuple):
@@ -118,7 +118,7 @@ def sort_pairs(
         NUM_EXPERTS=num_experts,
         BINS=power_of_2(num_experts + 1),
         ROWS=rows,
-        CHUNK=_CHUNK,
+        CHUNK=_CHUNKS[rows > _HEIGHTS[0]],
         num_warps=4,
     )
     return Routing(pairs, starts, tile_starts, num_tiles, rows, some_elsewhere)
@@ -249,7 +249,7 @@ def _sort_kernel(
         tl.store(starts + NUM_EXPERTS, end)
         tl.store(tile_starts + NUM_EXPERTS, tl.sum(tl.where(owner <= expert, tiles, 0), axis=0))
     begin = 0
-    while first < end:
+    while (first < end) & (begin < num_pairs):
         at = begin + tl.arange(0, CHUNK)
         is_own = tl.load(expert_ids + at, mask=at < num_pairs, other=NUM_EXPERTS) == expert
         before = tl.cumsum(is_own.to(tl.int32), axis=0)

@@ -62,7 +62,8 @@ def test_what_is_no_number_chooses_experts_that_there_are(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "top_k", "experts"), [(0, 2, 4), (1, 8, 128), (5, 2, 3), (700, 4, 9), (40, 1, 1)]
+    ("tokens", "top_k", "experts"),
+    [(0, 2, 4), (1, 8, 128), (5, 2, 3), (40, 1, 1), (300, 8, 200), (3000, 2, 2)],
 )
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_pairs_are_listed_by_expert(tokens: int, top_k: int, experts: int, elsewhere: bool) -> None:
