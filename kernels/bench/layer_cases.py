@@ -339,13 +339,11 @@ def moe_case(
         widened = ExpertTensors(_widened_experts(gate_up, dtype), _widened_experts(down, dtype))
     chosen = torch.rand(tokens, experts, device=device).argsort(dim=1)[:, :top_k].contiguous()
     weights = torch.rand(tokens, top_k, device=device)
-    used = int(chosen.unique().numel())
-    read = (tensors.gate_up.nbytes + tensors.down.nbytes) * used / experts
     return Case(
         name,
         run=lambda: triton_moe.fused_moe(x, tensors, chosen, weights),
         peers={"torch loop": lambda: moe.fused_moe(x, widened, chosen, weights)},
-        bytes_moved=read + 2 * x.numel() * dtype.itemsize,
+        bytes_moved=_bytes_read(tensors, chosen) + 2 * x.numel() * dtype.itemsize,
         flops=6.0 * tokens * top_k * hidden * inner,
         peers_wait=True,
     )
@@ -362,7 +360,7 @@ def few_experts_case(
     hidden: int,
     inner: int,
 ) -> Case:
-    """A layer's experts in a step of few tokens, from the residual stream back to it."""
+    """The same in a step of few tokens, from the residual stream back to it."""
     shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
     tensors = ExpertTensors(
         *(torch.randn(shape, dtype=dtype, device=device) / shape[2] ** 0.5 for shape in shapes)
@@ -383,16 +381,21 @@ def few_experts_case(
         add(stream, *given)
         return stream
 
-    used = min(tokens * top_k, experts)
-    read = (tensors.gate_up.nbytes + tensors.down.nbytes) * used / experts
+    chosen = weight[:, :tokens].topk(top_k, dim=0).indices
     return Case(
         name,
         run=lambda: added(triton_moe.add_experts, ours),
         peers={"torch loop": lambda: added(moe.add_experts, theirs)},
-        bytes_moved=read + weight.nbytes,
+        bytes_moved=_bytes_read(tensors, chosen) + weight.nbytes,
         flops=6.0 * tokens * top_k * hidden * inner,
         peers_wait=True,
     )
+
+
+def _bytes_read(experts: ExpertTensors, chosen: torch.Tensor) -> float:
+    """Of the weights, each expert that has a token once."""
+    whole = experts.gate_up.nbytes + experts.down.nbytes
+    return whole * chosen.unique().numel() / experts.num_experts
 
 
 def _widened_experts(held: TiledWeight, dtype: torch.dtype) -> torch.Tensor:

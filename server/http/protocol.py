@@ -49,7 +49,7 @@ class HardenedProtocol(HttpToolsProtocol):
 
     # ------------------------------------------------------------ connection
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Bound the write buffer, and the wait for the first headers."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
