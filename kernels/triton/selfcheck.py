@@ -280,6 +280,8 @@ def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator
     cache = _cache(spec, 4, random)
     for norm in (weight, None):
         yield _both(kernels, spec, "norm_rope_store", fused, norm, 1e-6, rotation, cache, slots)
+    query = fused[:, : spec.num_heads].contiguous()
+    yield _both(kernels, spec, "norm_rope", query, weight[:1], 1e-6, rotation)
     yield _both(kernels, spec, "copy_blocks", cache, torch.tensor([0, 2]), torch.tensor([3, 1]))
 
 
