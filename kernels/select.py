@@ -53,17 +53,22 @@ def _triton(spec: AttentionSpec) -> Kernels | str:
     return Kernels(TritonAttention(), operations)
 
 
-def _proven_triton(spec: AttentionSpec) -> Kernels | str:
-    """For ``auto``: on a GPU alone, and there only when each kernel has given the right answer."""
-    if spec.device.type == "cpu":
-        return "it is for GPUs"
-    kernels = _triton(spec)
-    if isinstance(kernels, str):
+def _triton_on_a_gpu(spec: AttentionSpec) -> Kernels | str:
+    """For ``auto``, which takes them nowhere else."""
+    return "it is for GPUs" if spec.device.type == "cpu" else _triton(spec)
+
+
+def _proven(kernels: Kernels, spec: AttentionSpec, *, invariant: bool) -> Kernels | str:
+    """For ``auto``: Triton's only when each has given the right answer on this very device."""
+    if kernels.name != "triton":
         return kernels
-    from kernels.triton.selfcheck import self_check
+    from kernels.triton.selfcheck import check_same_bits, self_check
 
     for each in spec.by_heads().values():
-        if (reason := kernels.attention.refuse(each) or self_check(kernels, each)) is not None:
+        reason = kernels.attention.refuse(each) or self_check(kernels, each)
+        if reason is None and invariant:
+            reason = check_same_bits(kernels, each)
+        if reason is not None:
             return reason
     return kernels
 
@@ -75,7 +80,7 @@ _MAKERS: dict[str, Callable[[AttentionSpec], Kernels | str]] = {
     "cpu": _cpu,
     "reference": _reference,
 }
-_AUTO_MAKERS = {**_MAKERS, "triton": _proven_triton}
+_AUTO_MAKERS = {**_MAKERS, "triton": _triton_on_a_gpu}
 
 ATTENTION_BACKENDS = ("auto", *_MAKERS)
 
@@ -133,6 +138,8 @@ def select_kernels(
         kernels = make(spec)
         if invariant and not isinstance(kernels, str):
             kernels = _invariant(kernels)
+        if name == "auto" and not isinstance(kernels, str):
+            kernels = _proven(kernels, spec, invariant=invariant)
         if spec.chunk is not None and not isinstance(kernels, str) and not kernels.takes_chunks:
             kernels = _chunked(kernels)
         if spec.others and not isinstance(kernels, str):

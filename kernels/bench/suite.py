@@ -113,6 +113,7 @@ def full_suite() -> list[MakeCase]:
         _prefill("0.6b", _QWEN_0_6B, 1, 8192, 0),
         _decode("gemma4-31b", _GEMMA4_31B, 8, 4096),
         _prefill("gemma4-31b", _GEMMA4_31B, 1, 2048, 2048),
+        _invariant("8b", _LLAMA_8B, 1, 1, 4095),
         _invariant("8b", _LLAMA_8B, 64, 1, 1023),
         _invariant("8b", _LLAMA_8B, 1, 8192, 0),
         *(_matmul(rows, 4096, 28672) for rows in (1, 8, 64, 256, 8192)),

@@ -1,4 +1,4 @@
-"""The attention backend ``triton``: single queries to the decode kernel, the rest to the other."""
+"""The attention backend ``triton``: single queries to one kernel, the rest to another."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from kernels.triton.latent import MAX_RANK, latent_decode, latent_prefill
 from kernels.triton.launch import refuse_device
 from kernels.triton.plan import TILE_ROWS, AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
+from kernels.triton.runs import attend_runs
 
 _MAX_HEAD_DIM = 512
 _MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit the shared memory
 
 
 class TritonAttention:
-    """Paged attention by ``decode.py`` and ``prefill.py``."""
+    """Paged attention by ``decode.py`` and ``prefill.py``, or by ``runs.py``."""
 
     name = "triton"
     is_capturable = True
 
     def __init__(self, *, invariant: bool = False) -> None:
         """``invariant``: a query's result is the same bits in a chunk of any size, a single one
-        included, which then goes to ``prefill.py`` too. (That it does not depend on the other
-        rows of a batch is so in any case.)
+        included, by ``runs.py``; over latents those go to the kernel for chunks too. (That it does
+        not depend on the other rows of a batch is so in any case.)
         """
         self._invariant = invariant
 
@@ -36,8 +37,9 @@ class TritonAttention:
             return f"{spec.num_heads} heads do not share {spec.num_kv_heads} KV heads evenly"
         if spec.num_heads // spec.num_kv_heads > TILE_ROWS:
             return f"more than {TILE_ROWS} heads share a KV head"
-        if spec.looks_ahead and spec.value_dim is not None:
-            return "latent attention has no kernel for queries that see what is behind them"
+        if spec.looks_ahead and (self._invariant or spec.value_dim is not None):
+            kind = "batch-invariant" if self._invariant else "latent"
+            return f"{kind} attention has no kernel for queries that see what is behind them"
         if spec.value_dim is not None:
             return _refuse_latents(spec, spec.value_dim)
         if spec.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -84,14 +86,18 @@ class TritonAttention:
             if state.tiles is not None:
                 latent_prefill(state, layer, query, cache, output)
             return output
+        if self._invariant:
+            attend_runs(state, layer, query, cache, output)
+            return output
         if state.splits:
             decode_attention(state, layer, query, cache, output)
         if state.tiles is not None:
-            prefill_attention(state, layer, query, cache, output, invariant=self._invariant)
+            prefill_attention(state, layer, query, cache, output)
         return output
 
     def _bounds(self, geometry: BatchGeometry, spec: AttentionSpec) -> WorkBounds:
-        return WorkBounds.of(geometry, _group(spec), tiles_only=self._invariant)
+        tiles_only = self._invariant and spec.value_dim is not None
+        return WorkBounds.of(geometry, _group(spec), tiles_only=tiles_only)
 
 
 def _refuse_latents(spec: AttentionSpec, rank: int) -> str | None:

@@ -7,14 +7,6 @@ head`` its rows, so a short chunk of a model with large groups still fills the m
     keys:   | outside the window | window's edge |   seen by all   | diagonal | future |
             |      skipped       |    masked     | no mask at all  |  masked  | skipped|
 
-Which tile a query lies in, and where, depends on how the prompt was cut into chunks; its result
-need not. Its scores against a tile of keys come from products of the same shape whatever the
-tile of queries, each row of which is summed by itself. The tiles of keys begin at multiples of
-their width and are taken in order; one that holds nothing for the query, before its window or
-after its position, has all its scores at -inf: it multiplies by 2^0 or what is still 0, and adds
-0. What is left are the compiler's liberties: it may fuse the scale into the subtraction of the
-maximum, which rounds once less, in one part and not in another, and so ``invariant`` forbids it to.
-
 Heads of up to 128: a tile's weights are multiplied with its values one tile later, behind the
 products of the next tile's scores. So the matrix units have work while other units make the next
 weights, which takes those longer (pipelining within a warp group in FlashAttention-3, Shah et al.
@@ -51,13 +43,10 @@ def prefill_attention(
     query: torch.Tensor,
     cache: LayerCache,
     output: torch.Tensor,
-    *,
-    invariant: bool = False,
 ) -> None:
     """Attend for the rows that the plan has cut into tiles, and write them into ``output``.
 
-    The arguments are ``decode_attention``'s; any window goes with any plan. ``invariant``: see
-    the top of the file.
+    The arguments are ``decode_attention``'s; any window goes with any plan.
     """
     assert plan.tiles is not None
     num_heads, head_dim = query.shape[1:]
@@ -67,9 +56,8 @@ def prefill_attention(
     # Float32 takes twice the bytes, of which nobody expects speed: it has to fit.
     is_wide = query.dtype.itemsize > 2
     sums = min(dim, _MOST_SUMS)
-    # Without fused roundings, or widened, wide heads' tile would not fit the registers; nor that of
-    # the widest the shared memory.
-    is_half = is_wide or dim > sums or (dim > 128 and (invariant or is_coded))
+    # Widened, wide heads' tile would not fit the registers, nor that of the widest shared memory.
+    is_half = is_wide or dim > sums or (dim > 128 and is_coded)
     is_late = dim <= 128 and not is_wide and not is_coded
     launch(
         _prefill_kernel,
@@ -107,7 +95,6 @@ def prefill_attention(
         IS_LATE=is_late,
         num_warps=8,
         num_stages=5 if dim <= 128 and not is_wide else 2,
-        enable_fp_fusion=not invariant,
     )
 
 

@@ -67,6 +67,13 @@ def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
     return None
 
 
+def check_same_bits(kernels: Kernels, spec: AttentionSpec) -> str | None:
+    """Why a query's attention may have other bits alone than in a chunk on ``spec.device``, of
+    kernels that promise the same; or None."""
+    random = torch.Generator().manual_seed(next(_SEEDS))
+    return _doubt("batch-invariant attention", partial(_cut_chunks, kernels, spec, random), 0.0)
+
+
 def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
     """Why products with weights in codes are not to be trusted on ``device``, or None."""
     random = torch.Generator().manual_seed(next(_SEEDS))
@@ -210,6 +217,25 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
             torch.full_like(inputs[0], float("nan"))
             outputs.append(backend.forward(state, moved, *inputs))
         yield outputs[0], outputs[1]
+
+
+def _cut_chunks(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+    """A chunk behind a past, and some of its queries by themselves, as bits."""
+    past, queries = 600, queries_a_tile(spec.num_heads // spec.num_kv_heads) + 3
+    seq_len, alone = past + queries, np.array([0, queries // 2, queries - 1])
+    tables = torch.randperm(-(-seq_len // spec.block_size), generator=random).int().numpy()[None]
+    cache = _moved(_cache(spec, tables.size, random), spec.device)
+    query = _noise(random, spec.dtype, queries, spec.num_heads, spec.head_dim).to(spec.device)
+    sinks = _noise(random, torch.float32, spec.num_heads) if spec.has_sinks else None
+    whole = np.array([0, queries]), np.array([seq_len]), tables
+    cut = np.arange(alone.size + 1), past + 1 + alone, np.repeat(tables, alone.size, axis=0)
+    for window in spec.windows:
+        layer = LayerAttention(spec.head_dim**-0.5, window, spec.softcap, sinks)
+        layer, sides = _moved(layer, spec.device), []
+        for shape, asked in ((cut, query[alone]), (whole, query)):
+            state = kernels.attention.plan(BatchGeometry.of(*shape, spec.device), spec)
+            sides.append(kernels.attention.forward(state, layer, asked, cache))
+        yield sides[0].view(torch.uint8), sides[1][alone].view(torch.uint8).cpu()
 
 
 def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:

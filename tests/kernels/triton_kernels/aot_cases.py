@@ -36,6 +36,7 @@ from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
 from kernels.triton.routing import route
+from kernels.triton.runs import attend_runs
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
@@ -91,11 +92,14 @@ def decode(
     cap: float | None,
     *,
     codes: torch.dtype | None = None,
+    dtype: torch.dtype = BF16,
+    invariant: bool = False,
 ) -> None:
     plan = attention_plan(WorkBounds(256, 1024, 0, tiles_only=False), window, heads // kv_heads)
-    cache = cache_of(kv_heads, block, dim, codes)
-    query, output = empty(256, heads, dim), empty(256, heads, dim)
-    decode_attention(plan, LayerAttention(0.1, window, cap), query, cache, output)
+    cache = cache_of(kv_heads, block, dim, codes, dtype)
+    query, output = (empty(256, heads, dim, dtype=dtype) for _ in range(2))
+    attend = attend_runs if invariant else decode_attention
+    attend(plan, LayerAttention(0.1, window, cap), query, cache, output)
 
 
 def prefill(
@@ -111,12 +115,13 @@ def prefill(
     dtype: torch.dtype = BF16,
     looks_ahead: bool = False,
 ) -> None:
-    bounds = WorkBounds(8, 0, 64, tiles_only=invariant)
+    bounds = WorkBounds(8, 0, 64, tiles_only=False)
     plan = attention_plan(bounds, window, heads // kv_heads, looks_ahead=looks_ahead)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
     query, output = (empty(8192, heads, dim, dtype=dtype) for _ in range(2))
     layer = LayerAttention(0.1, window, cap, looks_ahead=looks_ahead)
-    prefill_attention(plan, layer, query, cache, output, invariant=invariant)
+    attend = attend_runs if invariant else prefill_attention
+    attend(plan, layer, query, cache, output)
 
 
 def layer_parts(hidden: int, inner: int, heads: int, kv_heads: int, dim: int) -> None:
@@ -464,7 +469,22 @@ CASES: dict[str, Callable[[], object]] = {
         for codes, dtype in _CODES.items()
     },
     **{
-        f"invariant-{name}": partial(prefill, *shape, invariant=True)
+        f"invariant-{kind}-{name}": partial(run, *shape, invariant=True)
+        for kind, run in (("decode", decode), ("prefill", prefill))
         for name, shape in _SHAPES.items()
+    },
+    **{
+        f"invariant-{kind}-{name}-{codes}": partial(
+            run, *_SHAPES[name], codes=dtype, invariant=True
+        )
+        for kind, run in (("decode", decode), ("prefill", prefill))
+        for name in ("llama-8b", "gemma4-31b-full")
+        for codes, dtype in _CODES.items()
+    },
+    **{
+        f"invariant-{kind}-gemma2-9b-float32": partial(
+            run, *_SHAPES["gemma2-9b"], dtype=torch.float32, invariant=True
+        )
+        for kind, run in (("decode", decode), ("prefill", prefill))
     },
 }

@@ -20,6 +20,7 @@ _PIPELINED = (
     *("_prefill_kernel", "_split_kernel", "_grouped_matmul_kernel", "_matmul_kernel"),
     "_turned_matmul_kernel",
     *("_latent_prefill_kernel", "_latent_split_kernel"),
+    *("_runs_of_tile_kernel", "_run_kernel"),
     *("_packed_kernel", "_grouped_packed_kernel"),
     *("_delta_chunks_kernel", "_scan_chunks_kernel"),
 )
@@ -41,7 +42,7 @@ def compile_cases(folder: Path, *names: str) -> list[dict[str, Any]]:
 
 
 _OF_PROMPTS = (
-    *("_prefill_kernel", "_latent_prefill_kernel"),
+    *("_prefill_kernel", "_latent_prefill_kernel", "_runs_of_tile_kernel"),
     *("_prepare_kernel", "_delta_chunks_kernel", "_scan_chunks_kernel"),
 )
 # Some registers that are wanted before a loop and behind it again may go to the stack meanwhile.
@@ -97,6 +98,10 @@ def check(reports: list[dict[str, Any]]) -> None:
             programs = 2 if "gemma4" in report["case"] else 3
             assert programs * 32 * report["num_warps"] * report["registers"] <= 65536, report
             assert programs * (report["shared_bytes"] + 1024) <= 228 * 1024, report
+        if report["kernel"] == "_run_kernel" and report["num_warps"] == 4:
+            # Two share a multiprocessor (runs.py).
+            assert 2 * 32 * report["num_warps"] * report["registers"] <= 65536, report
+            assert 2 * (report["shared_bytes"] + 1024) <= 228 * 1024, report
         if report["kernel"].endswith("matmul_kernel") and "matmul-" in report["case"]:
             # The same depth whatever the number of rows: so are the bits (matmul.py).
             rows = int(report["case"].split("-")[1])
@@ -116,6 +121,18 @@ def test_attention_compiles_for_hopper(tmp_path: Path) -> None:
 def test_the_widest_heads_compile_for_hopper(tmp_path: Path) -> None:
     """512, where a tile of queries and one of keys just fit the shared memory."""
     check(compile_cases(tmp_path, "decode-gemma4-31b-full", "prefill-gemma4-31b-full"))
+
+
+def test_batch_invariant_attention_is_of_the_same_products(tmp_path: Path) -> None:
+    """A query's are of one shape alone and in a chunk: so are the bits (runs.py)."""
+    for name in ("llama-8b", "gemma2-9b"):
+        reports = compile_cases(tmp_path, *(f"invariant-{k}-{name}" for k in ("decode", "prefill")))
+        check(reports)
+        shapes = {
+            report["kernel"]: report["wgmma_shapes"] for report in reports if report["products"]
+        }
+        assert shapes.keys() == {"_run_kernel", "_runs_of_tile_kernel"}
+        assert shapes["_run_kernel"] == shapes["_runs_of_tile_kernel"]
 
 
 def test_products_of_few_rows_and_of_many_are_of_one_depth(tmp_path: Path) -> None:

@@ -90,8 +90,7 @@ def test_queries_that_look_ahead_equal_the_definition(
     )
     tolerance = 2e-3 if head_dim > 256 else 2e-5
     check(problem, tolerance)
-    if softcap is not None:
-        assert error(run(problem, invariant=True), problem) < tolerance
+    assert "batch-invariant" in (TritonAttention(invariant=True).refuse(problem.spec) or "")
 
 
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])

@@ -13,14 +13,15 @@ from kernels import select
 from kernels.attention import AttentionSpec
 from kernels.operations import Kernels
 from kernels.scaled import scaled_linear
-from kernels.select import select_kernels
-from kernels.triton import backend, decode, operations, prefill, selfcheck
+from kernels.select import NoKernelsError, select_kernels
+from kernels.triton import backend, decode, operations, prefill, runs, selfcheck
 from kernels.triton.backend import TritonAttention
 from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
 from kernels.triton.quantised import packed_linear
 from kernels.triton.selfcheck import (
     check_packed,
+    check_same_bits,
     check_scaled,
     check_skinny,
     check_turned,
@@ -132,15 +133,38 @@ def test_a_wrong_operation_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "setting", "value"),
-    [(decode, "SPLIT_SIZE", 128), (prefill, "TILE_ROWS", 64)],
+    ("module", "setting", "value", "invariant"),
+    [
+        (decode, "SPLIT_SIZE", 128, False),
+        (prefill, "TILE_ROWS", 64, False),
+        (runs, "SPLIT_SIZE", 128, True),
+        (runs, "TILE_ROWS", 64, True),
+    ],
 )
 def test_a_bug_in_an_attention_kernel_is_refused(
-    module: Any, setting: str, value: int, monkeypatch: pytest.MonkeyPatch
+    module: Any, setting: str, value: int, invariant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Splits that do not reach the next one, queries that no tile holds."""
     monkeypatch.setattr(module, setting, value)
-    assert "attention is wrong" in (self_check(with_operations(), SPEC) or "")
+    kernels = Kernels(TritonAttention(invariant=invariant), operations)
+    assert "attention is wrong" in (self_check(kernels, SPEC) or "")
+
+
+@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        LATENT,
+        AttentionSpec(6, 2, 32, 64, torch.float16, SPEC.device, (None, 100), 30.0, True),
+        replace(SPEC, dtype=torch.float16, cache_dtype=torch.int8),
+    ],
+)
+def test_attention_has_the_same_bits_or_is_not_taken_for_such(spec: AttentionSpec) -> None:
+    """The ordinary kernels round elsewhere, alone and in a chunk."""
+    assert check_same_bits(Kernels(TritonAttention(invariant=True), operations), spec) is None
+    told = check_same_bits(Kernels(TritonAttention(), operations), spec) or ""
+    assert "batch-invariant attention is wrong" in told
 
 
 def test_what_cannot_be_compiled_is_refused() -> None:
@@ -162,6 +186,10 @@ def test_auto_takes_them_on_a_gpu_that_they_have_proved_themselves_on(
         chosen, refusals = select_kernels("auto", on_gpu)
         assert chosen.name == expected
         assert refusals[:1] == ([] if reason is None else [("triton", reason)])
+    monkeypatch.setattr(selfcheck, "self_check", lambda *_: None)
+    monkeypatch.setattr(selfcheck, "check_same_bits", lambda *_: "other bits")
+    with pytest.raises(NoKernelsError, match=r"triton: other bits.*reference: its sums depend"):
+        select_kernels("auto", on_gpu, invariant=True)
     # On a CPU only by name, whatever the check would say.
     monkeypatch.setattr(selfcheck, "self_check", lambda *_: None)
     assert select_kernels("auto", SPEC)[0].name != "triton"
