@@ -49,7 +49,10 @@ def test_layer_norm(rows: int, dim: int, has_bias: bool, dtype: torch.dtype) -> 
     expected = reference.layer_norm(
         x.double(), weight.double(), None if own is None else own.double(), 1e-5
     )
-    assert error(operations.layer_norm(x, weight, own, 1e-5), expected) < 4 * TOLERANCE[dtype]
+    # The mean is rounded as its row is, and what is left may be far smaller than it.
+    lost = x.double().abs().amax(1) / (x.double().var(1, correction=0) + 1e-5).sqrt()
+    tolerance = TOLERANCE[dtype] * max(4.0, float(lost.max()))
+    assert error(operations.layer_norm(x, weight, own, 1e-5), expected) < tolerance
 
 
 @given(

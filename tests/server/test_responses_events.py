@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -10,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ApiError
-from server.openai.outputs import CompletionTokensDetails, PromptTokensDetails, Usage
+from server.openai.outputs import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    TokenLogprob,
+    Usage,
+)
 from server.openai.responses.assembly import Assembly
 from server.openai.responses.events import Numbering, to_sse
 from server.openai.responses.input_items import read_input
@@ -161,6 +167,45 @@ def test_events_add_up(script, ending, summaries, in_background, data) -> None:
     joined = "".join(part.text for part in parts_of(script) if not isinstance(part, ToolCallBegin))
     if ending != "cancelled":
         assert "".join(map(whole_text, client.response["output"])) == joined
+
+
+words = st.lists(st.text("abc é", min_size=1, max_size=3), min_size=1, max_size=4)
+kinds = st.sampled_from(["text", "reasoning", "call"])
+
+
+@given(st.lists(st.tuples(kinds, words), max_size=5), st.data())
+def test_a_message_has_the_log_probabilities_of_its_tokens(script, data) -> None:
+    """However many tokens a step brings, of whatever parts; marks stand between those."""
+    tokens = []
+    for kind, of_a_kind in groupby(script, key=lambda part: part[0]):
+        for index, (_, pieces) in enumerate(of_a_kind):
+            if not index or kind == "call":
+                tokens.append(("mark", f"<{kind}>"))
+            tokens += [(kind, piece) for piece in pieces]
+    assembly, num_calls = Assembly(blank(), Numbering(), lambda: 5.0), 0
+    while tokens:
+        count = data.draw(st.integers(1, len(tokens)))
+        parts: list[Part] = []
+        for kind, group in groupby(tokens[:count], key=lambda token: token[0]):
+            joined = "".join(piece for _, piece in group)
+            if kind == "text":
+                parts.append(Text(joined))
+            elif kind == "reasoning":
+                parts.append(Reasoning(joined))
+            elif kind == "call":
+                parts.append(ToolCallArguments(num_calls - 1, joined))
+            elif joined == "<call>":
+                parts.append(ToolCallBegin(num_calls, f"call_{num_calls}", "f"))
+                num_calls += 1
+        told = [TokenLogprob(piece, -1.0, list(piece.encode()), []) for _, piece in tokens[:count]]
+        assembly.push(parts, told)
+        tokens = tokens[count:]
+    assembly.end("stop", USAGE)
+    for item in assembly.response.output:
+        told = msgspec.to_builtins(item)
+        for part in told["content"] if told["type"] == "message" else ():
+            heard = b"".join(bytes(each["bytes"]) for each in part["logprobs"])
+            assert heard.decode() == part["text"]
 
 
 def whole_text(item: dict[str, Any]) -> str:

@@ -6,7 +6,9 @@ client, are the response that ``response`` holds at the end; a test makes that a
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from msgspec.structs import replace
 
@@ -88,19 +90,23 @@ class Assembly:
         """
         self._logprobs += logprobs
         events: list[Event] = []
-        for part in parts:
+        last_text = max((i for i, part in enumerate(parts) if isinstance(part, Text)), default=-1)
+        for i, part in enumerate(parts):
             if isinstance(part, Text):
-                events += self._text(part.text)
+                events += self._text(part.text, is_last=i == len(parts) - 1)
                 continue
-            self._logprobs.clear()
+            if i > last_text:
+                self._logprobs.clear()
             match part:
                 case Reasoning():
+                    self._pass_over(part.text)
                     events += self._reasoning(part.text)
                 case ToolCallBegin():
                     index = self._next_index()
                     call = CallWriter(index, self._numbering, part.id, part.name)
                     events += self._turn_to(call)
                 case ToolCallArguments():
+                    self._pass_over(part.text)
                     assert isinstance(self._open, CallWriter)
                     events.append(self._open.add(part.text))
         return events
@@ -111,7 +117,7 @@ class Assembly:
         events: list[Event] = []
         is_empty = self._open is None and not self.response.output
         if is_empty or (self._logprobs and isinstance(self._open, MessageWriter)):
-            events += self._text("")  # an empty answer is an answer
+            events += self._text("", is_last=True)  # an empty answer is an answer
         events += self._close("incomplete" if cut_off else "completed")
         response = self.response
         response.usage = ResponseUsage.of(usage)
@@ -145,13 +151,29 @@ class Assembly:
 
     # ------------------------------------------------------------ items
 
-    def _text(self, text: str) -> list[Event]:
-        logprobs, self._logprobs = self._logprobs, []
+    def _text(self, text: str, *, is_last: bool) -> list[Event]:
+        """More of the answer; ``is_last``: no part of something else follows it here."""
         writer = self._open
         if isinstance(writer, MessageWriter):
-            return [writer.add(text, logprobs)]
+            return [writer.add(text, self._take(text, is_first=False, is_last=is_last))]
+        logprobs = self._take(text, is_first=True, is_last=is_last)
         writer = MessageWriter(self._next_index(), self._numbering)
-        return [*self._turn_to(writer), writer.add(text, _tokens_of(text, logprobs))]
+        return [*self._turn_to(writer), writer.add(text, logprobs)]
+
+    def _take(self, text: str, *, is_first: bool, is_last: bool) -> list[TokenLogprob]:
+        """Of the tokens that wait, those of ``text``. Before it may lie marks that are not shown
+        where it is the first of a message, and behind it what is told of later, or never."""
+        waiting = self._logprobs
+        place = _place_of(text, waiting, from_the_end=is_first and is_last)
+        # Bytes that are no text are told as other ones, which lie nowhere.
+        begin, end = place or (0 if text or not is_first else len(waiting), len(waiting))
+        self._logprobs = waiting[end:]
+        return waiting[begin if is_first else 0 : end]
+
+    def _pass_over(self, text: str) -> None:
+        """Tokens whose text is told as something else are not told."""
+        if place := _place_of(text, self._logprobs):
+            del self._logprobs[: place[1]]
 
     def _reasoning(self, text: str) -> list[Event]:
         writer = self._open
@@ -184,14 +206,23 @@ class Assembly:
         return kind(sequence_number=self._numbering.next(), response=response)
 
 
-def _tokens_of(text: str, logprobs: list[TokenLogprob]) -> list[TokenLogprob]:
-    """The last tokens, as many as make up ``text``: before it came marks that are not shown."""
-    num_missing = len(text.encode("utf-8", "surrogatepass"))
-    start = len(logprobs)
-    while start and num_missing > 0:
-        start -= 1
-        num_missing -= len(logprobs[start].bytes)
-    return logprobs[start:]
+def _place_of(
+    text: str, logprobs: list[TokenLogprob], *, from_the_end: bool = False
+) -> tuple[int, int] | None:
+    """The first token of ``text`` and the one behind its last, where some token begins with it, or
+    with space that is not told and then with it."""
+    sought = text.encode("utf-8", "surrogatepass")
+    joined = b"".join(bytes(each.bytes) for each in logprobs)
+    ends = list(accumulate(len(each.bytes) for each in logprobs))
+    starts = [0, *ends][: len(ends)]
+    order = range(len(starts))[::-1] if from_the_end else range(len(starts))
+    for has_space in (False, True) if sought else ():
+        for token in order:
+            behind = joined[starts[token] :]
+            at = len(behind) - len(behind.lstrip()) if has_space else 0
+            if behind.startswith(sought, at):
+                return token, bisect_left(ends, starts[token] + at + len(sought)) + 1
+    return None
 
 
 def fault_of(error: ApiError) -> ResponseFault:
