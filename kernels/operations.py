@@ -153,6 +153,12 @@ class Operations(Protocol):
         """See ``kernels.reference.moe``."""
         ...
 
+    def add_gated(
+        self, out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, /
+    ) -> torch.Tensor:
+        """See ``kernels.reference.moe``."""
+        ...
+
     def expert_sizes(self, num_experts: int, top_k: int, /) -> tuple[int, ...]:
         """See ``kernels.reference.moe``."""
         ...

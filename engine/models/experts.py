@@ -167,7 +167,7 @@ def _bind(spec: MoeSpec, weights: ExpertWeights, activate: Activate, operations:
     if panels is not None:
         return panels
     experts = [Mlp(expert, activate) for expert in weights.experts]
-    return partial(_each, spec, experts, weights.shared_gate)
+    return partial(_each, spec, experts, weights.shared_gate, operations)
 
 
 def _stacked(
@@ -183,20 +183,21 @@ def _stacked(
     assert weights.stacked is not None
     how = activate, spec.weighs_input, spec.held is not None
     out = operations.fused_moe(x, weights.stacked, ids, shares, *how)
-    return _with_shared(out, shared, weights.shared_gate, x)
+    return _with_shared(out, shared, weights.shared_gate, x, operations)
 
 
 def _each(
     spec: MoeSpec,
     experts: list[Mlp],
     shared_gate: torch.Tensor | None,
+    operations: Operations,
     x: torch.Tensor,
     ids: torch.Tensor,
     shares: torch.Tensor,
     shared: torch.Tensor | None,
 ) -> torch.Tensor:
     out = one_by_one(x, experts, ids, shares, spec.weighs_input)
-    return _with_shared(out, shared, shared_gate, x)
+    return _with_shared(out, shared, shared_gate, x, operations)
 
 
 def _with_shared(
@@ -204,10 +205,9 @@ def _with_shared(
     shared: torch.Tensor | None,
     gate: torch.Tensor | None,
     x: torch.Tensor,
+    operations: Operations,
 ) -> torch.Tensor:
     """``out`` and, added to it, what the shared expert gave, both overwritten."""
     if shared is None:
         return out
-    if gate is not None:
-        shared *= torch.sigmoid(functional.linear(x, gate))
-    return out.add_(shared)
+    return out.add_(shared) if gate is None else operations.add_gated(out, shared, x, gate)

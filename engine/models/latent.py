@@ -20,50 +20,12 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.models.adapters import Adapters, project
-from engine.models.linear import Linear, LinearMethod, in_order
+from engine.models.linear import HeadProducts, Linear, LinearMethod, in_order
 from engine.models.loader import stored
 from engine.models.rope import rotary_order
 from engine.models.spec import DecoderSpec, LatentSpec
 from kernels.attention import LayerAttention, LayerCache
-from kernels.cpu.latent import PanelHeads
-from kernels.cpu.linear import is_available
 from kernels.operations import Kernels
-
-
-class HeadProducts(Protocol):
-    """A product of each head with a weight of its own."""
-
-    @property
-    def num_bytes(self) -> int:
-        """What the weights take in memory."""
-        ...
-
-    def __call__(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
-        """[n, heads, inputs + keep] -> [n, heads, outputs + keep], the last ``keep`` values of a
-        head as they were."""
-        ...
-
-
-class DenseHeads:
-    """By the tensor library.
-
-    Args:
-        weight: [heads, inputs, outputs].
-    """
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._weight = weight.contiguous()
-
-    @property
-    def num_bytes(self) -> int:
-        """See ``HeadProducts``."""
-        return self._weight.nbytes
-
-    def __call__(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
-        """See ``HeadProducts``."""
-        read, kept = x.split((x.shape[-1] - keep, keep), dim=-1)
-        made = torch.bmm(read.transpose(0, 1), self._weight).transpose(0, 1)
-        return torch.cat((made, kept), dim=-1) if keep else made.contiguous()
 
 
 class LatentWeights(NamedTuple):
@@ -132,16 +94,9 @@ def make_latent(
         norm=weights[f"{i}.latent_norm"],
         query_norm=weights.get(f"{i}.query_norm"),
         query_up=query_up,
-        key_up=_head_products(key_up.transpose(1, 2)),
-        value_up=_head_products(value_up),
+        key_up=method.make_heads(key_up.transpose(1, 2)),
+        value_up=method.make_heads(value_up),
     )
-
-
-def _head_products(weight: torch.Tensor) -> HeadProducts:
-    """Of weights [heads, outputs, inputs]."""
-    if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and is_available():
-        return PanelHeads(weight)
-    return DenseHeads(weight.transpose(1, 2))
 
 
 def projection_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -82,6 +83,20 @@ class FusedLinear(GatedLinear, Protocol):
         ...
 
 
+class HeadProducts(Protocol):
+    """A product of each head with a weight of its own."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take in memory."""
+        ...
+
+    def __call__(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
+        """[n, heads, inputs + keep] -> [n, heads, outputs + keep], the last ``keep`` values of a
+        head as they were."""
+        ...
+
+
 class LinearMethod(Protocol):
     """How linear layers are held and computed; chosen once, at load."""
 
@@ -95,6 +110,10 @@ class LinearMethod(Protocol):
 
     def make_head(self, weight: Weight) -> Head:
         """The head from its weight [vocab_size, hidden_size], or a table of embeddings."""
+        ...
+
+    def make_heads(self, weight: torch.Tensor) -> HeadProducts:
+        """Layers of heads from their weights, [heads, outputs, inputs], that are not rounded."""
         ...
 
     def make_experts(self, weight: Weight, count: int) -> ExpertMatrices:
@@ -151,6 +170,28 @@ class DenseMethod:
     def make_head(self, weight: torch.Tensor) -> Head:
         """See ``LinearMethod``."""
         return DenseLinear(weight, None)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseHeads:
+    """See ``HeadProducts``.
+
+    Attributes:
+        weight: [heads, outputs, inputs].
+        product: as ``kernels.reference.matmul.invariant_heads``.
+    """
+
+    weight: torch.Tensor
+    product: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``HeadProducts``."""
+        return self.weight.nbytes
+
+    def __call__(self, x: torch.Tensor, keep: int = 0) -> torch.Tensor:
+        """See ``HeadProducts``."""
+        return self.product(x, self.weight, keep)
 
 
 class JoinedLinear:

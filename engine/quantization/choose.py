@@ -5,12 +5,19 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+from collections.abc import Callable
 
 import torch
 
 from engine.config import Quantization
 from engine.errors import ModelLoadError
-from engine.models.linear import DenseForm, DenseMethod, InvariantMethod
+from engine.models.linear import (
+    DenseForm,
+    DenseHeads,
+    DenseMethod,
+    HeadProducts,
+    InvariantMethod,
+)
 from engine.quantization.experts import StackedForm
 from engine.quantization.method import PackedForm, WeightMethod
 from engine.quantization.rounded import ROUNDINGS, RoundedForm
@@ -59,7 +66,9 @@ def choose_method(
     plain = dense
     if quantization is not None:
         plain, _ = _dense_form(None, dtype, device, invariant=invariant)
-    return WeightMethod(dense, packed, _stacked_form(quantization, dtype, device), plain)
+    stacked = _stacked_form(quantization, dtype, device)
+    heads = _heads_form(dtype, device, invariant=invariant)
+    return WeightMethod(dense, packed, stacked, plain, heads)
 
 
 def refuse_codes(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -137,6 +146,31 @@ def _stacked_form(
     return StackedForm(dtype, refuse, round_to)
 
 
+def _heads_form(
+    dtype: torch.dtype, device: torch.device, *, invariant: bool
+) -> Callable[[torch.Tensor], HeadProducts]:
+    """How the weights of heads are held, which are not rounded."""
+    from kernels.reference import matmul as reference
+
+    product = reference.invariant_heads
+    if device.type == "cpu":
+        from kernels.cpu.linear import is_available
+
+        if dtype == torch.bfloat16 and is_available():
+            from kernels.cpu.latent import PanelHeads
+
+            return PanelHeads
+        if invariant:
+            product = reference.fixed_rows_heads
+    elif invariant:
+        from kernels.triton.matmul import invariant_heads
+
+        product = invariant_heads
+        if _refuse_turned(dtype, device) is not None:
+            product = functools.partial(invariant_heads, turns=False)
+    return lambda weight: DenseHeads(weight.contiguous(), product)
+
+
 def _dense_form(
     quantization: Quantization | None,
     dtype: torch.dtype,
@@ -185,7 +219,7 @@ def _invariant_form(
         return InvariantMethod(fixed_rows_linear), "torch, 16 rows at a time"
     from kernels.triton.matmul import invariant_linear
 
-    reason = None if dtype == torch.float32 else _refuse_turned(dtype, device)
+    reason = _refuse_turned(dtype, device)
     if reason is None:
         return InvariantMethod(invariant_linear), "triton"
     as_many = functools.partial(invariant_linear, turns=False)
@@ -193,6 +227,9 @@ def _invariant_form(
 
 
 def _refuse_turned(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why few rows go as many do in batch-invariant products; those of float32 do anyway."""
+    if dtype == torch.float32:
+        return None
     reason = _refuse_kernels(device)
     if reason is None:
         from kernels.triton.selfcheck import check_turned

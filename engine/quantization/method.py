@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from engine.models.linear import DenseForm, Head, JoinedLinear, Linear, Weight
+from engine.models.linear import DenseForm, Head, HeadProducts, JoinedLinear, Linear, Weight
 from engine.quantization.experts import StackedForm
 from kernels.moe import ExpertMatrices
 from kernels.packed import PackedWeight
@@ -29,6 +30,7 @@ class WeightMethod:
     packed: PackedForm
     stacked: StackedForm
     plain: DenseForm  # of what is not rounded
+    heads: Callable[[torch.Tensor], HeadProducts]
 
     def make(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """See ``LinearMethod``. Parts that cannot be one weight become layers side by side."""
@@ -57,6 +59,10 @@ class WeightMethod:
         if isinstance(part, PackedWeight):
             return self.packed.make(part, None)
         return self.dense.make_head(part)
+
+    def make_heads(self, weight: torch.Tensor) -> HeadProducts:
+        """See ``LinearMethod``."""
+        return self.heads(weight)
 
     def make_experts(self, weight: Weight, count: int) -> ExpertMatrices:
         """See ``LinearMethod``."""

@@ -108,9 +108,23 @@ def make_plan(
     )
     held = kernels, threads, files, method, draft, head, images
     plan = LoadPlan(config, model, whole, shard, spec, attention, *held)
-    if config.batch_invariant and spec.moe is not None and not plan.has_panels:
-        raise ModelLoadError("a mixture of experts is not batch-invariant here")
+    if config.batch_invariant and spec.moe is not None:
+        reason = _refuse_invariant_experts(plan, dtype, device)
+        if reason is not None:
+            raise ModelLoadError(f"a mixture of experts is not batch-invariant here: {reason}")
     return plan
+
+
+def _refuse_invariant_experts(
+    plan: LoadPlan, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    if plan.has_panels:
+        return None
+    if plan.kernels.name != "triton":
+        return "there are kernels for it in bfloat16 or int8 on a CPU, and of Triton's on a GPU"
+    from kernels.triton.selfcheck import check_experts
+
+    return check_experts(dtype, device)
 
 
 def _step_threads(config: EngineConfig, size: int, *, shares: bool) -> StepThreads:

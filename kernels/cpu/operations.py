@@ -30,7 +30,7 @@ from kernels.cpu.recurrent import (
 )
 from kernels.cpu.sampling import candidates, sample
 from kernels.reference.drafts import draw, judge_drafts
-from kernels.reference.moe import add_experts, expert_sizes
+from kernels.reference.moe import add_experts, add_gated, expert_sizes
 from kernels.reference.sampling_step import distribution
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "activate",
     "add_adapters",
     "add_experts",
+    "add_gated",
     "add_rms_norm",
     "apply_gate",
     "build_inputs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -23,6 +25,23 @@ def invariant_linear(
     return functional.linear(x.float(), weight.float(), as_float).to(x.dtype)
 
 
+def invariant_heads(x: torch.Tensor, weight: torch.Tensor, keep: int = 0) -> torch.Tensor:
+    """Products of each head with a weight of its own, each token's the same bits in any batch where
+    a kernel does it.
+
+    Args:
+        x: [n, heads, inputs + keep].
+        weight: [heads, outputs, inputs].
+        keep: the last values of a head that stay as they are.
+
+    Returns:
+        [n, heads, outputs + keep] in the dtype of x.
+    """
+    read, kept = x.split((x.shape[-1] - keep, keep), dim=-1)
+    made = torch.bmm(read.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
+    return torch.cat((made, kept), dim=-1) if keep else made.contiguous()
+
+
 _ROWS = 16
 
 
@@ -33,7 +52,18 @@ def fixed_rows_linear(
 
     Rows are taken 16 at a time and the last ones padded, so that it always sees one shape.
     """
+    return _by_fixed_rows(x, lambda rows: functional.linear(rows, weight, bias))
+
+
+def fixed_rows_heads(x: torch.Tensor, weight: torch.Tensor, keep: int = 0) -> torch.Tensor:
+    """``invariant_heads`` likewise."""
+    return _by_fixed_rows(x, lambda rows: invariant_heads(rows, weight, keep))
+
+
+def _by_fixed_rows(
+    x: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     num_rows = x.shape[0]
-    padded = functional.pad(x, (0, 0, 0, -num_rows % _ROWS))
-    parts = [functional.linear(rows, weight, bias) for rows in padded.split(_ROWS)]
+    padded = torch.cat((x, x.new_zeros((-num_rows % _ROWS, *x.shape[1:]))))
+    parts = [product(rows) for rows in padded.split(_ROWS)]
     return torch.cat(parts)[:num_rows] if len(parts) > 1 else parts[0][:num_rows]

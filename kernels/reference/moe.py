@@ -124,6 +124,24 @@ def add_experts(
     stream += fused_moe(read, experts, ids, shares, gating)
 
 
+def add_gated(
+    out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """``out + sigmoid(x weight^T) * shared``: what the expert gives that all tokens see, as much of
+    it as each token asks for.
+
+    Args:
+        out: [n, hidden], overwritten.
+        shared: [n, hidden].
+        x: [n, hidden].
+        weight: [1, hidden].
+
+    Returns:
+        ``out``.
+    """
+    return out.add_(shared * torch.sigmoid(functional.linear(x, weight)))
+
+
 def one_by_one(
     x: torch.Tensor,
     experts: Sequence[Callable[[torch.Tensor], torch.Tensor]],

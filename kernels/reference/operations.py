@@ -22,7 +22,14 @@ from kernels.reference.layers import (
     temperatures,
 )
 from kernels.reference.lora import add_adapters
-from kernels.reference.moe import add_experts, clamped_swiglu, expert_sizes, fused_moe, route
+from kernels.reference.moe import (
+    add_experts,
+    add_gated,
+    clamped_swiglu,
+    expert_sizes,
+    fused_moe,
+    route,
+)
 from kernels.reference.recurrent import (
     apply_gate,
     gated_conv,
@@ -38,6 +45,7 @@ __all__ = [
     "activate",
     "add_adapters",
     "add_experts",
+    "add_gated",
     "add_rms_norm",
     "apply_gate",
     "build_inputs",

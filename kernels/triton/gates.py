@@ -1,4 +1,5 @@
-"""Gates that multiply what a layer makes; the contract is ``kernels.reference.recurrent``'s."""
+"""Gates that multiply what a layer makes; the contracts are ``kernels.reference.recurrent``'s and
+``kernels.reference.moe``'s."""
 
 from __future__ import annotations
 
@@ -46,6 +47,21 @@ def apply_gate(x: torch.Tensor, gate: torch.Tensor, is_sigmoid: bool) -> torch.T
         num_warps=4,
     )
     return y
+
+
+def add_gated(
+    out: torch.Tensor, shared: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """See ``kernels.reference.moe.add_gated``, rounded once; all contiguous."""
+    num_rows, dim = out.shape
+    launch(
+        _add_gated_kernel,
+        (num_rows,),
+        *(out, shared, x, weight, dim),
+        TILE=_TILE,
+        num_warps=4,
+    )
+    return out
 
 
 @triton.jit(do_not_specialize=["gate_stride"])
@@ -102,3 +118,23 @@ def _apply_gate_kernel(
     raw = tl.load(gate + row * gate_stride + at, mask=is_used, other=0.0).to(tl.float32)
     by = sigmoid(raw) if IS_SIGMOID else raw * sigmoid(raw)
     tl.store(y + row * dim + columns, (value * by).to(y.dtype.element_ty), mask=is_used)
+
+
+@triton.jit
+def _add_gated_kernel(out, shared, x, weight, dim, TILE: tl.constexpr):
+    """One row: all of it for its gate, and then all of what is added."""
+    await_turn()
+    begin = tl.program_id(0).to(tl.int64) * dim
+    parts = tl.zeros([TILE], tl.float32)
+    for first in range(0, dim, TILE):
+        columns = first + tl.arange(0, TILE)
+        value = tl.load(x + begin + columns, mask=columns < dim, other=0.0).to(tl.float32)
+        by = tl.load(weight + columns, mask=columns < dim, other=0.0).to(tl.float32)
+        parts += value * by
+    gate = sigmoid(tl.sum(parts, axis=0))
+    for first in range(0, dim, TILE):
+        columns = first + tl.arange(0, TILE)
+        added = tl.load(shared + begin + columns, mask=columns < dim, other=0.0).to(tl.float32)
+        total = tl.load(out + begin + columns, mask=columns < dim, other=0.0).to(tl.float32)
+        total += added * gate
+        tl.store(out + begin + columns, total.to(out.dtype.element_ty), mask=columns < dim)

@@ -2,3 +2,4 @@
 
 from kernels.triton.operations import *  # noqa: F403
 from kernels.triton.recurrent import gated_delta, selective_scan  # noqa: F401
+from kernels.triton.routing import invariant_route as route  # noqa: F401

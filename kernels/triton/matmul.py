@@ -46,22 +46,43 @@ def invariant_linear(
 
     ``turns``: where rows are few, outputs take their place in the instruction.
     """
-    num_rows, inputs = x.shape
-    outputs = weight.shape[0]
-    output = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
+    output = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    _multiply(output.unsqueeze(1), x.unsqueeze(1), weight.unsqueeze(0), bias, turns=turns)
+    return output
+
+
+def invariant_heads(
+    x: torch.Tensor, weight: torch.Tensor, keep: int = 0, *, turns: bool = True
+) -> torch.Tensor:
+    """See ``kernels.reference.matmul.invariant_heads``; a head's values and a weight's rows are
+    contiguous."""
+    inputs, outputs = weight.shape[2], weight.shape[1]
+    made = torch.empty((*x.shape[:2], outputs + keep), dtype=x.dtype, device=x.device)
+    _multiply(made[..., :outputs], x[..., :inputs], weight, None, turns=turns)
+    if keep:
+        made[..., outputs:] = x[..., inputs:]
+    return made
+
+
+def _multiply(
+    output: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    turns: bool,
+) -> None:
+    """Products of heads: [n, heads, outputs] of [n, heads, inputs] and [heads, outputs, inputs]."""
+    num_rows, heads, inputs = x.shape
+    outputs = weight.shape[1]
+    places = (x.stride(0), weight.stride(1), output.stride(0))
+    apart = (x.stride(1), weight.stride(0), output.stride(1)) if heads > 1 else (0, 0, 0)
     # Of float32 there are no matrix units, and the compiler's own sums are as it likes.
     if turns and num_rows <= _FEW_ROWS and x.dtype.itemsize == 2:
         launch(
             _turned_matmul_kernel,
-            (-(-outputs // _OUTPUTS) if num_rows else 0,),
-            output,
-            x,
-            weight,
-            bias,
-            num_rows,
-            outputs,
-            x.stride(0),
-            weight.stride(0),
+            (-(-outputs // _OUTPUTS) if num_rows else 0, heads),
+            *(output, x, weight, bias, num_rows, outputs, *places, *apart),
             INPUTS=inputs,
             ROWS=dot_width(num_rows),
             COLUMNS=_OUTPUTS,
@@ -69,19 +90,13 @@ def invariant_linear(
             num_warps=4,
             num_stages=_FEW_STAGES,
         )
-        return output
-    rows = _LOW_TILE if num_rows <= _LOW_TILE else _HIGH_TILE
+        return
+    is_low = num_rows <= _LOW_TILE or x.dtype.itemsize > 2
+    rows = _LOW_TILE if is_low else _HIGH_TILE
     launch(
         _matmul_kernel,
-        (-(-num_rows // rows) * -(-outputs // _COLUMNS),),
-        output,
-        x,
-        weight,
-        bias,
-        num_rows,
-        outputs,
-        x.stride(0),
-        weight.stride(0),
+        (-(-num_rows // rows) * -(-outputs // _COLUMNS), heads),
+        *(output, x, weight, bias, num_rows, outputs, *places, *apart),
         INPUTS=inputs,
         ROWS=rows,
         COLUMNS=_COLUMNS,
@@ -90,7 +105,6 @@ def invariant_linear(
         num_warps=rows // 16,
         num_stages=_STAGES[rows] if x.dtype.itemsize == 2 else 2,
     )
-    return output
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -103,6 +117,10 @@ def _matmul_kernel(
     outputs,
     x_stride,
     weight_stride,
+    output_stride,
+    x_head,
+    weight_head,
+    output_head,
     INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -111,6 +129,8 @@ def _matmul_kernel(
 ):
     """One tile of the output."""
     await_turn()
+    head = tl.program_id(1).to(tl.int64)
+    x, weight, output = x + head * x_head, weight + head * weight_head, output + head * output_head
     row_tiles = tl.cdiv(num_rows, ROWS)
     swath = tl.program_id(0) // (SWATH * tl.cdiv(outputs, COLUMNS))
     within = tl.program_id(0) - swath * SWATH * tl.cdiv(outputs, COLUMNS)
@@ -126,7 +146,7 @@ def _matmul_kernel(
     acc = _sum(a_place, b_place, depth, ROWS, COLUMNS, INPUTS, DEPTH)
     if bias is not None:
         acc += tl.load(bias + weight_rows).to(tl.float32)[None, :]
-    place = output + rows.to(tl.int64)[:, None] * outputs + columns[None, :]
+    place = output + rows.to(tl.int64)[:, None] * output_stride + columns[None, :]
     is_written = (rows < num_rows)[:, None] & (columns < outputs)[None, :]
     tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)
 
@@ -141,6 +161,10 @@ def _turned_matmul_kernel(
     outputs,
     x_stride,
     weight_stride,
+    output_stride,
+    x_head,
+    weight_head,
+    output_head,
     INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -148,6 +172,8 @@ def _turned_matmul_kernel(
 ):
     """Some outputs of all rows: [COLUMNS, ROWS], which is W x^T."""
     await_turn()
+    head = tl.program_id(1).to(tl.int64)
+    x, weight, output = x + head * x_head, weight + head * weight_head, output + head * output_head
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.arange(0, ROWS)
     depth = tl.arange(0, DEPTH)
@@ -159,7 +185,7 @@ def _turned_matmul_kernel(
     acc = _sum(a_place, b_place, depth, COLUMNS, ROWS, INPUTS, DEPTH)
     if bias is not None:
         acc += tl.load(bias + weight_rows).to(tl.float32)[:, None]
-    place = output + rows.to(tl.int64)[None, :] * outputs + columns[:, None]
+    place = output + rows.to(tl.int64)[None, :] * output_stride + columns[:, None]
     is_written = (rows < num_rows)[None, :] & (columns < outputs)[:, None]
     tl.store(place, acc.to(output.dtype.element_ty), mask=is_written)
 

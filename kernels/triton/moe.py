@@ -31,8 +31,10 @@ from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
 from kernels.triton.tiles import dot_add
 
-_COLUMNS = 128
 _DEPTH = 64
+# Outputs and stages of a tile. Where rows are few, outputs take their place in the instruction, as
+# in ``matmul.py``: so a row's result has the same bits whatever the tile's height.
+_FEW_ROWS, _FEW_SHAPE, _SHAPE = 64, (64, 8), (128, 4)
 _SUMMED = 512  # outputs that a program sums
 
 
@@ -145,9 +147,11 @@ def grouped_matmul(
         return _grouped_packed(x, weights, routing, pairs_a_row, factors, biases)
     num_experts, outputs, inputs = weights.shape
     output = routing.output(x, outputs)
+    is_turned = routing.rows <= _FEW_ROWS
+    columns, stages = _FEW_SHAPE if is_turned else _SHAPE
     launch(
         _grouped_matmul_kernel,
-        (routing.num_tiles, -(-outputs // _COLUMNS)),
+        (routing.num_tiles, -(-outputs // columns)),
         output,
         x,
         weights,
@@ -165,10 +169,11 @@ def grouped_matmul(
         NUM_EXPERTS=num_experts,
         EXPERTS=power_of_2(num_experts),
         ROWS=routing.rows,
-        COLUMNS=_COLUMNS,
+        COLUMNS=columns,
         DEPTH=_DEPTH,
-        num_warps=8 if routing.rows == 128 else 4,
-        num_stages=4,
+        IS_TURNED=is_turned,
+        num_warps=4 if is_turned else 8,
+        num_stages=stages if x.dtype.itemsize == 2 else 2,
     )
     return output
 
@@ -270,6 +275,7 @@ def _grouped_matmul_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    IS_TURNED: tl.constexpr,
 ):
     """One tile of an expert's rows, of dense weights."""
     await_turn()
@@ -286,14 +292,22 @@ def _grouped_matmul_kernel(
     weight_place = (
         base + columns.to(tl.int64)[:, None] * output_stride + (depth * input_stride)[None, :]
     )
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if IS_TURNED:
+        acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    else:
+        acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in range(0, inputs, DEPTH):
         is_deep = (depth < inputs - begin)[None, :]
         a = tl.load(x_place + begin, mask=is_row[:, None] & is_deep, other=0.0)
         b = tl.load(
             weight_place + begin * input_stride, mask=is_column[:, None] & is_deep, other=0.0
         )
-        acc = dot_add(a, tl.trans(b), acc)
+        if IS_TURNED:
+            acc = dot_add(b, tl.trans(a), acc)
+        else:
+            acc = dot_add(a, tl.trans(b), acc)
+    if IS_TURNED:
+        acc = tl.trans(acc)
     _store_pairs(output, acc, pair, is_row, columns, expert, factors, biases, outputs)
 
 

@@ -7,7 +7,7 @@ from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, draw, judge_drafts
 from kernels.triton.feedback import feed_back
-from kernels.triton.gates import apply_gate, gated_rms_norm
+from kernels.triton.gates import add_gated, apply_gate, gated_rms_norm
 from kernels.triton.inputs import build_inputs
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.latent import latent_rope_store
@@ -32,6 +32,7 @@ __all__ = [
     "activate",
     "add_adapters",
     "add_experts",
+    "add_gated",
     "add_rms_norm",
     "apply_gate",
     "build_inputs",

@@ -19,6 +19,7 @@ from torch.nn import functional
 from kernels.moe import LEAST_SUM, RoutingRule
 from kernels.skinny import MOST_ROWS
 from kernels.triton.launch import await_turn, launch, power_of_2
+from kernels.triton.matmul import invariant_linear
 from kernels.triton.skinny import skinny_linear
 
 _HEIGHTS = (16, 32, 64, 128)  # rows of a tile; each is a kernel of its own
@@ -50,12 +51,23 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``kernels.reference.moe``; all contiguous. A token's experts come in the order of their
     scores. Where these are not numbers its experts are any, and so are not its weights."""
-    num_tokens, num_experts = x.shape[0], weight.shape[0]
-    if num_tokens <= MOST_ROWS:
+    if x.shape[0] <= MOST_ROWS:
         said = skinny_linear(x, weight, bias, dtype=weight.dtype)
     else:
         said = functional.linear(x.to(weight.dtype), weight, bias)
-    return choose(said, correction, rule, num_experts)
+    return choose(said, correction, rule, weight.shape[0])
+
+
+def invariant_route(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    correction: torch.Tensor | None,
+    rule: RoutingRule,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, of what has the same bits in any batch."""
+    said = invariant_linear(x.to(weight.dtype), weight, bias)
+    return choose(said, correction, rule, weight.shape[0])
 
 
 def choose(

@@ -94,6 +94,14 @@ def check_turned(dtype: torch.dtype, device: torch.device) -> str | None:
     return _doubt("products of few rows", partial(_turned_products, dtype, device, random), 0.0)
 
 
+def check_experts(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why a token's experts may give other bits in a larger batch on ``device``, or None."""
+    if dtype.itemsize > 2:
+        return f"no matrix units multiply {dtype}"
+    random = torch.Generator().manual_seed(next(_SEEDS))
+    return _doubt("mixture of experts", partial(_experts_by_size, dtype, device, random), 0.0)
+
+
 def check_scaled(dtype: torch.dtype, device: torch.device) -> str | None:
     """Why products in float8 are not to be trusted on ``device``, or None."""
     random = torch.Generator().manual_seed(next(_SEEDS))
@@ -169,6 +177,23 @@ def _turned_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
     whole = invariant_linear(x, weight).view(torch.int16)
     for rows in (1, 20, 64):
         yield invariant_linear(x[:rows], weight).view(torch.int16), whole[:rows].cpu()
+
+
+def _experts_by_size(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
+    """By each height of a tile, as bits."""
+    hidden, inner, count = (48, 24, 300) if INTERPRETED else (528, 264, 300)
+    x = _noise(random, dtype, count, hidden).to(device)
+    gate_up, down = (
+        _noise(random, dtype, 4, 2 * inner, hidden),
+        _noise(random, dtype, 4, hidden, inner),
+    )
+    experts = ExpertTensors((gate_up / 20).to(device), (down / 16).to(device))
+    ids = torch.stack([torch.randperm(4, generator=random)[:2] for _ in range(count)]).to(device)
+    shares = torch.rand(count, 2, generator=random).to(device)
+    whole = fused_moe(x, experts, ids, shares)
+    for rows in (5, 50, 100):
+        some = fused_moe(x[:rows], experts, ids[:rows], shares[:rows])
+        yield some.view(torch.int16), whole[:rows].cpu().view(torch.int16)
 
 
 def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
@@ -260,6 +285,8 @@ def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Gener
     shares = torch.rand(5, 2, generator=random)
     experts = ExpertTensors(gate_up / 7, down / 6, gate_up[:, :, 0], down[:, :, 0])
     yield _both(kernels, spec, "fused_moe", x, experts, chosen, shares)
+    gate = _noise(random, spec.dtype, 1, 48) / 7
+    yield _both(kernels, spec, "add_gated", x, _noise(random, spec.dtype, 5, 48), x / 2, gate)
     x, weight = _decided(x, 12, random)
     grouped = RoutingRule(2, "sigmoid", num_groups=3, top_groups=2, group_best=2)
     for router in (

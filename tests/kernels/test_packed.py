@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.models.linear import DenseMethod
+from engine.models.linear import DenseHeads, DenseMethod
 from engine.quantization.experts import StackedForm
 from engine.quantization.method import WeightMethod
 from engine.quantization.widened import WidenedPackedForm
@@ -17,6 +17,7 @@ from kernels.packed import (
     PackedWeight,
     pack_nibbles,
 )
+from kernels.reference.matmul import invariant_heads
 
 
 def _weight(outputs, inputs, group, *, kind="int4", zeros=False, order=None, seed=0):
@@ -100,6 +101,7 @@ def test_a_layer_of_unlike_parts_is_layers_side_by_side():
         WidenedPackedForm(torch.float32),
         StackedForm(torch.float32, lambda: None),
         DenseMethod(),
+        lambda weight: DenseHeads(weight, invariant_heads),
     )
     parts = PackedParts((_weight(4, 32, 32)[0], torch.randn(3, 32), _weight(5, 32, 8)[0]))
     bias, x = torch.randn(12), torch.randn(6, 32)

@@ -25,10 +25,13 @@ def directory(request, tmp_path_factory) -> str:
     return str(tiny_models.save(request.param, tmp_path_factory.mktemp(request.param)))
 
 
-def make(directory: str, dtype: str, *, enforce_eager: bool = False, **scheduler) -> EngineCore:
+def make(
+    directory: str, dtype: str, *, enforce_eager: bool = False, backend: str = "auto", **scheduler
+) -> EngineCore:
     config = EngineConfig(
         model=directory,
         dtype=dtype,
+        attention_backend=backend,
         batch_invariant=True,
         enforce_eager=enforce_eager,
         num_threads=2,

@@ -18,12 +18,14 @@ from kernels.operations import Kernels
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import drafts as reference
 from kernels.reference import operations as reference_operations
+from kernels.reference.matmul import invariant_heads as reference_heads
 from kernels.skinny import RowNorm
 from kernels.triton import launch as launcher
 from kernels.triton import operations
 from kernels.triton.backend import TritonAttention
-from kernels.triton.matmul import invariant_linear
+from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.selfcheck import (
+    check_experts,
     check_packed,
     check_scaled,
     check_skinny,
@@ -175,18 +177,19 @@ def test_decode_is_captured_once_for_all_lengths() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (60, None), (None, 20.0)])
 def test_invariant_queries_have_the_same_bits_in_any_chunk(
-    dtype: torch.dtype, window: int | None, softcap: float | None
+    dtype: torch.dtype, head_dim: int, window: int | None, softcap: float | None
 ) -> None:
     """What the interpreter cannot tell: that the compiler rounds alike in every part."""
     problem = make_problem(
-        [300], [50], group=4, head_dim=128, window=window, softcap=softcap, dtype=dtype
+        [300], [500], group=4, head_dim=head_dim, window=window, softcap=softcap, dtype=dtype
     )
     whole = run(problem, invariant=True)
     begin, tables = 0, problem.geometry.tables
     for end in (1, 2, 77, 78, 230, 299, 300):
-        part = BatchGeometry.of(np.array([0, end - begin]), np.array([50 + end]), tables, DEVICE)
+        part = BatchGeometry.of(np.array([0, end - begin]), np.array([500 + end]), tables, DEVICE)
         chunk = replace(problem, geometry=part, query=problem.query[begin:end])
         assert torch.equal(run(chunk, invariant=True), whole[begin:end])
         begin = end
@@ -202,6 +205,25 @@ def test_a_rows_product_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> No
         for turns in (False, True):
             part = invariant_linear(x[begin:end], weight, turns=turns)
             assert torch.equal(part, whole[begin:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_tokens_experts_and_heads_have_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+    assert check_experts(dtype, DEVICE) is None
+    x = torch.randn(300, 16, 576, dtype=dtype, device=DEVICE)
+    weight = torch.randn(16, 128, 512, dtype=dtype, device=DEVICE)
+    whole = invariant_heads(x, weight, 64)
+    close = reference_heads(x, weight, 64)
+    assert (whole - close).norm() < 1e-2 * close.norm()
+    for begin, end in ((0, 1), (3, 40), (5, 140)):
+        assert torch.equal(invariant_heads(x[begin:end], weight, 64), whole[begin:end])
+
+
+def test_a_rows_product_in_float32_has_the_same_bits_in_any_batch() -> None:
+    x, weight = (torch.randn(n, 1000, device=DEVICE) for n in (300, 130))
+    whole = invariant_linear(x, weight)
+    for begin, end in ((0, 1), (3, 40), (5, 140)):
+        assert torch.equal(invariant_linear(x[begin:end], weight), whole[begin:end])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -12,6 +12,7 @@ from engine.quantization import choose
 from tests import tiny_models
 from tests.engine.models.test_parity import paged_logits
 from tests.engine.quantization import mxfp4_model
+from tests.engine.runner import test_batch_invariant
 
 MODEL = Path(__file__).parents[4] / "demo" / "model"
 PROMPTS = ["What is the capital of France?", "Name three colours, as a list of JSON strings."]
@@ -54,3 +55,25 @@ def test_layers_with_heads_of_their_own(tmp_path, kind) -> None:
     expected = paged_logits(tmp_path, attention_backend="reference", **given)
     logits = paged_logits(tmp_path, attention_backend="triton", **given)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "deepseek_v3",
+        pytest.param("qwen2_moe", marks=pytest.mark.slow),
+        pytest.param("gpt_oss", marks=pytest.mark.slow),
+    ],
+)
+def test_experts_are_batch_invariant(tmp_path, kind) -> None:
+    """Latent attention, a shared expert with a gate, biases and sinks: the same bits of each text
+    alone, and beside others with its prompt cut."""
+    directory = str(tiny_models.save(kind, tmp_path))
+    prompts = [tuple(range(3 + n, 3 + 3 * n)) for n in (2, 9)]
+    alone, crowd = (
+        test_batch_invariant.make(directory, "float16", backend="triton", **limits)
+        for limits in ({}, {"max_num_batched_tokens": 7})
+    )
+    expected = [test_batch_invariant.answers(alone, [prompt])[0] for prompt in prompts]
+    assert test_batch_invariant.answers(crowd, prompts) == expected

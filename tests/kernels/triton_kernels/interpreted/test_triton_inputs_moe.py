@@ -15,12 +15,14 @@ from kernels.reference.feedback import feed_back as reference_feed_back
 from kernels.reference.inputs import build_inputs as reference_inputs
 from kernels.reference.layers import silu_mul
 from kernels.reference.moe import add_experts as reference_add
+from kernels.reference.moe import add_gated as reference_add_gated
 from kernels.reference.moe import clamped_swiglu as reference_swiglu
 from kernels.reference.moe import fused_moe as reference_moe
 from kernels.sampling import TokenCounts
 from kernels.skinny import RowNorm
 from kernels.tiled import tile_experts
 from kernels.triton.feedback import feed_back
+from kernels.triton.gates import add_gated
 from kernels.triton.inputs import build_inputs
 from kernels.triton.layers import clamped_swiglu
 from kernels.triton.moe import add_experts, fused_moe
@@ -190,3 +192,13 @@ def test_what_experts_give_few_tokens_is_added_to_the_stream(
     add_experts(actual, *given)
     reference_add(expected, *given)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("hidden", [40, 2500])
+def test_a_shared_experts_gate(hidden: int) -> None:
+    random = torch.Generator().manual_seed(hidden)
+    out, shared, x = torch.randn(3, 7, hidden, generator=random)
+    weight = torch.randn(1, hidden, generator=random) / 20
+    expected = reference_add_gated(out.clone(), shared, x, weight)
+    assert add_gated(out, shared, x, weight) is out
+    torch.testing.assert_close(out, expected)

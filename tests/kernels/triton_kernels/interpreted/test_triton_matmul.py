@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.reference.matmul import invariant_heads as reference_heads
 from kernels.reference.matmul import invariant_linear as reference_linear
-from kernels.triton.matmul import invariant_linear
+from kernels.triton.matmul import invariant_heads, invariant_linear
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,17 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     whole = invariant_linear(x, weight)
     for begin, end in ((0, 1), (37, 38), (3, 67), (64, 129), (100, 200)):
         assert torch.equal(invariant_linear(x[begin:end], weight), whole[begin:end])
+
+
+@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_products_of_heads(dtype: torch.dtype) -> None:
+    """As the twin's, and a token's with the same bits in any batch."""
+    random = torch.Generator().manual_seed(3)
+    x = torch.randn(90, 3, 56, generator=random).to(dtype)
+    weight = torch.randn(3, 70, 40, generator=random).to(dtype)
+    whole = invariant_heads(x, weight, 16)
+    torch.testing.assert_close(whole, reference_heads(x, weight, 16), rtol=2e-3, atol=1e-2)
+    assert torch.equal(whole[..., 70:], x[..., 40:])
+    for begin, end in ((0, 1), (7, 50)):
+        assert torch.equal(invariant_heads(x[begin:end], weight, 16), whole[begin:end])
