@@ -32,7 +32,11 @@ _STAGES = {_LOW_TILE: 5, _HIGH_TILE: 4}
 _SWATH = 8
 _FEW_ROWS = 64
 _OUTPUTS = 64  # of a program, where rows are few
-_FEW_STAGES = 8  # then 80 to 128 KB are on their way
+_FEW_STAGES = 8  # then 64 KB of weights and more are on their way to a program
+# Fewer programs than this leave multiprocessors idle: each has all the memory of one, and twice the
+# bytes on their way.
+_FEW_PROGRAMS = 132
+_DEEP_STAGES = {16: 8, 32: 8, 64: 6}
 
 
 def invariant_linear(
@@ -79,16 +83,18 @@ def _multiply(
     apart = (x.stride(1), weight.stride(0), output.stride(1)) if heads > 1 else (0, 0, 0)
     # Of float32 there are no matrix units, and the compiler's own sums are as it likes.
     if turns and num_rows <= _FEW_ROWS and x.dtype.itemsize == 2:
+        tiles, width = -(-outputs // _OUTPUTS) if num_rows else 0, dot_width(num_rows)
+        is_deep = tiles * heads <= _FEW_PROGRAMS
         launch(
             _turned_matmul_kernel,
-            (-(-outputs // _OUTPUTS) if num_rows else 0, heads),
+            (tiles, heads),
             *(output, x, weight, bias, num_rows, outputs, *places, *apart),
             INPUTS=inputs,
-            ROWS=dot_width(num_rows),
+            ROWS=width,
             COLUMNS=_OUTPUTS,
-            DEPTH=_DEPTH,
+            DEPTH=2 * _DEPTH if is_deep else _DEPTH,
             num_warps=4,
-            num_stages=_FEW_STAGES,
+            num_stages=_DEEP_STAGES[width] if is_deep else _FEW_STAGES,
         )
         return
     is_low = num_rows <= _LOW_TILE or x.dtype.itemsize > 2

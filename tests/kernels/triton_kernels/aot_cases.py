@@ -30,7 +30,7 @@ from kernels.triton.layers import (
     rope_tables,
     silu_mul,
 )
-from kernels.triton.matmul import invariant_linear
+from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.moe import add_experts, fused_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
@@ -237,6 +237,10 @@ def matmul(rows: int, inputs: int, outputs: int) -> None:
     invariant_linear(empty(rows, inputs), empty(outputs, inputs), empty(outputs))
 
 
+def heads_matmul(rows: int, heads: int, inputs: int, outputs: int, keep: int) -> None:
+    invariant_heads(empty(rows, heads, inputs + keep), empty(heads, outputs, inputs), keep)
+
+
 def skinny(rows: int, inputs: int, outputs: int, part: str) -> None:
     """One of a layer's products, or the head's, with what it takes along."""
     norm = RowNorm(empty(inputs), 1e-6)
@@ -409,6 +413,12 @@ CASES: dict[str, Callable[[], object]] = {
     **{
         f"matmul-{rows}-llama-8b": partial(matmul, rows, 4096, 28672)
         for rows in (1, 20, 40, 100, 8192)
+    },
+    # So few outputs that each program has a multiprocessor's memory.
+    **{f"matmul-{rows}-down-qwen3-0.6b": partial(matmul, rows, 3072, 1024) for rows in (1, 20, 40)},
+    **{
+        f"matmul-{rows}-key-up-deepseek-v3": partial(heads_matmul, rows, 128, 128, 512, 64)
+        for rows in (1, 8192)
     },
     **{
         f"{form}-{rows}-llama-8b": partial(packed_matmul, rows, 4096, 28672, form)
