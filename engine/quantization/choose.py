@@ -57,27 +57,32 @@ def choose_method(
             f"the checkpoint is quantised already ({stored}); leave quantization "
             f"'{quantization}' out"
         )
-    if stored is not None and invariant:
+    if stored is not None and invariant and device.type == "cpu":
         raise ModelLoadError(f"a checkpoint in {stored} is not batch-invariant here")
     dense, told = _dense_form(quantization, dtype, device, invariant=invariant)
     if told:
         logger.info("linear layers: %s", told)
-    packed = _packed_form(dtype, device, stored)
+    packed = _packed_form(dtype, device, stored, invariant=invariant)
     plain = dense
     if quantization is not None:
         plain, _ = _dense_form(None, dtype, device, invariant=invariant)
-    stacked = _stacked_form(quantization, dtype, device)
+    stacked = _stacked_form(quantization, dtype, device, invariant=invariant)
     heads = _heads_form(dtype, device, invariant=invariant)
     return WeightMethod(dense, packed, stacked, plain, heads)
 
 
-def refuse_codes(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why no kernel multiplies by weights in codes as they lie, or None when one does."""
+def refuse_codes(
+    dtype: torch.dtype, device: torch.device, *, invariant: bool = False
+) -> str | None:
+    """Why no kernel multiplies by weights in codes as they lie, or None when one does; with
+    ``invariant``, one whose rows have the same bits in any batch."""
     if device.type == "cpu":
+        if invariant:
+            return "batch invariance is asked for"
         from kernels.cpu.linear import is_available
 
         return None if is_available() else "the native kernels are missing"
-    return _refuse_triton(dtype, device)
+    return _refuse_triton(dtype, device, invariant=invariant)
 
 
 def _refuse_kernels(device: torch.device) -> str | None:
@@ -89,19 +94,27 @@ def _refuse_kernels(device: torch.device) -> str | None:
     return refuse_device(device)
 
 
-def _refuse_triton(dtype: torch.dtype, device: torch.device) -> str | None:
+def _refuse_triton(
+    dtype: torch.dtype, device: torch.device, *, invariant: bool = False
+) -> str | None:
     reason = _refuse_kernels(device)
     if reason is None:
-        from kernels.triton.selfcheck import check_packed
+        from kernels.triton.selfcheck import check_packed, check_packed_bits
 
         reason = check_packed(dtype, device)
+        if reason is None and invariant:
+            reason = check_packed_bits(dtype, device)
     return reason
 
 
-def _packed_form(dtype: torch.dtype, device: torch.device, what: str | None) -> PackedForm:
+def _packed_form(
+    dtype: torch.dtype, device: torch.device, what: str | None, *, invariant: bool = False
+) -> PackedForm:
     """How codes are held; ``what`` they are, if any are known to come, is told to users."""
     if what is None and device.type != "cpu":
         return WidenedPackedForm(dtype)
+    if invariant and device.type != "cpu":
+        return _invariant_packed_form(dtype, device, str(what))
     reason = refuse_codes(dtype, device)
     if reason is None:
         if device.type == "cpu":
@@ -125,6 +138,17 @@ def _packed_form(dtype: torch.dtype, device: torch.device, what: str | None) -> 
     return WidenedPackedForm(dtype)
 
 
+def _invariant_packed_form(dtype: torch.dtype, device: torch.device, what: str) -> PackedForm:
+    reason = _refuse_triton(dtype, device, invariant=True)
+    if reason is not None:
+        raise ModelLoadError(f"weights in {what} are not batch-invariant here: {reason}")
+    from engine.quantization.gpu import InvariantPacked
+    from kernels.triton.matmul import invariant_linear
+
+    logger.info("linear layers in codes: triton, batch-invariant, %s", what)
+    return KernelPackedForm(dtype, refuse_tiles, InvariantPacked, invariant_linear)
+
+
 def _triton_form(dtype: torch.dtype, device: torch.device) -> PackedForm:
     from engine.quantization.gpu import TritonPacked
     from kernels.triton.selfcheck import check_scaled
@@ -137,12 +161,16 @@ def _triton_form(dtype: torch.dtype, device: torch.device) -> PackedForm:
 
 
 def _stacked_form(
-    quantization: Quantization | None, dtype: torch.dtype, device: torch.device
+    quantization: Quantization | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    invariant: bool,
 ) -> StackedForm:
     """How experts are held where all of a layer are one product, which is Triton's."""
     round_to = None if quantization is None else ROUNDINGS[quantization]
     # Found out when there are experts, once.
-    refuse = functools.cache(functools.partial(_refuse_triton, dtype, device))
+    refuse = functools.cache(functools.partial(_refuse_triton, dtype, device, invariant=invariant))
     return StackedForm(dtype, refuse, round_to)
 
 
@@ -211,8 +239,14 @@ def _invariant_form(
 
         if quantization in (None, "int8") and is_available():
             return _cpu_form(quantization, dtype)
-    if quantization is not None:
+    if quantization is not None and device.type == "cpu":
         raise ModelLoadError(f"quantization '{quantization}' is not batch-invariant here")
+    if quantization is not None:
+        dense, _ = _invariant_form(None, dtype, device)
+        form = _packed_form(dtype, device, quantization, invariant=True)
+        return RoundedForm(
+            quantization, form, dense
+        ), f"rounded to {quantization}, the head as it is"
     if device.type == "cpu":
         from kernels.reference.matmul import fixed_rows_linear
 

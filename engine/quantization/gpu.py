@@ -60,6 +60,32 @@ class TritonPacked(FewRows):
         return self._weight.rows(ids, self._dtype)
 
 
+class InvariantPacked:
+    """The same, whose products have the same bits for a row in any batch."""
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        self._weight = tile(weight)
+        self._bias = bias
+        self._dtype = dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """See ``Linear``."""
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Linear``."""
+        return packed_linear(x, self._weight, self._bias, invariant=True)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """See ``Head``."""
+        return self._weight.rows(ids, self._dtype)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Head``."""
+        return self(x).float()
+
+
 def _refuse_float8(weight: PackedWeight, dtype: torch.dtype) -> str | None:
     """Why products with a weight are not made in float8, or None when they can be."""
     if weight.codes.dtype != torch.float8_e4m3fn:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from engine.models.linear import Head
+from engine.models.linear import Head, Product
 from kernels.packed import PackedWeight
 
 logger = logging.getLogger(__name__)
@@ -21,10 +21,17 @@ class WidenedPacked:
     in any dtype on any device.
     """
 
-    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        product: Product = functional.linear,
+    ) -> None:
         self._weight = weight
         self._bias = bias
         self._dtype = dtype
+        self._product = product
 
     @property
     def num_bytes(self) -> int:
@@ -33,7 +40,7 @@ class WidenedPacked:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Linear``."""
-        return functional.linear(x, self._weight.dequantise(x.dtype), self._bias)
+        return self._product(x, self._weight.dequantise(x.dtype), self._bias)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
@@ -63,16 +70,18 @@ class KernelPackedForm:
         dtype: of the model.
         refuse: why the kernel cannot hold a weight, or None when it can.
         layer: from a weight, its bias and the dtype.
+        product: with a weight that was widened.
     """
 
     dtype: torch.dtype
     refuse: Callable[[PackedWeight], str | None]
     layer: Callable[[PackedWeight, torch.Tensor | None, torch.dtype], Head]
+    product: Product = functional.linear
 
     def make(self, weight: PackedWeight, bias: torch.Tensor | None) -> Head:
         """See ``PackedForm``."""
         reason = self.refuse(weight)
         if reason is not None:
             logger.warning("no kernel for %s: the weight is widened for every product", reason)
-            return WidenedPacked(weight, bias, self.dtype)
+            return WidenedPacked(weight, bias, self.dtype, self.product)
         return self.layer(weight, bias, self.dtype)

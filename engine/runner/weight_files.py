@@ -118,12 +118,10 @@ def _gguf_codes(
     kind = None if model.gguf is None else stored_format(model.gguf)
     if kind is None:
         return None
-    if config.batch_invariant:
-        reason = "batch invariance is asked for"
-    elif device.type == "cpu" and dtype != torch.bfloat16:
+    if device.type == "cpu" and dtype != torch.bfloat16:
         reason = "the kernel that multiplies them computes in bfloat16"
     else:
-        reason = refuse_codes(dtype, device)
+        reason = refuse_codes(dtype, device, invariant=config.batch_invariant)
     if reason is None:
         return f"GGUF {kind}"
     logger.info("weights in GGUF %s are widened to %s: %s", kind, dtype_name(dtype), reason)

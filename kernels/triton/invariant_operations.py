@@ -1,5 +1,9 @@
 """The triton kernels as one set, for results with the same bits however a text is cut."""
 
+from kernels.triton import moe, recurrent, routing
 from kernels.triton.operations import *  # noqa: F403
-from kernels.triton.recurrent import gated_delta, selective_scan  # noqa: F401
-from kernels.triton.routing import invariant_route as route  # noqa: F401
+
+fused_moe = moe.invariant_moe
+gated_delta = recurrent.gated_delta
+route = routing.invariant_route
+selective_scan = recurrent.selective_scan

@@ -25,7 +25,7 @@ from kernels.skinny import GateKind, RowNorm, built_in
 from kernels.tiled import TiledWeight
 from kernels.triton.launch import await_turn, launch, power_of_2
 from kernels.triton.layers import silu_mul
-from kernels.triton.quantised import form_of, packed_product, tile_shape
+from kernels.triton.quantised import INVARIANT_ROWS, form_of, packed_product, tile_shape
 from kernels.triton.routing import Routing, choose, sort_pairs
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
@@ -48,14 +48,47 @@ def fused_moe(
     some_elsewhere: bool = False,
 ) -> torch.Tensor:
     """See ``kernels.reference.moe.fused_moe``; all contiguous."""
-    num_tokens, top_k = expert_ids.shape
-    gate_up, down, gate_up_bias, down_bias = experts
     routing = sort_pairs(expert_ids, experts.num_experts, some_elsewhere=some_elsewhere)
+    return _mix(x, experts, routing, expert_weights, activate, weighs_input=weighs_input)
+
+
+def invariant_moe(
+    x: torch.Tensor,
+    experts: ExpertTensors,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    activate: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    weighs_input: bool = False,
+    some_elsewhere: bool = False,
+) -> torch.Tensor:
+    """The same, of which a token's result has the same bits in any batch. So has ``fused_moe``'s of
+    dense weights; of codes a tile's height counts, and their sums may not be fused."""
+    is_coded = any(isinstance(part, TiledWeight) for part in experts[:2])
+    least = INVARIANT_ROWS if is_coded else 0
+    count = experts.num_experts
+    routing = sort_pairs(expert_ids, count, some_elsewhere=some_elsewhere, least_rows=least)
+    return _mix(
+        x, experts, routing, expert_weights, activate, weighs_input=weighs_input, fuses=False
+    )
+
+
+def _mix(
+    x: torch.Tensor,
+    experts: ExpertTensors,
+    routing: Routing,
+    expert_weights: torch.Tensor,
+    activate: Callable[[torch.Tensor], torch.Tensor] | None,
+    *,
+    weighs_input: bool,
+    fuses: bool = True,
+) -> torch.Tensor:
+    num_tokens, top_k = expert_weights.shape
+    gate_up, down, gate_up_bias, down_bias = experts
     # Without a bias, what an expert reads may as well be weighed behind its first product.
     before, after = (expert_weights, None) if weighs_input else (None, expert_weights)
-    projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias)
+    projected = grouped_matmul(x, gate_up, routing, top_k, before, gate_up_bias, fuses=fuses)
     inner = (activate or silu_mul)(projected)
-    expanded = grouped_matmul(inner, down, routing, 1, after, down_bias)
+    expanded = grouped_matmul(inner, down, routing, 1, after, down_bias, fuses=fuses)
     out = torch.empty((num_tokens, expanded.shape[1]), dtype=x.dtype, device=x.device)
     return _sum_choices(expanded, out, None)
 
@@ -132,6 +165,8 @@ def grouped_matmul(
     pairs_a_row: int,
     factors: torch.Tensor | None,
     biases: torch.Tensor | None = None,
+    *,
+    fuses: bool = True,
 ) -> torch.Tensor:
     """``(x[pair // pairs_a_row] @ weights[expert]^T + bias) * factor``: [pairs, outputs], by pair.
 
@@ -142,9 +177,10 @@ def grouped_matmul(
         pairs_a_row: pairs that share a row of x.
         factors: of each pair, float32, or None.
         biases: [experts, outputs] contiguous, or None.
+        fuses: the compiler may round a product and the sum behind it together.
     """
     if isinstance(weights, TiledWeight):
-        return _grouped_packed(x, weights, routing, pairs_a_row, factors, biases)
+        return _grouped_packed(x, weights, routing, pairs_a_row, factors, biases, fuses=fuses)
     num_experts, outputs, inputs = weights.shape
     output = routing.output(x, outputs)
     is_turned = routing.rows <= _FEW_ROWS
@@ -174,6 +210,7 @@ def grouped_matmul(
         IS_TURNED=is_turned,
         num_warps=4 if is_turned else 8,
         num_stages=stages if x.dtype.itemsize == 2 else 2,
+        enable_fp_fusion=fuses,
     )
     return output
 
@@ -185,6 +222,8 @@ def _grouped_packed(
     pairs_a_row: int,
     factors: torch.Tensor | None,
     biases: torch.Tensor | None,
+    *,
+    fuses: bool,
 ) -> torch.Tensor:
     num_experts, outputs = weights.num_matrices, weights.outputs
     output = routing.output(x, outputs)
@@ -214,6 +253,7 @@ def _grouped_packed(
         **form_of(weights),
         num_warps=warps,
         num_stages=3,
+        enable_fp_fusion=fuses,
     )
     return output
 

@@ -24,11 +24,16 @@ _DEPTH = 128  # inputs of a tile
 # Rows up to which a tile is this high, its columns, its warps.
 _TILES = ((16, 16, 64, 4), (64, 64, 64, 4), (2**31, 128, 128, 8))
 _FEW_ROWS = 16
+INVARIANT_ROWS = 64
 _WANTED_PROGRAMS = 264  # two for each multiprocessor of an H100
 
 
 def packed_linear(
-    x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: TiledWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    invariant: bool = False,
 ) -> torch.Tensor:
     """See ``kernels.reference.quantised.linear_packed``.
 
@@ -36,6 +41,8 @@ def packed_linear(
         x: [n, inputs]; rows are contiguous.
         weight: of one matrix.
         bias: [outputs] or None.
+        invariant: a row has the same bits in any batch, as in ``matmul.py``: no inputs are split,
+            and products are of 64 rows at the least.
 
     Returns:
         [n, outputs] in the dtype of x.
@@ -44,9 +51,9 @@ def packed_linear(
         x = x.index_select(1, weight.orders[0])
     num_rows, inputs = x.shape
     outputs = weight.outputs
-    rows, columns, warps = tile_shape(num_rows)
+    rows, columns, warps = tile_shape(max(num_rows, INVARIANT_ROWS) if invariant else num_rows)
     tiles = -(-outputs // columns)
-    splits = _num_splits(tiles, inputs) if num_rows <= _FEW_ROWS else 1
+    splits = _num_splits(tiles, inputs) if rows == _FEW_ROWS else 1
     output = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
     sums = output
     if splits > 1:
@@ -71,6 +78,7 @@ def packed_linear(
         **form_of(weight),
         num_warps=warps,
         num_stages=3,
+        enable_fp_fusion=not invariant,
     )
     if splits == 1:
         return output

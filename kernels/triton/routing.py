@@ -107,13 +107,18 @@ def expert_sizes(num_experts: int, top_k: int) -> tuple[int, ...]:
 
 
 def sort_pairs(
-    expert_ids: torch.Tensor, num_experts: int, *, some_elsewhere: bool = False
+    expert_ids: torch.Tensor,
+    num_experts: int,
+    *,
+    some_elsewhere: bool = False,
+    least_rows: int = 0,
 ) -> Routing:
     """Which pairs each expert works on: expert_ids [n, top_k], whole numbers below num_experts, or
-    that: such pairs are nobody's."""
+    that: such pairs are nobody's. A tile has ``least_rows`` at the least."""
     expert_ids, num_pairs, device = expert_ids.contiguous(), expert_ids.numel(), expert_ids.device
     # Small tiles where an expert sees few rows: a tile reads all of its expert's weights.
-    rows = min(_HEIGHTS[-1], max(_HEIGHTS[0], power_of_2(num_pairs // num_experts)))
+    rows = max(_HEIGHTS[0], least_rows, power_of_2(num_pairs // num_experts))
+    rows = min(_HEIGHTS[-1], rows)
     num_tiles = min(num_pairs, num_pairs // rows + num_experts)
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=device)
     starts, tile_starts = (

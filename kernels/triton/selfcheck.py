@@ -41,7 +41,7 @@ from kernels.skinny import RowNorm
 from kernels.tiled import tile, tile_experts
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.matmul import invariant_linear
-from kernels.triton.moe import fused_moe
+from kernels.triton.moe import fused_moe, invariant_moe
 from kernels.triton.plan import queries_a_tile
 from kernels.triton.quantised import packed_linear
 from kernels.triton.skinny import skinny_linear
@@ -79,6 +79,15 @@ def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
     random = torch.Generator().manual_seed(next(_SEEDS))
     pairs = partial(_packed_products, dtype, device, random)
     return _doubt("products of codes", pairs, _TOLERANCES[dtype])
+
+
+def check_packed_bits(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products with weights in codes may have other bits in a larger batch on ``device``."""
+    if dtype.itemsize > 2:
+        return f"no matrix units multiply {dtype}"
+    random = torch.Generator().manual_seed(next(_SEEDS))
+    pairs = partial(_packed_by_size, dtype, device, random)
+    return _doubt("batch-invariant products of codes", pairs, 0.0)
 
 
 def check_skinny(dtype: torch.dtype, device: torch.device) -> str | None:
@@ -149,6 +158,28 @@ def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Gen
     yield sides[0], sides[1]
 
 
+def _packed_by_size(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
+    """By each height of a tile, as bits: a matrix, and experts."""
+    x = _noise(random, dtype, 200, 256).to(device)
+    gate_up, down = (
+        quantise_int4(_noise(random, torch.float32, *shape) / 16).to(device)
+        for shape in ((256, 256), (512, 64))
+    )
+    held = [tile_experts(PackedParts((part,)), 2) for part in (gate_up, down)]
+    experts = ExpertTensors(held[0], held[1])
+    ids = torch.randint(2, (200, 1), generator=random).to(device)
+    shares = torch.rand(200, 1, generator=random).to(device)
+
+    def products(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        made = packed_linear(x[:rows], tile(gate_up), invariant=True)
+        mixed = invariant_moe(x[:rows], experts, ids[:rows], shares[:rows])
+        return made.view(torch.int16), mixed.view(torch.int16)
+
+    whole = products(200)
+    for rows in (1, 40):
+        yield products(rows), tuple(part[:rows].cpu() for part in whole)
+
+
 def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
     """A layer's four with what they take along, and the head's, one after the other: nothing but
     their turns keeps them apart. The kernels are those of most models, for a start waits for each;
@@ -190,9 +221,9 @@ def _experts_by_size(dtype: torch.dtype, device: torch.device, random: torch.Gen
     experts = ExpertTensors((gate_up / 20).to(device), (down / 16).to(device))
     ids = torch.stack([torch.randperm(4, generator=random)[:2] for _ in range(count)]).to(device)
     shares = torch.rand(count, 2, generator=random).to(device)
-    whole = fused_moe(x, experts, ids, shares)
+    whole = invariant_moe(x, experts, ids, shares)
     for rows in (5, 50, 100):
-        some = fused_moe(x[:rows], experts, ids[:rows], shares[:rows])
+        some = invariant_moe(x[:rows], experts, ids[:rows], shares[:rows])
         yield some.view(torch.int16), whole[:rows].cpu().view(torch.int16)
 
 

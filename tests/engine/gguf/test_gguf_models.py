@@ -145,16 +145,18 @@ def test_a_gpu_multiplies_the_codes_of_a_file_where_its_kernels_are_right(
     dtype, tmp_path, monkeypatch, caplog
 ):
     model = read_config(str(quantised(tmp_path, "Q4_K")[0]))
-    config = EngineConfig(model=str(model.directory))
+    config, invariant = (
+        EngineConfig(model=str(model.directory), batch_invariant=value) for value in (False, True)
+    )
     device = torch.device("cuda")
     for reason, held in ((None, "GGUF Q4_K"), ("the GPU is too old", None)):
-        monkeypatch.setattr(choose, "_refuse_triton", lambda *_, reason=reason: reason)
+        monkeypatch.setattr(choose, "_refuse_triton", lambda *_, reason=reason, **__: reason)
         with caplog.at_level("INFO"):
             assert find_weights(config, model, dtype, device, 0).codes == held
+            assert find_weights(invariant, model, dtype, device, 0).codes == held
     assert "widened" in caplog.text
     assert "the GPU is too old" in caplog.text
-    whole = EngineConfig(model=str(model.directory), batch_invariant=True)
-    assert find_weights(whole, model, dtype, device, 0).codes is None
+    assert find_weights(invariant, model, dtype, torch.device("cpu"), 0).codes is None
 
 
 def test_types_that_are_no_such_codes_are_widened_and_named(tmp_path, caplog):

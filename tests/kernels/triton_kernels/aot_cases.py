@@ -298,8 +298,11 @@ def tiled(form: str, outputs: int, inputs: int, count: int = 1) -> TiledWeight:
     )
 
 
-def packed_matmul(rows: int, inputs: int, outputs: int, form: str) -> None:
-    packed_linear(empty(rows, inputs), tiled(form, outputs, inputs), empty(outputs))
+def packed_matmul(
+    rows: int, inputs: int, outputs: int, form: str, *, invariant: bool = False
+) -> None:
+    weight = tiled(form, outputs, inputs)
+    packed_linear(empty(rows, inputs), weight, empty(outputs), invariant=invariant)
 
 
 def skinny_packed(rows: int, inputs: int, outputs: int, part: str, form: str) -> None:
@@ -424,6 +427,13 @@ CASES: dict[str, Callable[[], object]] = {
         f"{form}-{rows}-llama-8b": partial(packed_matmul, rows, 4096, 28672, form)
         for form in _PACKED
         for rows in (8, 64, 8192)
+    },
+    **{
+        f"invariant-{form}-{rows}-llama-8b": partial(
+            packed_matmul, rows, 4096, 28672, form, invariant=True
+        )
+        for form in ("gptq", "fp8", "mxfp4")
+        for rows in (8, 8192)
     },
     **{
         f"skinny-{form}-{rows}-{part}-llama-8b": partial(skinny_packed, rows, *shape, part, form)

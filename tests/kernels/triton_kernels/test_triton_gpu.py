@@ -27,6 +27,7 @@ from kernels.triton.matmul import invariant_heads, invariant_linear
 from kernels.triton.selfcheck import (
     check_experts,
     check_packed,
+    check_packed_bits,
     check_scaled,
     check_skinny,
     check_turned,
@@ -210,6 +211,7 @@ def test_a_rows_product_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_tokens_experts_and_heads_have_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     assert check_experts(dtype, DEVICE) is None
+    assert check_packed_bits(dtype, DEVICE) is None
     x = torch.randn(300, 16, 576, dtype=dtype, device=DEVICE)
     weight = torch.randn(16, 128, 512, dtype=dtype, device=DEVICE)
     whole = invariant_heads(x, weight, 64)

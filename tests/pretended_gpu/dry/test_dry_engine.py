@@ -133,10 +133,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "selective scans": ("granitemoehybrid", {}),
     "cache of codes": ("qwen3", {"cache": {"dtype": "int8"}}),
     "batch-invariant": ("qwen3", {"batch_invariant": True}),
+    "batch-invariant, window": ("mistral", {"batch_invariant": True}),
+    "batch-invariant experts": ("deepseek_v3", {"batch_invariant": True, "dtype": "float16"}),
+    "batch-invariant codes": (
+        "qwen3_moe",
+        {"batch_invariant": True, "dtype": "float16", "quantization": "int8"},
+    ),
 }
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("matrix_units")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_serve_without_waiting(name: str, tmp_path: Path) -> None:
     kind, changes = FAMILIES[name]

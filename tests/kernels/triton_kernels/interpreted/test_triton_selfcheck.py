@@ -20,7 +20,9 @@ from kernels.triton.matmul import invariant_linear
 from kernels.triton.moe import fused_moe
 from kernels.triton.quantised import packed_linear
 from kernels.triton.selfcheck import (
+    check_experts,
     check_packed,
+    check_packed_bits,
     check_same_bits,
     check_scaled,
     check_skinny,
@@ -106,6 +108,20 @@ def test_bits_of_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(selfcheck, "invariant_linear", another_order)
     assert "products of few rows is wrong" in (check_turned(torch.bfloat16, SPEC.device) or "")
+
+
+@pytest.mark.usefixtures("matrix_units")
+def test_bits_of_experts_and_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for check in (check_experts, check_packed_bits):
+        assert check(torch.float16, SPEC.device) is None
+        assert "no matrix units" in (check(torch.float32, SPEC.device) or "")
+
+    def in_another_order(x: torch.Tensor, *given: Any) -> torch.Tensor:
+        return fused_moe(x, *given) if x.shape[0] > 100 else fused_moe(x / 3, *given) * 3
+
+    monkeypatch.setattr(selfcheck, "invariant_moe", in_another_order)
+    for check in (check_experts, check_packed_bits):
+        assert "is wrong on this device" in (check(torch.float16, SPEC.device) or "")
 
 
 _RETURN_NOTHING = ("add_experts", "copy_blocks", "feed_back", "latent_rope_store")

@@ -1,0 +1,1 @@
+from tests.matrix_units import matrix_units  # noqa: F401
