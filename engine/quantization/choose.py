@@ -99,7 +99,7 @@ def _refuse_triton(
 ) -> str | None:
     reason = _refuse_kernels(device)
     if reason is None:
-        from kernels.triton.selfcheck import check_packed, check_packed_bits
+        from kernels.triton.check_products import check_packed, check_packed_bits
 
         reason = check_packed(dtype, device)
         if reason is None and invariant:
@@ -151,7 +151,7 @@ def _invariant_packed_form(dtype: torch.dtype, device: torch.device, what: str) 
 
 def _triton_form(dtype: torch.dtype, device: torch.device) -> PackedForm:
     from engine.quantization.gpu import TritonPacked
-    from kernels.triton.selfcheck import check_scaled
+    from kernels.triton.check_products import check_scaled
 
     reason = check_scaled(dtype, device)
     if reason is not None:
@@ -221,7 +221,7 @@ def _dense_form(
 def _gpu_form(dtype: torch.dtype, device: torch.device) -> tuple[DenseForm, str]:
     reason = _refuse_kernels(device)
     if reason is None:
-        from kernels.triton.selfcheck import check_skinny
+        from kernels.triton.check_products import check_skinny
 
         reason = check_skinny(dtype, device)
     if reason is not None:
@@ -266,7 +266,7 @@ def _refuse_turned(dtype: torch.dtype, device: torch.device) -> str | None:
         return None
     reason = _refuse_kernels(device)
     if reason is None:
-        from kernels.triton.selfcheck import check_turned
+        from kernels.triton.check_products import check_turned
 
         reason = check_turned(dtype, device)
     return reason

@@ -122,7 +122,7 @@ def _refuse_invariant_experts(
         return None
     if plan.kernels.name != "triton":
         return "there are kernels for it in bfloat16 or int8 on a CPU, and of Triton's on a GPU"
-    from kernels.triton.selfcheck import check_experts
+    from kernels.triton.check_products import check_experts
 
     return check_experts(dtype, device)
 

@@ -6,11 +6,12 @@ import torch
 
 from kernels.attention import AttentionSpec, BatchGeometry, LayerAttention, LayerCache
 from kernels.triton.decode import decode_attention
+from kernels.triton.invariant_decode import invariant_decode
+from kernels.triton.invariant_prefill import invariant_prefill
 from kernels.triton.latent import MAX_RANK, latent_decode, latent_prefill
 from kernels.triton.launch import refuse_device
 from kernels.triton.plan import TILE_ROWS, AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
-from kernels.triton.runs import attend_runs
 
 _MAX_HEAD_DIM = 512
 _MAX_HEAD_DIM_FLOAT32 = 256  # a tile of wider queries would not fit the shared memory
@@ -86,13 +87,12 @@ class TritonAttention:
             if state.tiles is not None:
                 latent_prefill(state, layer, query, cache, output)
             return output
-        if self._invariant:
-            attend_runs(state, layer, query, cache, output)
-            return output
+        decode = invariant_decode if self._invariant else decode_attention
+        prefill = invariant_prefill if self._invariant else prefill_attention
         if state.splits:
-            decode_attention(state, layer, query, cache, output)
+            decode(state, layer, query, cache, output)
         if state.tiles is not None:
-            prefill_attention(state, layer, query, cache, output)
+            prefill(state, layer, query, cache, output)
         return output
 
     def _bounds(self, geometry: BatchGeometry, spec: AttentionSpec) -> WorkBounds:

@@ -10,7 +10,7 @@ inputs. So tiles may follow the number of rows:
   read by twice as many programs, and no multiprocessor multiplies by rows that there are not.
 
 That both sum the 16 alike is the unit's business, and no manual promises it: it is tried at start
-(``selfcheck.py``), and where it does not hold, few rows go as many do.
+(``check_products.py``), and where it does not hold, few rows go as many do.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ show. What is compiled on the way are the model's own kernels, which it is about
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,47 +21,27 @@ from kernels.inputs import StepRows
 from kernels.lora import AdapterWeights, adapter_rows, reached
 from kernels.moe import ExpertTensors, Gating, RouterWeights, RoutingRule
 from kernels.operations import Kernels
-from kernels.packed import PackedParts
 from kernels.recurrent import GatedDeltaShape, ScanShape
 from kernels.reference import operations as reference
 from kernels.reference.attention import ReferenceAttention
-from kernels.reference.cache_codes import contents, encode
-from kernels.reference.quantised import (
-    linear_packed,
-    quantise_fp8,
-    quantise_int4,
-    quantise_int8,
-    quantise_mxfp4,
-    quantise_nf4,
-)
-from kernels.reference.skinny import skinny_linear as reference_skinny
+from kernels.reference.cache_codes import encode
 from kernels.sampling import LogitBias, SamplingTable, TokenCounts
-from kernels.scaled import round_rows, scaled_linear
 from kernels.skinny import RowNorm
-from kernels.tiled import tile, tile_experts
-from kernels.triton.launch import INTERPRETED
-from kernels.triton.matmul import invariant_linear
-from kernels.triton.moe import fused_moe, invariant_moe
 from kernels.triton.plan import queries_a_tile
-from kernels.triton.quantised import packed_linear
-from kernels.triton.skinny import skinny_linear
-from kernels.triton.skinny_packed import skinny_packed_linear
+from kernels.triton.trial import CPU, TOLERANCES, Pairs, copy_to, doubt, new_random, normal
 
-# Of the norm of a result. A twin rounds to the dtype in other places, but not at random.
-_TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 # What differs in the last bits before it is rounded to a code may become the next one.
 _OF_CODES = 5e-2
-_CPU = torch.device("cpu")
 _ROWS = 6
 _VOCAB = 4500
 
 
 def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
     """Why the kernels are not to be trusted on ``spec.device``, or None when they are right."""
-    random = torch.Generator().manual_seed(next(_SEEDS))
-    tolerance = _TOLERANCES[spec.dtype] if spec.cache_dtype is None else _OF_CODES
+    random = new_random()
+    tolerance = TOLERANCES[spec.dtype] if spec.cache_dtype is None else _OF_CODES
     for what, check in _CHECKS.items():
-        reason = _doubt(what, partial(check, kernels, spec, random), tolerance)
+        reason = doubt(what, partial(check, kernels, spec, random), tolerance)
         if reason is not None:
             return reason
     return None
@@ -70,173 +50,11 @@ def self_check(kernels: Kernels, spec: AttentionSpec) -> str | None:
 def check_same_bits(kernels: Kernels, spec: AttentionSpec) -> str | None:
     """Why a query's attention may have other bits alone than in a chunk on ``spec.device``, of
     kernels that promise the same; or None."""
-    random = torch.Generator().manual_seed(next(_SEEDS))
-    return _doubt("batch-invariant attention", partial(_cut_chunks, kernels, spec, random), 0.0)
+    random = new_random()
+    return doubt("batch-invariant attention", partial(_cut_chunks, kernels, spec, random), 0.0)
 
 
-def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products with weights in codes are not to be trusted on ``device``, or None."""
-    random = torch.Generator().manual_seed(next(_SEEDS))
-    pairs = partial(_packed_products, dtype, device, random)
-    return _doubt("products of codes", pairs, _TOLERANCES[dtype])
-
-
-def check_packed_bits(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products with weights in codes may have other bits in a larger batch on ``device``."""
-    if dtype.itemsize > 2:
-        return f"no matrix units multiply {dtype}"
-    random = torch.Generator().manual_seed(next(_SEEDS))
-    pairs = partial(_packed_by_size, dtype, device, random)
-    return _doubt("batch-invariant products of codes", pairs, 0.0)
-
-
-def check_skinny(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products of few rows are not to be trusted on ``device``, or None."""
-    random = torch.Generator().manual_seed(next(_SEEDS))
-    pairs = partial(_skinny_products, dtype, device, random)
-    return _doubt("products of few rows", pairs, _TOLERANCES[dtype])
-
-
-def check_turned(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products of few rows may not have the bits of many on ``device``, or None."""
-    random = torch.Generator().manual_seed(next(_SEEDS))
-    return _doubt("products of few rows", partial(_turned_products, dtype, device, random), 0.0)
-
-
-def check_experts(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a token's experts may give other bits in a larger batch on ``device``, or None."""
-    if dtype.itemsize > 2:
-        return f"no matrix units multiply {dtype}"
-    random = torch.Generator().manual_seed(next(_SEEDS))
-    return _doubt("mixture of experts", partial(_experts_by_size, dtype, device, random), 0.0)
-
-
-def check_scaled(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why products in float8 are not to be trusted on ``device``, or None."""
-    random = torch.Generator().manual_seed(next(_SEEDS))
-    pairs = partial(_scaled_products, dtype, device, random)
-    return _doubt("products in float8", pairs, _TOLERANCES[dtype])
-
-
-_Pairs = Iterator[tuple[Any, Any]]  # actual and expected: tensors, or tuples of such
-
-
-def _doubt(what: str, pairs: Callable[[], _Pairs], tolerance: float) -> str | None:
-    """Why a kind of kernels is not to be trusted, or None."""
-    try:
-        with torch.inference_mode():
-            worst = max((_error(*pair) for pair in pairs()), default=0.0)
-    # Whatever the compiler or the driver raises: the reference kernels can still serve.
-    except Exception as error:
-        told = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return f"its {what} cannot run on this device: {told}"
-    if not worst <= tolerance:
-        return f"its {what} is wrong on this device (relative error {worst:.1e})"
-    return None
-
-
-def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
-    """A matrix in codes of each kind, for few rows and for more, one of them in each of the
-    kernel's tiles; and two experts'. Each pair is a kernel to compile, which a start waits for."""
-    x = _noise(random, dtype, 130, 256)
-    kinds = (quantise_int4, quantise_int8, quantise_fp8, quantise_nf4, quantise_mxfp4)
-    for round_to in kinds:
-        weight = round_to(_noise(random, torch.float32, 256, 256) / 16)
-        there = tile(weight.to(device))
-        yield skinny_packed_linear(x[:1].to(device), there), linear_packed(x[:1].float(), weight)
-        for some in (x[:8], x[:40], x) if round_to is kinds[0] else (x[:8],):
-            yield packed_linear(some.to(device), there), linear_packed(some.float(), weight)
-    gate_up = quantise_mxfp4(_noise(random, torch.float32, 256, 256) / 16)
-    down = quantise_mxfp4(_noise(random, torch.float32, 512, 64) / 8)
-    chosen = torch.tensor([[0], [1], [1], [0], [1]])
-    sides = []
-    for side, mixture in ((device, fused_moe), (_CPU, reference.fused_moe)):
-        stacks = (tile_experts(PackedParts((part.to(side),)), 2) for part in (gate_up, down))
-        experts = ExpertTensors(next(stacks), next(stacks))
-        moved = _moved((x[:5], chosen, torch.ones(5, 1)), side)
-        sides.append(mixture(moved[0], experts, *moved[1:]))
-    yield sides[0], sides[1]
-
-
-def _packed_by_size(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
-    """By each height of a tile, as bits: a matrix, and experts."""
-    x = _noise(random, dtype, 200, 256).to(device)
-    gate_up, down = (
-        quantise_int4(_noise(random, torch.float32, *shape) / 16).to(device)
-        for shape in ((256, 256), (512, 64))
-    )
-    held = [tile_experts(PackedParts((part,)), 2) for part in (gate_up, down)]
-    experts = ExpertTensors(held[0], held[1])
-    ids = torch.randint(2, (200, 1), generator=random).to(device)
-    shares = torch.rand(200, 1, generator=random).to(device)
-
-    def products(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        made = packed_linear(x[:rows], tile(gate_up), invariant=True)
-        mixed = invariant_moe(x[:rows], experts, ids[:rows], shares[:rows])
-        return made.view(torch.int16), mixed.view(torch.int16)
-
-    whole = products(200)
-    for rows in (1, 40):
-        yield products(rows), tuple(part[:rows].cpu() for part in whole)
-
-
-def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
-    """A layer's four with what they take along, and the head's, one after the other: nothing but
-    their turns keeps them apart. The kernels are those of most models, for a start waits for each;
-    nothing is compiled for the interpreter, which would take a minute."""
-    hidden, inner = (24, 40) if INTERPRETED else (1040, 2304)
-    x, norm = _noise(random, dtype, 3, hidden), RowNorm(_noise(random, dtype, hidden), 1e-6)
-    enter, gate_up = (_noise(random, dtype, n, hidden) / 32 for n in (inner, 2 * inner))
-    leave, head = _noise(random, dtype, hidden, inner) / 48, _noise(random, dtype, inner, hidden)
-    sides = []
-    for side, product in ((device, skinny_linear), (_CPU, reference_skinny)):
-        rows, n, w_in, w_gate, w_down, w_head = _moved((x, norm, enter, gate_up, leave, head), side)
-        stream = rows[:1].clone()
-        product(product(stream, w_in, norm=n), w_down, stream=stream)
-        product(product(stream, w_gate, norm=n, gate="silu"), w_down, stream=stream)
-        several = product(rows, w_gate, norm=n, gate="silu")
-        sides.append((stream, product(stream, w_head, dtype=torch.float32), several))
-    yield sides[0], sides[1]
-
-
-def _turned_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
-    """By each height of a tile, as bits. Numbers of many sizes, so that another order shows."""
-    inputs, outputs = (48, 20) if INTERPRETED else (1040, 2304)
-    sizes = torch.logspace(-3, 1, inputs)[torch.randperm(inputs, generator=random)]
-    x = (_noise(random, torch.float32, 200, inputs) * sizes).to(dtype).to(device)
-    weight = _noise(random, dtype, outputs, inputs).to(device)
-    whole = invariant_linear(x, weight).view(torch.int16)
-    for rows in (1, 20, 64):
-        yield invariant_linear(x[:rows], weight).view(torch.int16), whole[:rows].cpu()
-
-
-def _experts_by_size(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
-    """By each height of a tile, as bits."""
-    hidden, inner, count = (48, 24, 300) if INTERPRETED else (528, 264, 300)
-    x = _noise(random, dtype, count, hidden).to(device)
-    gate_up, down = (
-        _noise(random, dtype, 4, 2 * inner, hidden),
-        _noise(random, dtype, 4, hidden, inner),
-    )
-    experts = ExpertTensors((gate_up / 20).to(device), (down / 16).to(device))
-    ids = torch.stack([torch.randperm(4, generator=random)[:2] for _ in range(count)]).to(device)
-    shares = torch.rand(count, 2, generator=random).to(device)
-    whole = invariant_moe(x, experts, ids, shares)
-    for rows in (5, 50, 100):
-        some = invariant_moe(x[:rows], experts, ids[:rows], shares[:rows])
-        yield some.view(torch.int16), whole[:rows].cpu().view(torch.int16)
-
-
-def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> _Pairs:
-    """One of some rows; the weight of the twin is widened."""
-    x, bias = _noise(random, dtype, 40, 64), _noise(random, dtype, 48)
-    weight = quantise_fp8(_noise(random, torch.float32, 48, 64))
-    codes, steps = round_rows(x)
-    moved = _moved((x, weight.codes, weight.scales, bias), device)
-    yield scaled_linear(*moved), linear_packed(codes.float() * steps, weight, bias.float())
-
-
-def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """Single queries in one split and in several, chunks with and without a past."""
     two_tiles = queries_a_tile(spec.num_heads // spec.num_kv_heads) + 3
     queries, past = np.array([1, 1, 7, two_tiles, 1]), np.array([0, 600, 70, 0, 33])
@@ -255,10 +73,10 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
     for stored in poisoned:
         assert stored is not None
         stored.transpose(1, 2)[torch.from_numpy(~is_used)] = float("nan")
-    query = _noise(random, spec.dtype, int(queries.sum()), spec.num_heads, spec.head_dim)
-    sinks = _noise(random, torch.float32, spec.num_heads) if spec.has_sinks else None
+    query = normal(random, spec.dtype, int(queries.sum()), spec.num_heads, spec.head_dim)
+    sinks = normal(random, torch.float32, spec.num_heads) if spec.has_sinks else None
     starts = np.concatenate(([0], np.cumsum(queries)))
-    sides = ((kernels.attention, spec), (ReferenceAttention(), replace(spec, device=_CPU)))
+    sides = ((kernels.attention, spec), (ReferenceAttention(), replace(spec, device=CPU)))
     # As where a prompt ends with an image whose tokens see each other.
     ahead = [None] if not spec.looks_ahead else [None, np.repeat(seq_lens, queries)]
     for window, ends in itertools.product(spec.windows, ahead):
@@ -268,56 +86,56 @@ def _attention(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -
         for backend, side in sides:
             geometry = BatchGeometry.of(starts, seq_lens, tables, side.device, ends)
             state = backend.plan(geometry, side)
-            moved, *inputs = _moved((layer, query, cache), side.device)
+            moved, *inputs = copy_to((layer, query, cache), side.device)
             # Freed at once, and likely what the output is made of: what is not written shows.
             torch.full_like(inputs[0], float("nan"))
             outputs.append(backend.forward(state, moved, *inputs))
         yield outputs[0], outputs[1]
 
 
-def _cut_chunks(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+def _cut_chunks(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """A chunk behind a past, and some of its queries by themselves, as bits."""
     past, queries = 600, queries_a_tile(spec.num_heads // spec.num_kv_heads) + 3
     seq_len, alone = past + queries, np.array([0, queries // 2, queries - 1])
     tables = torch.randperm(-(-seq_len // spec.block_size), generator=random).int().numpy()[None]
-    cache = _moved(_cache(spec, tables.size, random), spec.device)
-    query = _noise(random, spec.dtype, queries, spec.num_heads, spec.head_dim).to(spec.device)
-    sinks = _noise(random, torch.float32, spec.num_heads) if spec.has_sinks else None
+    cache = copy_to(_cache(spec, tables.size, random), spec.device)
+    query = normal(random, spec.dtype, queries, spec.num_heads, spec.head_dim).to(spec.device)
+    sinks = normal(random, torch.float32, spec.num_heads) if spec.has_sinks else None
     whole = np.array([0, queries]), np.array([seq_len]), tables
     cut = np.arange(alone.size + 1), past + 1 + alone, np.repeat(tables, alone.size, axis=0)
     for window in spec.windows:
         layer = LayerAttention(spec.head_dim**-0.5, window, spec.softcap, sinks)
-        layer, sides = _moved(layer, spec.device), []
+        layer, sides = copy_to(layer, spec.device), []
         for shape, asked in ((cut, query[alone]), (whole, query)):
             state = kernels.attention.plan(BatchGeometry.of(*shape, spec.device), spec)
             sides.append(kernels.attention.forward(state, layer, asked, cache))
         yield sides[0].view(torch.uint8), sides[1][alone].view(torch.uint8).cpu()
 
 
-def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+def _layers(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     hidden = spec.num_heads * spec.head_dim
-    x, residual, weight = (_noise(random, spec.dtype, *s) for s in ([5, hidden],) * 2 + ([hidden],))
+    x, residual, weight = (normal(random, spec.dtype, *s) for s in ([5, hidden],) * 2 + ([hidden],))
     yield _both(kernels, spec, "rms_norm", x, weight, 1e-5)
     yield _both(kernels, spec, "add_rms_norm", x, residual, weight, 1e-5)
     yield _both(
-        kernels, spec, "clamped_swiglu", _noise(random, spec.dtype, 5, 2 * hidden), 1.702, 1.5
+        kernels, spec, "clamped_swiglu", normal(random, spec.dtype, 5, 2 * hidden), 1.702, 1.5
     )
     frequencies, far = torch.logspace(0, -5, spec.head_dim // 2), torch.tensor([0, 1, 999, 131_071])
     yield _both(kernels, spec, "rope_tables", far, frequencies, 0.5)
     for activation in ("silu_mul", "gelu_mul"):
-        yield _both(kernels, spec, activation, _noise(random, spec.dtype, 5, 2 * hidden))
+        yield _both(kernels, spec, activation, normal(random, spec.dtype, 5, 2 * hidden))
 
 
-def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """Experts, and who goes to which; and adapters, with a token that has none."""
-    x = _noise(random, spec.dtype, 5, 48)
-    gate_up, down = _noise(random, spec.dtype, 3, 64, 48), _noise(random, spec.dtype, 3, 48, 32)
+    x = normal(random, spec.dtype, 5, 48)
+    gate_up, down = normal(random, spec.dtype, 3, 64, 48), normal(random, spec.dtype, 3, 48, 32)
     chosen = torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
     shares = torch.rand(5, 2, generator=random)
     experts = ExpertTensors(gate_up / 7, down / 6, gate_up[:, :, 0], down[:, :, 0])
     yield _both(kernels, spec, "fused_moe", x, experts, chosen, shares)
-    gate = _noise(random, spec.dtype, 1, 48) / 7
-    yield _both(kernels, spec, "add_gated", x, _noise(random, spec.dtype, 5, 48), x / 2, gate)
+    gate = normal(random, spec.dtype, 1, 48) / 7
+    yield _both(kernels, spec, "add_gated", x, normal(random, spec.dtype, 5, 48), x / 2, gate)
     x, weight = _decided(x, 12, random)
     grouped = RoutingRule(2, "sigmoid", num_groups=3, top_groups=2, group_best=2)
     for router in (
@@ -332,10 +150,10 @@ def _grouped_products(kernels: Kernels, spec: AttentionSpec, random: torch.Gener
     mixed = few, norm, router, RoutingRule(2), experts
     for gating in (Gating(reference.silu_mul, "silu"), Gating(reference.erf_gelu_mul, "gelu")):
         yield _both(kernels, spec, "add_experts", *mixed, gating)
-    rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, _CPU)
-    downs, ups = _noise(random, spec.dtype, 3, 8, 48) / 7, _noise(random, spec.dtype, 3, 8, 64)
+    rows = adapter_rows(np.array([2, -1, 0, 2, 1]), 3, CPU)
+    downs, ups = normal(random, spec.dtype, 3, 8, 48) / 7, normal(random, spec.dtype, 3, 8, 64)
     weights = AdapterWeights(downs, ups, torch.stack([reached(up) for up in ups]))
-    yield _both(kernels, spec, "add_adapters", _noise(random, spec.dtype, 5, 64), x, weights, rows)
+    yield _both(kernels, spec, "add_adapters", normal(random, spec.dtype, 5, 64), x, weights, rows)
 
 
 def _decided(
@@ -350,14 +168,14 @@ def _decided(
     return x, weight
 
 
-def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """With norms of queries and keys and without; a padding token; a copy of a block."""
     if spec.value_dim is not None:
         yield from _latent_writes(kernels, spec, spec.value_dim, random)
         return
     heads = spec.num_heads + 2 * spec.num_kv_heads
-    fused = _noise(random, spec.dtype, 5, heads, spec.head_dim)
-    weight = _noise(random, spec.dtype, heads - spec.num_kv_heads, spec.head_dim)
+    fused = normal(random, spec.dtype, 5, heads, spec.head_dim)
+    weight = normal(random, spec.dtype, heads - spec.num_kv_heads, spec.head_dim)
     frequencies = torch.logspace(0, -4, spec.head_dim // 2)
     rotation = reference.rope_tables(torch.arange(5) * 100, frequencies, 1.0)
     slots = torch.tensor([3, 0, -1, 2 * spec.block_size, 1])
@@ -371,25 +189,25 @@ def _cache_writes(kernels: Kernels, spec: AttentionSpec, random: torch.Generator
 
 def _latent_writes(
     kernels: Kernels, spec: AttentionSpec, rank: int, random: torch.Generator
-) -> _Pairs:
+) -> Pairs:
     """A latent normed, queries and key rotated; a padding token."""
-    query = _noise(random, spec.dtype, 5, spec.num_heads, spec.head_dim)
-    latent, weight = _noise(random, spec.dtype, 5, spec.head_dim), _noise(random, spec.dtype, rank)
+    query = normal(random, spec.dtype, 5, spec.num_heads, spec.head_dim)
+    latent, weight = normal(random, spec.dtype, 5, spec.head_dim), normal(random, spec.dtype, rank)
     frequencies = torch.logspace(0, -4, (spec.head_dim - rank) // 2)
     rotation = reference.rope_tables(torch.arange(5) * 100, frequencies, 1.0)
     slots, whole = torch.tensor([3, 0, -1, 2 * spec.block_size, 1]), _cache(spec, 4, random)
     yield _both(kernels, spec, "copy_blocks", whole, torch.tensor([0, 2]), torch.tensor([3, 1]))
     keys = whole.keys
     sides = []
-    for operations, device in ((kernels.operations, spec.device), (reference, _CPU)):
-        q, kept, *rest = _moved((query, keys, latent, weight, rotation, slots), device)
+    for operations, device in ((kernels.operations, spec.device), (reference, CPU)):
+        q, kept, *rest = copy_to((query, keys, latent, weight, rotation, slots), device)
         cache = LayerCache(kept, kept[..., :rank])
         operations.latent_rope_store(q, rest[0], rest[1], 1e-6, rest[2], cache, rest[3])
         sides.append((q, kept))
     yield sides[0], sides[1]
 
 
-def _inputs(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+def _inputs(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """A chunk, newest tokens and a padding row; then tokens fed back."""
     slots = torch.tensor([4, 0, 2], dtype=torch.int32)
     rows = StepRows(
@@ -407,7 +225,7 @@ def _inputs(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _
     yield _both(kernels, spec, "feed_back", newest, slots, torch.tensor([7, 8, 5]), lines, counts)
 
 
-def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """Likeliest, drawn and truncated, with all that may change the logits and with nothing."""
     ones, ints = torch.ones(_ROWS), torch.zeros(_ROWS, dtype=torch.int32)
     table = SamplingTable(
@@ -432,13 +250,13 @@ def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) ->
     masks = torch.randint(-(2**31), 2**31, (2, -(-_VOCAB // 32)), generator=random).int()
     slots = torch.randperm(_ROWS, generator=random).int()
     for extras in ((counts, bias, masks), (None, None, None)):
-        logits = _noise(random, torch.float32, _ROWS, _VOCAB) * 4
+        logits = normal(random, torch.float32, _ROWS, _VOCAB) * 4
         arguments = (logits, slots, torch.arange(_ROWS), table, *extras)
         actual, expected = _both(kernels, spec, "sample", *arguments)
         yield actual[0], expected[0]  # the logits are left in any state
 
 
-def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _Pairs:
+def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> Pairs:
     """Layers that keep a state, for models that have some: rows of several tokens, cut into chunks
     and not, and of one each; one that begins, and one that pads."""
     for lengths in ((3, 70, 20, 1), (1, 1, 1, 1)) if spec.has_states else ():
@@ -446,8 +264,8 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _
         tokens = int(ends[-1])
         slots, starts = torch.tensor([2, 0, 3, 4]).int(), torch.tensor([0, 7, 2, -1]).int()
         rows = StepRows(slots, ends, starts, torch.zeros(tokens, dtype=torch.int32))
-        noise = partial(_noise, random, spec.dtype)
-        wide = partial(_noise, random, torch.float32)
+        noise = partial(normal, random, spec.dtype)
+        wide = partial(normal, random, torch.float32)
         delta, scan = GatedDeltaShape(2, 4, 32, 32), ScanShape(4, 2, 32, 32)
         weight, lines = noise(4, 96), noise(5, 3, 96)
         for bias in (None, noise(96)):
@@ -465,11 +283,7 @@ def _states(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) -> _
             yield _both(kernels, spec, "apply_gate", x.flatten(1), gate, first)
 
 
-# Other numbers each time: memory that a broken kernel leaves unwritten must not hold the right ones
-# of an earlier check.
-_SEEDS = itertools.count()
-
-_CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], _Pairs]] = {
+_CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], Pairs]] = {
     "attention": _attention,
     "norms and activations": _layers,
     "grouped products": _grouped_products,
@@ -483,44 +297,15 @@ _CHECKS: dict[str, Callable[[Kernels, AttentionSpec, torch.Generator], _Pairs]] 
 def _both(kernels: Kernels, spec: AttentionSpec, name: str, *arguments: Any) -> tuple[Any, Any]:
     """What either twin returns, and what it made of its arguments; each has its own."""
     sides = []
-    for operations, device in ((kernels.operations, spec.device), (reference, _CPU)):
-        moved = _moved(arguments, device)
+    for operations, device in ((kernels.operations, spec.device), (reference, CPU)):
+        moved = copy_to(arguments, device)
         sides.append((getattr(operations, name)(*moved), moved))
     return sides[0], sides[1]
 
 
-def _error(actual: Any, expected: Any) -> float:
-    """The largest relative error of a tensor; infinite where integers or broken values differ."""
-    if isinstance(expected, LayerCache):
-        actual, expected = contents(actual), contents(expected)
-    if isinstance(expected, tuple):
-        return max((_error(*pair) for pair in zip(actual, expected, strict=True)), default=0.0)
-    if not isinstance(expected, torch.Tensor):
-        return 0.0
-    actual = actual.cpu()
-    if not expected.is_floating_point():
-        return 0.0 if torch.equal(actual, expected) else float("inf")
-    if not torch.equal(actual.isnan(), expected.isnan()):
-        return float("inf")
-    actual, expected = actual.double().nan_to_num(), expected.double().nan_to_num()
-    return float((actual - expected).norm() / expected.norm().clamp(min=1e-6))
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """A copy on a device of a tensor, or of a tuple or a layer with some in it."""
-    if isinstance(value, torch.Tensor):
-        return value.clone().to(device)
-    if isinstance(value, LayerAttention):
-        return replace(value, sinks=_moved(value.sinks, device))
-    if isinstance(value, tuple):
-        parts = [_moved(part, device) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value
-
-
 def _cache(spec: AttentionSpec, num_blocks: int, random: torch.Generator) -> LayerCache:
     shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-    keys, values = (_noise(random, spec.dtype, *shape) for _ in range(2))
+    keys, values = (normal(random, spec.dtype, *shape) for _ in range(2))
     if spec.value_dim is not None:
         return LayerCache(keys, keys[..., : spec.value_dim])
     if spec.cache_dtype is None:
@@ -528,7 +313,3 @@ def _cache(spec: AttentionSpec, num_blocks: int, random: torch.Generator) -> Lay
     coded = (encode(keys, spec.cache_dtype), encode(values, spec.cache_dtype))
     (keys, key_scales), (values, value_scales) = coded
     return LayerCache(keys, values, key_scales, value_scales)
-
-
-def _noise(random: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=random).to(dtype)

@@ -32,12 +32,12 @@ def no_native(monkeypatch):
 @pytest.fixture
 def kernels_of_a_gpu(monkeypatch):
     """What their checks say, as if there were a device to ask: None, that they are right."""
-    selfcheck = pytest.importorskip("kernels.triton.selfcheck")
+    check_products = pytest.importorskip("kernels.triton.check_products")
     says = {"skinny": None, "packed": None}
     monkeypatch.setattr("kernels.triton.launch.refuse_device", lambda _: None)
-    monkeypatch.setattr(selfcheck, "check_skinny", lambda *_: says["skinny"])
-    monkeypatch.setattr(selfcheck, "check_packed", lambda *_: says["packed"])
-    monkeypatch.setattr(selfcheck, "check_scaled", lambda *_: None)
+    monkeypatch.setattr(check_products, "check_skinny", lambda *_: says["skinny"])
+    monkeypatch.setattr(check_products, "check_packed", lambda *_: says["packed"])
+    monkeypatch.setattr(check_products, "check_scaled", lambda *_: None)
     return says
 
 

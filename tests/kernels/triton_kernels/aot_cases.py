@@ -18,8 +18,10 @@ from kernels.triton.delta_chunks import gated_delta
 from kernels.triton.distribution import distribution
 from kernels.triton.drafts import accept_drafts, draw, judge_drafts
 from kernels.triton.feedback import feed_back
-from kernels.triton.gates import apply_gate, gated_rms_norm
+from kernels.triton.gates import add_gated, apply_gate, gated_rms_norm
 from kernels.triton.inputs import StepRows, build_inputs
+from kernels.triton.invariant_decode import invariant_decode
+from kernels.triton.invariant_prefill import invariant_prefill
 from kernels.triton.kv_store import copy_blocks, norm_rope_store
 from kernels.triton.latent import latent_decode, latent_prefill, latent_rope_store
 from kernels.triton.layers import (
@@ -31,12 +33,11 @@ from kernels.triton.layers import (
     silu_mul,
 )
 from kernels.triton.matmul import invariant_heads, invariant_linear
-from kernels.triton.moe import add_experts, fused_moe
+from kernels.triton.moe import add_experts, fused_moe, invariant_moe
 from kernels.triton.plan import AttentionPlan, WorkBounds, plan_attention
 from kernels.triton.prefill import prefill_attention
 from kernels.triton.quantised import packed_linear
-from kernels.triton.routing import route
-from kernels.triton.runs import attend_runs
+from kernels.triton.routing import invariant_route, route
 from kernels.triton.sampling import sample
 from kernels.triton.scan_chunks import selective_scan
 from kernels.triton.short_conv import gated_conv, short_conv
@@ -98,7 +99,7 @@ def decode(
     plan = attention_plan(WorkBounds(256, 1024, 0, tiles_only=False), window, heads // kv_heads)
     cache = cache_of(kv_heads, block, dim, codes, dtype)
     query, output = (empty(256, heads, dim, dtype=dtype) for _ in range(2))
-    attend = attend_runs if invariant else decode_attention
+    attend = invariant_decode if invariant else decode_attention
     attend(plan, LayerAttention(0.1, window, cap), query, cache, output)
 
 
@@ -120,7 +121,7 @@ def prefill(
     cache = cache_of(kv_heads, block, dim, codes, dtype)
     query, output = (empty(8192, heads, dim, dtype=dtype) for _ in range(2))
     layer = LayerAttention(0.1, window, cap, looks_ahead=looks_ahead)
-    attend = attend_runs if invariant else prefill_attention
+    attend = invariant_prefill if invariant else prefill_attention
     attend(plan, layer, query, cache, output)
 
 
@@ -323,6 +324,7 @@ def moe(
     *,
     biased: bool = False,
     form: str | None = None,
+    invariant: bool = False,
 ) -> None:
     """Dense, or in codes."""
     gate_up: ExpertMatrices = empty(experts, 2 * inner, hidden)
@@ -331,7 +333,8 @@ def moe(
         gate_up = tiled(form, 2 * inner, hidden, experts)
         down = tiled(form, hidden, inner, experts)
     biases = (empty(experts, 2 * inner), empty(experts, hidden)) if biased else ()
-    fused_moe(
+    mixture = invariant_moe if invariant else fused_moe
+    mixture(
         empty(tokens, hidden),
         ExpertTensors(gate_up, down, *biases),
         empty(tokens, top_k, dtype=torch.int64),
@@ -362,9 +365,16 @@ def few_experts(
     )
 
 
-def routing(tokens: int, experts: int, hidden: int, rule: RoutingRule) -> None:
+def routing(
+    tokens: int, experts: int, hidden: int, rule: RoutingRule, *, invariant: bool = False
+) -> None:
     correction = None if rule.scoring == "softmax" else empty(experts, dtype=torch.float32)
-    route(empty(tokens, hidden), empty(experts, hidden), None, correction, rule)
+    router = invariant_route if invariant else route
+    router(empty(tokens, hidden), empty(experts, hidden), None, correction, rule)
+
+
+def shared_expert_gate(tokens: int, hidden: int) -> None:
+    add_gated(*(empty(tokens, hidden) for _ in range(3)), empty(1, hidden))
 
 
 # name: (heads, KV heads, head size, block size, window, cap)
@@ -453,6 +463,15 @@ CASES: dict[str, Callable[[], object]] = {
         *(routing, 64, 256, 7168),
         RoutingRule(8, "sigmoid", scale=2.5, num_groups=8, top_groups=4, group_best=2),
     ),
+    "invariant-routing-qwen3-30b": partial(routing, 64, 128, 2048, RoutingRule(8), invariant=True),
+    "shared-expert-gate-qwen3-next": partial(shared_expert_gate, 64, 2048),
+    **{
+        f"invariant-moe-{tokens}-qwen3-30b{form and '-' + form}": partial(
+            moe, tokens, 128, 8, 2048, 768, form=form or None, invariant=True
+        )
+        for tokens in (8, 8192)
+        for form in ("", "gptq")
+    },
     "moe-decode-qwen3-30b": partial(moe, 64, 128, 8, 2048, 768),
     "moe-decode-gpt-oss-20b": partial(moe, 64, 32, 4, 2880, 2880, biased=True),
     "moe-prefill-qwen3-30b": partial(moe, 8192, 128, 8, 2048, 768),

@@ -23,16 +23,16 @@ from kernels.skinny import RowNorm
 from kernels.triton import launch as launcher
 from kernels.triton import operations
 from kernels.triton.backend import TritonAttention
-from kernels.triton.matmul import invariant_heads, invariant_linear
-from kernels.triton.selfcheck import (
+from kernels.triton.check_products import (
     check_experts,
     check_packed,
     check_packed_bits,
     check_scaled,
     check_skinny,
     check_turned,
-    self_check,
 )
+from kernels.triton.matmul import invariant_heads, invariant_linear
+from kernels.triton.selfcheck import self_check
 from kernels.triton.skinny import skinny_linear
 from tests.kernels.recurrent_cases import step_rows
 from tests.kernels.triton_kernels.interpreted.oracle import Problem, attend, make_problem

@@ -40,9 +40,8 @@ def test_greedy_text_is_the_references() -> None:
 def test_experts_in_mxfp4_are_multiplied_as_codes(tmp_path, monkeypatch, caplog) -> None:
     """GPT-OSS as it is published: the logits of what its codes stand for, in their memory."""
     directory, dense = mxfp4_model.save(tmp_path)
-    monkeypatch.setattr(
-        choose, "_refuse_triton", lambda *_, **__: None
-    )  # its check has its own test
+    # Its check has its own test.
+    monkeypatch.setattr(choose, "_refuse_triton", lambda *_, **__: None)
     expected = paged_logits(dense)
     logits = paged_logits(directory, attention_backend="triton")
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)

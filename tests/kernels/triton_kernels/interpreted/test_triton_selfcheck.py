@@ -14,21 +14,29 @@ from kernels.attention import AttentionSpec
 from kernels.operations import Kernels
 from kernels.scaled import scaled_linear
 from kernels.select import NoKernelsError, select_kernels
-from kernels.triton import backend, decode, operations, prefill, runs, selfcheck
+from kernels.triton import (
+    backend,
+    check_products,
+    decode,
+    invariant_decode,
+    invariant_prefill,
+    operations,
+    prefill,
+    selfcheck,
+)
 from kernels.triton.backend import TritonAttention
-from kernels.triton.matmul import invariant_linear
-from kernels.triton.moe import fused_moe
-from kernels.triton.quantised import packed_linear
-from kernels.triton.selfcheck import (
+from kernels.triton.check_products import (
     check_experts,
     check_packed,
     check_packed_bits,
-    check_same_bits,
     check_scaled,
     check_skinny,
     check_turned,
-    self_check,
 )
+from kernels.triton.matmul import invariant_linear
+from kernels.triton.moe import fused_moe
+from kernels.triton.quantised import packed_linear
+from kernels.triton.selfcheck import check_same_bits, self_check
 from kernels.triton.skinny import skinny_linear
 from kernels.triton.skinny_packed import skinny_packed_linear
 
@@ -69,13 +77,13 @@ def test_products_of_codes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, right in products.items():
         with monkeypatch.context() as changed:
-            changed.setattr(selfcheck, name, lambda *given, right=right: 2 * right(*given))
+            changed.setattr(check_products, name, lambda *given, right=right: 2 * right(*given))
             assert "products of codes is wrong" in (check_packed(torch.float16, SPEC.device) or "")
 
 
 def test_products_in_float8_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_scaled(torch.bfloat16, SPEC.device) is None
-    monkeypatch.setattr(selfcheck, "scaled_linear", lambda *given: 2 * scaled_linear(*given))
+    monkeypatch.setattr(check_products, "scaled_linear", lambda *given: 2 * scaled_linear(*given))
     assert "products in float8 is wrong" in (check_scaled(torch.bfloat16, SPEC.device) or "")
 
 
@@ -89,7 +97,7 @@ def test_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> No
         return skinny_linear(*given, **more)
 
     for wrong in (unadded, unnormed):
-        monkeypatch.setattr(selfcheck, "skinny_linear", wrong)
+        monkeypatch.setattr(check_products, "skinny_linear", wrong)
         told = check_skinny(torch.float16, SPEC.device) or ""
         assert "products of few rows is wrong" in told
 
@@ -106,7 +114,7 @@ def test_bits_of_products_of_few_rows_are_checked(monkeypatch: pytest.MonkeyPatc
         parts = (x[:, :half] @ weight[:, :half].T, x[:, half:] @ weight[:, half:].T)
         return parts[0] + parts[1]
 
-    monkeypatch.setattr(selfcheck, "invariant_linear", another_order)
+    monkeypatch.setattr(check_products, "invariant_linear", another_order)
     assert "products of few rows is wrong" in (check_turned(torch.bfloat16, SPEC.device) or "")
 
 
@@ -119,7 +127,7 @@ def test_bits_of_experts_and_of_codes_are_checked(monkeypatch: pytest.MonkeyPatc
     def in_another_order(x: torch.Tensor, *given: Any) -> torch.Tensor:
         return fused_moe(x, *given) if x.shape[0] > 100 else fused_moe(x / 3, *given) * 3
 
-    monkeypatch.setattr(selfcheck, "invariant_moe", in_another_order)
+    monkeypatch.setattr(check_products, "invariant_moe", in_another_order)
     for check in (check_experts, check_packed_bits):
         assert "is wrong on this device" in (check(torch.float16, SPEC.device) or "")
 
@@ -153,8 +161,8 @@ def test_a_wrong_operation_is_refused(name: str) -> None:
     [
         (decode, "SPLIT_SIZE", 128, False),
         (prefill, "TILE_ROWS", 64, False),
-        (runs, "SPLIT_SIZE", 128, True),
-        (runs, "TILE_ROWS", 64, True),
+        (invariant_decode, "SPLIT_SIZE", 128, True),
+        (invariant_prefill, "TILE_ROWS", 64, True),
     ],
 )
 def test_a_bug_in_an_attention_kernel_is_refused(

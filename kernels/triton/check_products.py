@@ -1,0 +1,180 @@
+"""Whether kernels of products are right on this very device, and those that promise it bit by bit.
+
+They are those of weights and not of a step: a loader asks before it takes one (see ``selfcheck.py``
+for the rest).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from kernels.moe import ExpertTensors
+from kernels.packed import PackedParts
+from kernels.reference import operations as reference
+from kernels.reference.quantised import (
+    linear_packed,
+    quantise_fp8,
+    quantise_int4,
+    quantise_int8,
+    quantise_mxfp4,
+    quantise_nf4,
+)
+from kernels.reference.skinny import skinny_linear as reference_skinny
+from kernels.scaled import round_rows, scaled_linear
+from kernels.skinny import RowNorm
+from kernels.tiled import tile, tile_experts
+from kernels.triton.launch import INTERPRETED
+from kernels.triton.matmul import invariant_linear
+from kernels.triton.moe import fused_moe, invariant_moe
+from kernels.triton.quantised import packed_linear
+from kernels.triton.skinny import skinny_linear
+from kernels.triton.skinny_packed import skinny_packed_linear
+from kernels.triton.trial import CPU, TOLERANCES, Pairs, copy_to, doubt, new_random, normal
+
+
+def check_packed(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products with weights in codes are not to be trusted on ``device``, or None."""
+    random = new_random()
+    pairs = partial(_packed_products, dtype, device, random)
+    return doubt("products of codes", pairs, TOLERANCES[dtype])
+
+
+def check_packed_bits(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products with weights in codes may have other bits in a larger batch on ``device``."""
+    if dtype.itemsize > 2:
+        return f"no matrix units multiply {dtype}"
+    random = new_random()
+    pairs = partial(_packed_by_size, dtype, device, random)
+    return doubt("batch-invariant products of codes", pairs, 0.0)
+
+
+def check_skinny(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products of few rows are not to be trusted on ``device``, or None."""
+    random = new_random()
+    pairs = partial(_skinny_products, dtype, device, random)
+    return doubt("products of few rows", pairs, TOLERANCES[dtype])
+
+
+def check_turned(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products of few rows may not have the bits of many on ``device``, or None."""
+    random = new_random()
+    return doubt("products of few rows", partial(_turned_products, dtype, device, random), 0.0)
+
+
+def check_experts(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why a token's experts may give other bits in a larger batch on ``device``, or None."""
+    if dtype.itemsize > 2:
+        return f"no matrix units multiply {dtype}"
+    random = new_random()
+    return doubt("mixture of experts", partial(_experts_by_size, dtype, device, random), 0.0)
+
+
+def check_scaled(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why products in float8 are not to be trusted on ``device``, or None."""
+    random = new_random()
+    pairs = partial(_scaled_products, dtype, device, random)
+    return doubt("products in float8", pairs, TOLERANCES[dtype])
+
+
+def _packed_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
+    """A matrix in codes of each kind, for few rows and for more, one of them in each of the
+    kernel's tiles; and two experts'. Each pair is a kernel to compile, which a start waits for."""
+    x = normal(random, dtype, 130, 256)
+    kinds = (quantise_int4, quantise_int8, quantise_fp8, quantise_nf4, quantise_mxfp4)
+    for round_to in kinds:
+        weight = round_to(normal(random, torch.float32, 256, 256) / 16)
+        there = tile(weight.to(device))
+        yield skinny_packed_linear(x[:1].to(device), there), linear_packed(x[:1].float(), weight)
+        for some in (x[:8], x[:40], x) if round_to is kinds[0] else (x[:8],):
+            yield packed_linear(some.to(device), there), linear_packed(some.float(), weight)
+    gate_up = quantise_mxfp4(normal(random, torch.float32, 256, 256) / 16)
+    down = quantise_mxfp4(normal(random, torch.float32, 512, 64) / 8)
+    chosen = torch.tensor([[0], [1], [1], [0], [1]])
+    sides = []
+    for side, mixture in ((device, fused_moe), (CPU, reference.fused_moe)):
+        stacks = (tile_experts(PackedParts((part.to(side),)), 2) for part in (gate_up, down))
+        experts = ExpertTensors(next(stacks), next(stacks))
+        moved = copy_to((x[:5], chosen, torch.ones(5, 1)), side)
+        sides.append(mixture(moved[0], experts, *moved[1:]))
+    yield sides[0], sides[1]
+
+
+def _packed_by_size(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
+    """By each height of a tile, as bits: a matrix, and experts."""
+    x = normal(random, dtype, 200, 256).to(device)
+    gate_up, down = (
+        quantise_int4(normal(random, torch.float32, *shape) / 16).to(device)
+        for shape in ((256, 256), (512, 64))
+    )
+    held = [tile_experts(PackedParts((part,)), 2) for part in (gate_up, down)]
+    experts = ExpertTensors(held[0], held[1])
+    ids = torch.randint(2, (200, 1), generator=random).to(device)
+    shares = torch.rand(200, 1, generator=random).to(device)
+
+    def products(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        made = packed_linear(x[:rows], tile(gate_up), invariant=True)
+        mixed = invariant_moe(x[:rows], experts, ids[:rows], shares[:rows])
+        return made.view(torch.int16), mixed.view(torch.int16)
+
+    whole = products(200)
+    for rows in (1, 40):
+        yield products(rows), tuple(part[:rows].cpu() for part in whole)
+
+
+def _skinny_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
+    """A layer's four with what they take along, and the head's, one after the other: nothing but
+    their turns keeps them apart. The kernels are those of most models, for a start waits for each;
+    nothing is compiled for the interpreter, which would take a minute."""
+    hidden, inner = (24, 40) if INTERPRETED else (1040, 2304)
+    x, norm = normal(random, dtype, 3, hidden), RowNorm(normal(random, dtype, hidden), 1e-6)
+    enter, gate_up = (normal(random, dtype, n, hidden) / 32 for n in (inner, 2 * inner))
+    leave, head = normal(random, dtype, hidden, inner) / 48, normal(random, dtype, inner, hidden)
+    sides = []
+    for side, product in ((device, skinny_linear), (CPU, reference_skinny)):
+        rows, n, *weights = copy_to((x, norm, enter, gate_up, leave, head), side)
+        w_in, w_gate, w_down, w_head = weights
+        stream = rows[:1].clone()
+        product(product(stream, w_in, norm=n), w_down, stream=stream)
+        product(product(stream, w_gate, norm=n, gate="silu"), w_down, stream=stream)
+        several = product(rows, w_gate, norm=n, gate="silu")
+        sides.append((stream, product(stream, w_head, dtype=torch.float32), several))
+    yield sides[0], sides[1]
+
+
+def _turned_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
+    """By each height of a tile, as bits. Numbers of many sizes, so that another order shows."""
+    inputs, outputs = (48, 20) if INTERPRETED else (1040, 2304)
+    sizes = torch.logspace(-3, 1, inputs)[torch.randperm(inputs, generator=random)]
+    x = (normal(random, torch.float32, 200, inputs) * sizes).to(dtype).to(device)
+    weight = normal(random, dtype, outputs, inputs).to(device)
+    whole = invariant_linear(x, weight).view(torch.int16)
+    for rows in (1, 20, 64):
+        yield invariant_linear(x[:rows], weight).view(torch.int16), whole[:rows].cpu()
+
+
+def _experts_by_size(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
+    """By each height of a tile, as bits."""
+    hidden, inner, count = (48, 24, 300) if INTERPRETED else (528, 264, 300)
+    x = normal(random, dtype, count, hidden).to(device)
+    gate_up, down = (
+        normal(random, dtype, 4, 2 * inner, hidden),
+        normal(random, dtype, 4, hidden, inner),
+    )
+    experts = ExpertTensors((gate_up / 20).to(device), (down / 16).to(device))
+    ids = torch.stack([torch.randperm(4, generator=random)[:2] for _ in range(count)]).to(device)
+    shares = torch.rand(count, 2, generator=random).to(device)
+    whole = invariant_moe(x, experts, ids, shares)
+    for rows in (5, 50, 100):
+        some = invariant_moe(x[:rows], experts, ids[:rows], shares[:rows])
+        yield some.view(torch.int16), whole[:rows].cpu().view(torch.int16)
+
+
+def _scaled_products(dtype: torch.dtype, device: torch.device, random: torch.Generator) -> Pairs:
+    """One of some rows; the weight of the twin is widened."""
+    x, bias = normal(random, dtype, 40, 64), normal(random, dtype, 48)
+    weight = quantise_fp8(normal(random, torch.float32, 48, 64))
+    codes, steps = round_rows(x)
+    moved = copy_to((x, weight.codes, weight.scales, bias), device)
+    yield scaled_linear(*moved), linear_packed(codes.float() * steps, weight, bias.float())

@@ -1,0 +1,198 @@
+"""Batch-invariant attention of chunks: a tile of queries walks through its runs (``runs.py``)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attention import LayerAttention, LayerCache
+from kernels.triton.launch import await_turn, launch
+from kernels.triton.plan import SPLIT_SIZE, TILE_ROWS, AttentionPlan
+from kernels.triton.runs import (
+    GROUP_ROWS,
+    attend_tile,
+    head_shape,
+    load_queries,
+    score_scales,
+    shares_of_runs,
+    weight_of_sink,
+)
+
+
+def invariant_prefill(
+    plan: AttentionPlan,
+    layer: LayerAttention,
+    query: torch.Tensor,
+    cache: LayerCache,
+    output: torch.Tensor,
+) -> None:
+    """Attend for the rows with several queries, and write them into ``output``.
+
+    Args:
+        plan: of the step.
+        layer: scale, window, cap and sinks; no query of it sees what is behind it.
+        query: [num_tokens, num_heads, head_dim], heads contiguous.
+        cache: the layer's blocks.
+        output: [num_tokens, num_heads, head_dim] contiguous; a row of length 0 is 0.
+    """
+    assert plan.tiles is not None
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads = cache.keys.shape[1]
+    tiles, (query_start, seq_lens, lines, tables, _) = plan.tiles, plan.geometry
+    shape = head_shape(query, cache)
+    launch(
+        _runs_of_tile_kernel,
+        (tiles.capacity * num_kv_heads, TILE_ROWS // shape.rows, shape.dim // shape.sums),
+        output,
+        query,
+        *cache[:4],
+        query_start,
+        seq_lens,
+        lines,
+        tables,
+        tiles.starts,
+        tiles.rows,
+        layer.sinks,
+        seq_lens.shape[0],
+        query.stride(0),
+        tables.stride(0),
+        *score_scales(layer),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        QUERIES=TILE_ROWS // (num_heads // num_kv_heads),
+        HEAD_DIM=head_dim,
+        DIM=shape.dim,
+        SUMS=shape.sums,
+        BLOCK_SIZE=cache.keys.shape[2],
+        RUN=SPLIT_SIZE,
+        ROWS=shape.rows,
+        TILE=shape.tile,
+        WINDOW=layer.window or 0,
+        HAS_SOFTCAP=layer.softcap is not None,
+        num_warps=shape.num_warps * shape.rows // GROUP_ROWS,
+        num_stages=shape.num_stages,
+        enable_fp_fusion=False,
+    )
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride"],
+    do_not_specialize_on_alignment=[
+        "query_start",
+        "seq_lens",
+        "lines",
+        "tables",
+        "tile_starts",
+        "tile_rows",
+    ],
+)
+def _runs_of_tile_kernel(
+    output,
+    query,
+    keys,
+    values,
+    key_scales,  # of codes, else None
+    value_scales,
+    query_start,
+    seq_lens,
+    lines,  # of the tables
+    tables,
+    tile_starts,
+    tile_rows,
+    sinks,
+    num_rows,
+    query_stride,
+    table_stride,
+    scale,  # times log2 e
+    softcap,  # times log2 e
+    scale_in_cap,  # scale / softcap
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    SUMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    RUN: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """``ROWS`` rows of a query tile of one KV head, and ``SUMS`` numbers of each value."""
+    await_turn()
+    tile, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
+    # The grid is as large as a bound.
+    if tile >= tl.load(tile_starts + num_rows):
+        return
+    row = tl.load(tile_rows + tile)
+    begin, seq_len = tl.load(query_start + row), tl.load(seq_lens + row)
+    num_queries = tl.load(query_start + row + 1) - begin
+    past = seq_len - num_queries
+    # A row's last tile has most keys: it is the first to start, or it would end alone.
+    first_of_tile = (tl.load(tile_starts + row + 1) - 1 - tile) * QUERIES
+    first_place = tl.program_id(1) * ROWS
+    first_query = first_of_tile + first_place // GROUP
+    if first_query >= num_queries:
+        return
+    num_heads: tl.constexpr = NUM_KV_HEADS * GROUP
+
+    place = first_place + tl.arange(0, ROWS)
+    local = first_of_tile + place // GROUP
+    heads = kv_head * GROUP + place % GROUP
+    is_query = (place < QUERIES * GROUP) & (local < num_queries)
+    tokens = (begin + local).to(tl.int64)
+    q = load_queries(query + (tokens * query_stride)[:, None], heads, is_query, HEAD_DIM, DIM)
+    # Rows that are no query look where the last one does: their softmax stays finite.
+    last_query = tl.minimum(first_of_tile + (first_place + ROWS - 1) // GROUP + 1, num_queries) - 1
+    positions = past + tl.minimum(local, last_query)
+    end = past + last_query + 1
+    seen_by_all = (past + first_query + 1) // TILE * TILE  # where the diagonal begins
+    lowest, unmasked = 0, 0
+    if WINDOW > 0:
+        lowest = tl.maximum(past + first_query - WINDOW + 1, 0) // TILE * TILE
+        unmasked = tl.minimum(tl.cdiv(tl.maximum(end - WINDOW, 0), TILE) * TILE, end)
+    seen_by_all = tl.maximum(seen_by_all, unmasked)
+
+    table = tables + tl.load(lines + row).to(tl.int64) * table_stride
+    value_dims = tl.program_id(2) * SUMS + tl.arange(0, SUMS)
+    # Of a run, and of those before.
+    acc = tl.zeros([ROWS, SUMS], tl.float32)
+    top = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    whole, whole_top, whole_total = acc, top, total
+    # With more than one loop the products of the widest heads would wait for each other (ptxas).
+    FIRST_PART: tl.constexpr = 2 if SUMS < DIM else 0 if WINDOW > 0 else 1
+    for part in tl.static_range(FIRST_PART, 3):
+        if SUMS < DIM:
+            part_begin, part_end = lowest, end
+        elif part == 0:
+            part_begin, part_end = lowest, unmasked
+        elif part == 1:
+            part_begin, part_end = unmasked, seen_by_all
+        else:
+            part_begin, part_end = seen_by_all, end
+        for slot in range(part_begin, part_end, TILE):
+            if slot % RUN == 0:
+                kept, added, whole_top = shares_of_runs(whole_top, top)
+                whole = whole * kept[:, None] + acc * added[:, None]
+                whole_total = whole_total * kept + total * added
+                acc = tl.zeros([ROWS, SUMS], tl.float32)
+                top = tl.full([ROWS], -float("inf"), tl.float32)
+                total = tl.zeros([ROWS], tl.float32)
+            acc, top, total = attend_tile(
+                *(q, keys, values, key_scales, value_scales, table, slot),
+                *(seq_len, positions, kv_head, value_dims),
+                *(scale, softcap, scale_in_cap, acc, top, total, part != 1),
+                *(NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, TILE, WINDOW, HAS_SOFTCAP),
+            )
+    kept, added, whole_top = shares_of_runs(whole_top, top)
+    whole = whole * kept[:, None] + acc * added[:, None]
+    whole_total = whole_total * kept + total * added
+    if sinks is not None:
+        whole_total += weight_of_sink(sinks, heads, is_query, whole_top)
+    mean = whole / tl.where(whole_total > 0.0, whole_total, 1.0)[:, None]
+    target = output + (tokens * num_heads + heads)[:, None] * HEAD_DIM + value_dims[None, :]
+    is_made = is_query[:, None] & (value_dims < HEAD_DIM)[None, :]
+    tl.store(target, mean.to(output.dtype.element_ty), mask=is_made)

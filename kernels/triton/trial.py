@@ -1,0 +1,75 @@
+"""What the checks at start have in common: both sides of a kernel, and whether they agree."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kernels.attention import LayerAttention, LayerCache
+from kernels.reference.cache_codes import contents
+
+# Of the norm of a result. A twin rounds to the dtype in other places, but not at random.
+TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+CPU = torch.device("cpu")
+Pairs = Iterator[tuple[Any, Any]]  # actual and expected: tensors, or tuples of such
+
+# Other numbers each time: memory that a broken kernel leaves unwritten must not hold the right ones
+# of an earlier check.
+_SEEDS = itertools.count()
+
+
+def new_random() -> torch.Generator:
+    """Of one check."""
+    return torch.Generator().manual_seed(next(_SEEDS))
+
+
+def doubt(what: str, pairs: Callable[[], Pairs], tolerance: float) -> str | None:
+    """Why a kind of kernels is not to be trusted, or None."""
+    try:
+        with torch.inference_mode():
+            worst = max((_error(*pair) for pair in pairs()), default=0.0)
+    # Whatever the compiler or the driver raises: the reference kernels can still serve.
+    except Exception as error:
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return f"its {what} cannot run on this device: {told}"
+    if not worst <= tolerance:
+        return f"its {what} is wrong on this device (relative error {worst:.1e})"
+    return None
+
+
+def _error(actual: Any, expected: Any) -> float:
+    """The largest relative error of a tensor; infinite where integers or broken values differ."""
+    if isinstance(expected, LayerCache):
+        actual, expected = contents(actual), contents(expected)
+    if isinstance(expected, tuple):
+        return max((_error(*pair) for pair in zip(actual, expected, strict=True)), default=0.0)
+    if not isinstance(expected, torch.Tensor):
+        return 0.0
+    actual = actual.cpu()
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(actual, expected) else float("inf")
+    if not torch.equal(actual.isnan(), expected.isnan()):
+        return float("inf")
+    actual, expected = actual.double().nan_to_num(), expected.double().nan_to_num()
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-6))
+
+
+def copy_to(value: Any, device: torch.device) -> Any:
+    """A copy on a device of a tensor, or of a tuple or a layer with some in it."""
+    if isinstance(value, torch.Tensor):
+        return value.clone().to(device)
+    if isinstance(value, LayerAttention):
+        return replace(value, sinks=copy_to(value.sinks, device))
+    if isinstance(value, tuple):
+        parts = [copy_to(part, device) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def normal(random: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Of a normal distribution, on the CPU."""
+    return torch.randn(shape, generator=random).to(dtype)
