@@ -96,9 +96,10 @@ def _invariant(kernels: Kernels) -> Kernels | str:
         from kernels.triton.backend import TritonAttention
 
         return type(kernels)(TritonAttention(invariant=True), invariant_operations)
+    from kernels.cpu import invariant_operations as for_a_cpu
     from kernels.per_token import PerTokenAttention
 
-    return kernels._replace(attention=PerTokenAttention(kernels.attention))
+    return type(kernels)(PerTokenAttention(kernels.attention), for_a_cpu)
 
 
 def _chunked(kernels: Kernels) -> Kernels:

@@ -81,7 +81,8 @@ layer has a window, blocks behind it are given back as a text grows.
 
 Mixtures of experts: on a GPU one grouped product of Triton for all experts of a layer, on a CPU one
 native call, quantised as other layers are ([architecture.md](architecture.md)). `--batch-invariant`
-takes them on a CPU with AVX2, AVX512-BF16 or NEON, in bfloat16 or int8, and refuses them elsewhere.
+takes them on a CPU with AVX2, AVX512-BF16 or NEON, in bfloat16 or int8, and on a GPU in bfloat16 or
+float16, quantised or not; it refuses them elsewhere.
 
 Numbers: float32, bfloat16 and float16; what the checkpoint was saved in does not matter.
 `--quantization int8|int4|nf4|fp8` rounds the weights of any family while they load, and checkpoints

@@ -72,7 +72,7 @@ class AdapterStore:
             InvalidParameter: it cannot be used with this model.
         """
         if not self._max_loaded:
-            message = "adapters are off here: --max-loras is 0, or --batch-invariant is on"
+            message = "adapters are off here: --max-loras is 0, or they are not batch-invariant"
             raise InvalidParameter(message, param="model")
         if adapter.id in self._on_host:
             self._on_host.move_to_end(adapter.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from engine.lora.store import AdapterStore
@@ -10,10 +11,15 @@ from engine.parallel.shard import cuts_of
 if TYPE_CHECKING:
     from engine.runner.load_plan import LoadPlan
 
+logger = logging.getLogger(__name__)
+
 
 def make_adapters(plan: LoadPlan) -> AdapterStore:
     """A store that has read none yet."""
     config, attention = plan.config, plan.attention
+    reason = _refuse_invariant(plan) if config.batch_invariant else None
+    if reason is not None:
+        logger.info("adapters are off: %s", reason)
     own = None
     if plan.shard is not None:
         from engine.parallel.adapters import own_delta
@@ -23,7 +29,18 @@ def make_adapters(plan: LoadPlan) -> AdapterStore:
         plan.whole,
         attention.dtype,
         attention.device,
-        max_loaded=0 if config.batch_invariant else config.lora.max_loaded,
+        max_loaded=config.lora.max_loaded if reason is None else 0,
         max_on_host=config.lora.max_on_host,
         own=own,
     )
+
+
+def _refuse_invariant(plan: LoadPlan) -> str | None:
+    """Why what adapters add is not the same bits in any batch, or None when it is."""
+    if plan.spec.latent is not None:
+        return "what they add to latent attention is not batch-invariant"
+    if plan.kernels.name != "triton":
+        return None
+    from kernels.triton.check_products import check_experts  # whose kernels theirs are
+
+    return check_experts(plan.attention.dtype, plan.attention.device)

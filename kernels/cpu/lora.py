@@ -16,13 +16,20 @@ _LONG_GROUP = 64
 def add_adapters(
     out: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows
 ) -> torch.Tensor:
-    """See ``kernels.reference.lora.add_adapters``. Between the products it keeps float32.
+    """See ``kernels.reference.lora.add_adapters``."""
+    if rows.order.numel() >= _LONG_GROUP * len(rows.groups):
+        return reference.add_adapters(out, x, weights, rows)
+    return invariant_adapters(out, x, weights, rows)
+
+
+def invariant_adapters(
+    out: torch.Tensor, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows
+) -> torch.Tensor:
+    """The same, a token's with the same bits in any batch. Between the products it keeps float32.
 
     A group without tokens is passed over: a recorded step has room for as many as it has tokens.
     """
     num_groups = len(rows.groups)
-    if rows.order.numel() >= _LONG_GROUP * num_groups:
-        return reference.add_adapters(out, x, weights, rows)
     _, rank, inputs = weights.down.shape
     function("quire_add_adapters")(
         DTYPE_CODES[x.dtype],

@@ -26,6 +26,7 @@ LATENT = {
     **{"moe_intermediate_size": 32, "num_key_value_heads": 4},
 }
 KV_HEADS = 2
+RANKS = (("small", 3), ("large", 8))
 LLAMA_LAYERS = {  # (outputs, inputs)
     "self_attn.q_proj": (64, 64),
     "self_attn.v_proj": (KV_HEADS * 16, 64),
@@ -62,6 +63,51 @@ def make(directory: Path, *, eager: bool, max_loaded: int = 8) -> EngineCore:
             lora=LoraConfig(max_loaded=max_loaded, max_on_host=8),
         )
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_are_batch_invariant(dtype: str, tmp_path: Path) -> None:
+    """Log-probabilities to the last bit, of rows with an adapter and without, alone and in a crowd;
+    prompts long enough that a library would have multiplied them."""
+    directory = tiny_models.save("llama", tmp_path / "base", **SHAPE)
+    adapters = [make_adapter(tmp_path / name, LLAMA_LAYERS, rank, rank) for name, rank in RANKS]
+    rng, told = random.Random(4), SamplingParams(temperature=0.0, max_tokens=5, logprobs=3)
+    requests = [
+        Request(
+            id=f"{adapter and adapter.name}-{length}",
+            prompt_token_ids=tuple(rng.randrange(3, 160) for _ in range(length)),
+            sampling=told,
+            adapter=adapter,
+        )
+        for adapter in (None, *adapters)
+        for length in (1, 7, 90)
+    ]
+
+    def heard(asked: list[Request], **limits: int) -> dict[str, list]:
+        config = EngineConfig(
+            model=str(directory),
+            dtype=dtype,
+            batch_invariant=True,
+            num_threads=2,
+            cache=CacheConfig(block_size=4, num_blocks=300),
+            scheduler=SchedulerConfig(**limits),
+        )
+        core, told = EngineCore.load(config), {}
+        for request in asked:
+            core.add(request)
+        while core.has_work:
+            output = core.step()
+            assert not output.errors
+            for id_ in output.ids:
+                told.setdefault(id_, []).extend(output.logprobs[id_])
+        return told
+
+    crowd = heard(requests, max_num_batched_tokens=200)
+    assert len(crowd) == len(requests)
+    for request in requests:
+        assert heard([request])[request.id] == crowd[request.id]
+    texts = {tuple(map(str, crowd[f"{name}-90"])) for name in ("None", "small", "large")}
+    assert len(texts) == 3  # as long as adapters change them
 
 
 def live(
