@@ -26,3 +26,4 @@ class StepInputs(NamedTuple):
     positions: torch.Tensor  # [tokens] int64
     slot_mapping: torch.Tensor  # [tokens] int64, block * block_size + offset; -1 for padding
     seq_lens: torch.Tensor  # [rows] int32, this step's tokens included; 0 for padding
+    next_positions: torch.Tensor  # [rows] int64, of the tokens behind them: the same numbers

@@ -195,6 +195,7 @@ class Operations(Protocol):
         counts: TokenCounts | None = None,
         bias: LogitBias | None = None,
         masks: torch.Tensor | None = None,
+        out: Sampled | None = None,
         /,
     ) -> Sampled:
         """See ``kernels.reference.sampling_step``."""

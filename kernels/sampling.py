@@ -48,3 +48,11 @@ class Sampled(NamedTuple):
 
     token_ids: torch.Tensor  # [n] int64
     is_finite: torch.Tensor  # [n] bool; False: the logits are broken, the token means nothing
+
+    @classmethod
+    def empty(cls, num_rows: int, device: torch.device) -> Sampled:
+        """Room for what is yet to be sampled."""
+        return cls(
+            torch.empty(num_rows, dtype=torch.int64, device=device),
+            torch.empty(num_rows, dtype=torch.bool, device=device),
+        )

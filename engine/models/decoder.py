@@ -143,6 +143,10 @@ class Decoder:
         """What the head says, in float32: [rows, hidden_size] -> [rows, vocab_size], the scores of
         the next token, or [rows, num_labels] where the head is a classifier's.
         """
+        return self.raw_logits(hidden).float()
+
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same, but in the model's dtype where they are rounded to it anyway."""
         assert self._modules.head is not None, "a model without a head was asked for scores"
         return finish_logits(self.spec, self._modules.head.logits(hidden), self._operations)
 

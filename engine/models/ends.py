@@ -105,11 +105,12 @@ def _by_axis(axes: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def finish_logits(spec: DecoderSpec, logits: torch.Tensor, operations: Operations) -> torch.Tensor:
-    """What the head says, scaled and capped as the model has it, in place: [n, vocab_size]
-    float32."""
-    if not spec.generates:
+    """What the head says, [n, vocab_size], scaled and capped as the model has it: then in float32,
+    and in place where it was that."""
+    cap, scale = spec.logit_softcap, spec.logit_scale
+    if not spec.generates or (scale == 1.0 and cap is None):
         return logits
-    if spec.logit_scale != 1.0:
-        logits = logits.mul_(spec.logit_scale)
-    cap = spec.logit_softcap
+    logits = logits.float()
+    if scale != 1.0:
+        logits = logits.mul_(scale)
     return logits if cap is None else operations.softcap(logits, cap)

@@ -47,7 +47,8 @@ class Head(Linear, Protocol):
         ...
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """The product in float32: [n, inputs] -> [n, outputs]; unrounded where that is free."""
+        """The product: [n, inputs] -> [n, outputs]; unrounded in float32 where that is free, else
+        in x's dtype."""
         ...
 
 
@@ -157,7 +158,7 @@ class DenseLinear:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
-        return self(x).float()
+        return self(x)
 
 
 class DenseMethod:

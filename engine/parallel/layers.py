@@ -88,7 +88,7 @@ class SharedHead:
         this rank's part."""
         if self._announce is not None:
             self._announce(x.shape[0])
-        own = self._head.logits(self._group.broadcast(x))
+        own = self._head.logits(self._group.broadcast(x)).float()
         widest = max(self._sizes)
         parts = self._group.gather(functional.pad(own, (0, widest - own.shape[1])))
         if not parts:

@@ -83,7 +83,7 @@ class InvariantPacked:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
-        return self(x).float()
+        return self(x)
 
 
 def _refuse_float8(weight: PackedWeight, dtype: torch.dtype) -> str | None:

@@ -43,7 +43,7 @@ class FewRows(ABC):
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
         if x.shape[0] > MOST_ROWS:
-            return self.many(x).float()
+            return self.many(x)
         return self.few(x, dtype=torch.float32)
 
     def gated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor:

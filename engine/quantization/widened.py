@@ -48,7 +48,7 @@ class WidenedPacked:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Head``."""
-        return self(x).float()
+        return self(x)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -37,9 +37,24 @@ from kernels.sampling import Sampled
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 Replay = Callable[[], None]
-Capture = Callable[[Callable[[], None]], Replay]
 
+
+class Capture(Protocol):
+    """Records what functions launch."""
+
+    def __call__(self, function: Callable[[], _T]) -> tuple[Replay, _T]:
+        """What launches the same again, and where it leaves what ``function`` returned.
+
+        Another replay may write there too: what it leaves is read on the same stream, before the
+        next step's.
+        """
+        ...
+
+
+# Of one size; larger ones share the room for theirs.
+_OWN_LOGITS_BYTES = 16 << 20
 # Sequences may share blocks, so their lengths together may exceed the cache's slots.
 _SHARING = 2
 
@@ -64,7 +79,7 @@ class DecodeGraph:
 
     packed: torch.Tensor  # [3 * size] int32: slots, starts, token ids; and ``turns`` on a GPU
     bounds: BatchGeometry
-    logits: torch.Tensor  # [size, vocab] float32
+    logits: torch.Tensor  # [size, vocab] float32, or in the dtype that the head rounds to
     positions: torch.Tensor  # [size] int64, of the tokens to be chosen
     sampled: Sampled  # [size]
     kept: Kept | None  # for a head that drafts
@@ -96,7 +111,7 @@ class DecodeGraphs:
     Args:
         model, cache, kernels, spec, rows: the runner's.
         max_num_rows: of a step.
-        capture: records what a function launches, and returns what launches it again.
+        capture: of what a step launches.
         features: of a head that drafts, if there is one.
         feeds_back: what is sampled is the rows' newest token.
     """
@@ -125,9 +140,7 @@ class DecodeGraphs:
         self._graphs: dict[int, DecodeGraph] = {}
         self._to_capture = ladder(max_num_rows)  # the largest last
         self._sizes = tuple(self._to_capture)
-        # One for all sizes: they are never run at once.
-        shape = (max_num_rows, model.spec.vocab_size)
-        self._logits = torch.empty(shape, dtype=torch.float32, device=spec.device)
+        self._logits: torch.Tensor | None = None  # of the larger sizes, never run at once
 
     def find(
         self, batch: HostBatch, *, verifies: bool = False, adapted: bool = False
@@ -192,23 +205,12 @@ class DecodeGraphs:
         packed, rows = spare_rows(size, table, device)
         turns = None if table.turns is None else packed[3 * size :]
         batch = spare_batch(size, self._longest(size), table)
-        logits = self._logits[:size]
-        positions = torch.empty(size, dtype=torch.int64, device=device)
-        seq_lens = torch.empty(size, dtype=torch.int32, device=device)
-        bounds = geometry(batch, rows, seq_lens, table)
-        kept = None
-        if self._features is not None:
-            slots = torch.empty(size, dtype=torch.int64, device=device)
-            kept = Kept(slots, self._features.empty(size))
-        sampled = Sampled(
-            token_ids=torch.zeros(size, dtype=torch.int64, device=device),
-            is_finite=torch.zeros(size, dtype=torch.bool, device=device),
-        )
+        # Read behind the next step's beginning, and so not where other replays may write.
+        sampled = Sampled.empty(size, device)
 
-        def forward() -> None:
+        def forward() -> tuple[BatchGeometry, torch.Tensor, torch.Tensor, Kept | None]:
             inputs = build(batch, rows, table, self._spec.block_size, self._kernels.operations)
-            seq_lens.copy_(inputs.seq_lens)
-            positions.copy_(inputs.seq_lens)
+            bounds = geometry(batch, rows, inputs.seq_lens, table)
             state = StepState(
                 attention=self._kernels.attention.plan(bounds, self._spec),
                 slot_mapping=inputs.slot_mapping,
@@ -217,33 +219,36 @@ class DecodeGraphs:
                 rows=rows,
             )
             given = inputs.input_ids, state, self._cache.layers
-            if self._features is None or kept is None:
+            kept = None
+            if self._features is None:
                 hidden = self._model.forward(*given)
             else:
                 hidden, features = self._features.run(self._model, *given)
-                kept.slots.copy_(inputs.slot_mapping)
-                kept.features.copy_(features)
-            logits.copy_(self._model.logits(hidden))
+                kept = Kept(inputs.slot_mapping, features)
+            logits = self._hold(self._model.raw_logits(hidden))
+            return bounds, logits, inputs.next_positions, kept
+
+        replay_forward, (bounds, logits, positions, kept) = self._capture(forward)
 
         def sample() -> None:
             do, parameters = self._kernels.operations, table.sampling.table
-            chosen = do.sample(logits, rows.slots, positions, parameters)
+            do.sample(logits, rows.slots, positions, parameters, None, None, None, sampled)
             if self._feeds_back:
-                do.feed_back(table.newest, rows.slots, chosen.token_ids, parameters.count_line)
-            for kept, fresh in zip(sampled, chosen, strict=True):
-                kept.copy_(fresh)
+                do.feed_back(table.newest, rows.slots, sampled.token_ids, parameters.count_line)
 
-        return DecodeGraph(
-            packed,
-            bounds,
-            logits,
-            positions,
-            sampled,
-            kept,
-            self._capture(forward),
-            self._capture(sample),
-            turns=turns,
-        )
+        replay_sample, _ = self._capture(sample)
+        given = packed, bounds, logits, positions, sampled, kept, replay_forward, replay_sample
+        return DecodeGraph(*given, turns=turns)
+
+    def _hold(self, logits: torch.Tensor) -> torch.Tensor:
+        """Where a step's logits stay until its tokens are chosen: where they are, if each such size
+        can have its own."""
+        if logits.nbytes <= _OWN_LOGITS_BYTES:
+            return logits
+        held = self._logits
+        if held is None or held.dtype != logits.dtype or len(held) < len(logits):
+            held = self._logits = torch.empty_like(logits)
+        return held[: len(logits)].copy_(logits)
 
     def _longest(self, size: int) -> int:
         """The bound of each row's length, so that all together hold what the cache can."""
@@ -288,8 +293,9 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
-    def __call__(self, function: Callable[[], None]) -> Replay:
-        """Run ``function`` once as it is, so that its kernels are compiled, and capture it."""
+    def __call__(self, function: Callable[[], _T]) -> tuple[Replay, _T]:
+        """See ``Capture``. ``function`` runs once as it is before, so that its kernels are
+        compiled."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             function()
@@ -302,5 +308,5 @@ class CudaCapture:
             torch.cuda.stream(torch.cuda.current_stream()),
             torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode),
         ):
-            function()
-        return graph.replay
+            left = function()
+        return graph.replay, left

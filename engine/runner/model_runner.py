@@ -313,7 +313,7 @@ class ModelRunner:
                 graph.sample()
                 return SampledRows(graph.sampled)
             count = batch.slots.size
-            logits, positions = graph.logits[:count], graph.positions[:count]
+            logits, positions = graph.logits[:count].float(), graph.positions[:count]
             slots = graph.slots[:count]
             return self._sampler.sample(logits, batch, slots, positions, drafts, masks)
 
@@ -444,5 +444,5 @@ class ModelRunner:
             logits = self._model.logits(hidden)
         with self._spans("sample"):
             slots = sent.rows.slots.index_select(0, sent.sampling_rows)
-            positions = inputs.step.seq_lens.index_select(0, sent.sampling_rows).long()
+            positions = inputs.step.next_positions.index_select(0, sent.sampling_rows)
             return self._sampler.sample(logits, batch, slots, positions, drafts, masks), told

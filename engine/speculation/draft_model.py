@@ -310,8 +310,8 @@ class DraftModel:
             return []
         last = np.cumsum(lengths)[:num_wanting] - 1
         at = to_device(torch.from_numpy(last), self._spec.device)
-        logits, slots, positions = graph.logits[at], graph.slots[at], graph.positions[at]
-        return [self._choose(logits, batch.slots[last], slots, positions)]
+        slots, positions = graph.slots[at], graph.positions[at]
+        return [self._choose(graph.logits[at].float(), batch.slots[last], slots, positions)]
 
     def _go_on(
         self,
@@ -335,7 +335,7 @@ class DraftModel:
             graph.token_ids[:count].copy_(token_ids)
             graph.forward()
             if self._rejects or self._rows.sampling.bias(slots) is not None:
-                logits, positions = graph.logits[:count], graph.positions[:count]
+                logits, positions = graph.logits[:count].float(), graph.positions[:count]
                 return self._choose(logits, slots, graph.slots[:count], positions)
             graph.sample()
             return _Guess(graph.sampled.token_ids[:count].clone(), None)

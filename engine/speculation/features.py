@@ -66,10 +66,6 @@ class Features:
         assert taps.states is not None
         return hidden, self.head.condense(taps.states)
 
-    def empty(self, count: int) -> torch.Tensor:
-        """Room for those of so many tokens: [count, hidden_size]."""
-        return self._table.new_empty((count, self._table.shape[1]))
-
     def keep(self, slots: torch.Tensor, features: torch.Tensor) -> None:
         """Write those of tokens in these slots: [n] int64 and [n, hidden_size]."""
         self._table.index_copy_(0, slots, features)

@@ -191,7 +191,7 @@ def copy_case(
 def sampling_case(
     name: str,
     device: torch.device,
-    _: torch.dtype,
+    dtype: torch.dtype,
     *,
     rows: int,
     vocab: int,
@@ -200,7 +200,9 @@ def sampling_case(
     top_p: float,
 ) -> Case:
     """A step's tokens; the floor is one read of the logits."""
-    logits = torch.randn(rows, vocab, device=device) * 4
+    # Products of few rows leave them unrounded.
+    rounded = dtype if rows > MOST_ROWS else torch.float32
+    logits = (torch.randn(rows, vocab, device=device) * 4).to(rounded)
     zeros, ones = torch.zeros(rows, device=device), torch.ones(rows, device=device)
     none = torch.full((rows,), -1, dtype=torch.int32, device=device)
     table = SamplingTable(
@@ -224,7 +226,7 @@ def sampling_case(
         name,
         run=lambda: triton_sampling.sample(logits, slots, positions, table).token_ids,
         peers={"torch": lambda: sampling_step.sample(logits, slots, positions, table).token_ids},
-        bytes_moved=4 * logits.numel(),
+        bytes_moved=logits.nbytes,
         tolerance=0.0,
         peers_wait=True,
     )

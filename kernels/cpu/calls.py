@@ -100,7 +100,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_at_least": (POINTER, COUNT, COUNT, POINTER),
     "quire_copy_rows": (POINTER, COUNT, COUNT, COUNT, POINTER, COUNT, COUNT),
     "quire_rows": (POINTER, POINTER, COUNT, COUNT, POINTER),
-    "quire_build_inputs": (COUNT, *[POINTER] * 6, COUNT, COUNT, *[POINTER] * 4),
+    "quire_build_inputs": (COUNT, *[POINTER] * 6, COUNT, COUNT, *[POINTER] * 5),
     "quire_feed_back": (POINTER, POINTER, POINTER, COUNT, POINTER, POINTER, COUNT),
     "quire_accept_drafts": (*[POINTER] * 3, COUNT, *[POINTER] * 3),
     "quire_pass_on": (POINTER, COUNT, POINTER, POINTER, COUNT, POINTER, COUNT, POINTER, POINTER),

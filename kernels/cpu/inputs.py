@@ -19,6 +19,7 @@ def build_inputs(
     num_rows, num_tokens = rows.slots.numel(), rows.token_ids.numel()
     input_ids, positions, slot_mapping = torch.empty((3, num_tokens), dtype=torch.int64)
     seq_lens = torch.empty(num_rows, dtype=torch.int32)
+    next_positions = torch.empty(num_rows, dtype=torch.int64)
     function("quire_build_inputs")(
         num_rows,
         rows.slots.data_ptr(),
@@ -33,5 +34,6 @@ def build_inputs(
         positions.data_ptr(),
         slot_mapping.data_ptr(),
         seq_lens.data_ptr(),
+        next_positions.data_ptr(),
     )
-    return StepInputs(input_ids, positions, slot_mapping, seq_lens)
+    return StepInputs(input_ids, positions, slot_mapping, seq_lens, next_positions)

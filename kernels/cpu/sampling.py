@@ -30,22 +30,23 @@ def sample(
     counts: TokenCounts | None = None,
     bias: LogitBias | None = None,
     masks: torch.Tensor | None = None,
+    out: Sampled | None = None,
 ) -> Sampled:
     """See ``kernels.reference.sampling_step``."""
-    num_rows, vocab = logits.shape
+    (num_rows, vocab), logits = logits.shape, logits.float()
     sampling = _sampling(vocab, table, counts, bias, masks)
-    token_ids = torch.empty(num_rows, dtype=torch.int64)
-    is_finite = torch.empty(num_rows, dtype=torch.bool)
+    if out is None:
+        out = Sampled.empty(num_rows, logits.device)
     function("quire_sample")(
         ctypes.byref(sampling),
         logits.data_ptr(),
         slots.data_ptr(),
         positions.data_ptr(),
         num_rows,
-        token_ids.data_ptr(),
-        is_finite.data_ptr(),
+        out.token_ids.data_ptr(),
+        out.is_finite.data_ptr(),
     )
-    return Sampled(token_ids, is_finite)
+    return out
 
 
 def candidates(

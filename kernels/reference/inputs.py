@@ -30,9 +30,11 @@ def build_inputs(
     positions = rows.starts[row_of] + within
     fed = rows.token_ids.long()
     blocks = tables[slots, positions.clamp(min=0) // block_size].long()
+    ends = rows.starts + lengths
     return StepInputs(
         input_ids=torch.where(fed < 0, newest[slots], fed),
         positions=positions,
         slot_mapping=torch.where(positions < 0, -1, blocks * block_size + positions % block_size),
-        seq_lens=(rows.starts + lengths).to(torch.int32),
+        seq_lens=ends.to(torch.int32),
+        next_positions=ends,
     )

@@ -24,11 +24,13 @@ def sample(
     counts: TokenCounts | None = None,
     bias: LogitBias | None = None,
     masks: torch.Tensor | None = None,
+    out: Sampled | None = None,
 ) -> Sampled:
     """Choose a token for each row; a row's result depends on that row alone.
 
     Args:
-        logits: [n, vocab] float32 contiguous; overwritten.
+        logits: [n, vocab] contiguous; overwritten where they are float32, and not where they are
+            of fewer bits.
         slots: [n] int32, the rows' places in the table.
         positions: [n] int64, of the tokens to be chosen.
         table: the requests' parameters.
@@ -36,15 +38,20 @@ def sample(
         bias: for the requests with bias or bans; None: there are none.
         masks: [lines, ceil(vocab / 32)] int32, bit ``i % 32`` of word ``i // 32`` set where
             token i is allowed; None: there are none.
+        out: where the result goes; None: into new memory.
     """
-    slots = slots.long()
+    logits, slots = logits.float(), slots.long()
     token_ids, is_finite = _adjust(logits, slots, positions, table, counts, bias, masks)
     drawn = torch.nonzero((table.temperature[slots] > 0) & is_finite).squeeze(1)
     if drawn.numel():
         rows = _truncate(logits[drawn], slots[drawn], table)
         keys = position_keys(table.seed[slots[drawn]], positions[drawn])
         token_ids[drawn] = sample_gumbel(rows, keys)
-    return Sampled(token_ids, is_finite)
+    if out is None:
+        return Sampled(token_ids, is_finite)
+    out.token_ids.copy_(token_ids)
+    out.is_finite.copy_(is_finite)
+    return out
 
 
 def candidates(

@@ -29,7 +29,7 @@ def distribution(
 ) -> torch.Tensor:
     """See ``kernels.reference.sampling_step.distribution``."""
     num_rows, vocab = logits.shape
-    pieces = adjust(logits, None, slots, positions, table, counts, bias, masks)
+    pieces = adjust(logits, logits, None, slots, positions, table, counts, bias, masks)
     shares = torch.empty_like(logits)
     launch(
         _shares_kernel,

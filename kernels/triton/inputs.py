@@ -30,6 +30,7 @@ def build_inputs(
     positions = torch.empty_like(input_ids)
     slot_mapping = torch.empty_like(input_ids)
     seq_lens = torch.empty(num_rows, dtype=torch.int32, device=device)
+    next_positions = torch.empty(num_rows, dtype=torch.int64, device=device)
     launch(
         _build_inputs_kernel,
         (num_rows, -(-max_query // _TILE)),
@@ -37,6 +38,7 @@ def build_inputs(
         positions,
         slot_mapping,
         seq_lens,
+        next_positions,
         *rows,
         newest,
         tables,
@@ -45,7 +47,7 @@ def build_inputs(
         TILE=_TILE,
         num_warps=2,
     )
-    return StepInputs(input_ids, positions, slot_mapping, seq_lens)
+    return StepInputs(input_ids, positions, slot_mapping, seq_lens, next_positions)
 
 
 # Slices of one buffer begin anywhere; compiling anew for each alignment would cost a stall.
@@ -58,6 +60,7 @@ def _build_inputs_kernel(
     positions,
     slot_mapping,
     seq_lens,
+    next_positions,
     slots,
     query_start,
     starts,
@@ -77,6 +80,7 @@ def _build_inputs_kernel(
     seq_len = start + end - begin
     if tile == 0:
         tl.store(seq_lens + row, seq_len)
+        tl.store(next_positions + row, seq_len.to(tl.int64))
     within = tile * TILE + tl.arange(0, TILE)
 
     is_token = within < end - begin

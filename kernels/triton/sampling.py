@@ -41,19 +41,21 @@ def sample(
     counts: TokenCounts | None = None,
     bias: LogitBias | None = None,
     masks: torch.Tensor | None = None,
+    out: Sampled | None = None,
 ) -> Sampled:
     """Choose a token for each row; see ``kernels.reference.sampling_step.sample``."""
     num_rows, vocab = logits.shape
+    raw = logits if bias is None else logits.float()  # it is added in place
     # Written for truncated rows alone.
-    scores = torch.empty_like(logits)
-    pieces = adjust(logits, scores, slots, positions, table, counts, bias, masks)
-    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    is_finite = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
+    scores = torch.empty_like(raw, dtype=torch.float32)
+    logits = raw if raw.dtype == torch.float32 else torch.empty_like(scores)
+    pieces = adjust(raw, logits, scores, slots, positions, table, counts, bias, masks)
+    if out is None:
+        out = Sampled.empty(num_rows, logits.device)
     launch(
         _choose_kernel,
         (num_rows,),
-        token_ids,
-        is_finite,
+        *out,
         logits,
         scores,
         *pieces.summaries,
@@ -70,7 +72,7 @@ def sample(
         TILE=SEARCH_TILE,
         num_warps=16,
     )
-    return Sampled(token_ids, is_finite)
+    return out
 
 
 class Pieces(NamedTuple):
@@ -88,6 +90,7 @@ class Pieces(NamedTuple):
 
 
 def adjust(
+    raw: torch.Tensor,
     logits: torch.Tensor,
     scores: torch.Tensor | None,
     slots: torch.Tensor,
@@ -99,11 +102,12 @@ def adjust(
 ) -> Pieces:
     """Bias, penalties, masks and temperature, and noise where there is room for ``scores``.
 
-    Logits are left over temperature where a row is truncated; without ``scores`` there is no noise,
-    and they are so in every row that is drawn. Elsewhere they are left in any state.
+    Of ``raw`` logits, to which a bias is added in place. ``logits``, which may be the same, are
+    those over temperature where a row is truncated; without ``scores`` there is no noise, and they
+    are so in every row that is drawn. Elsewhere they are left in any state.
     """
-    num_rows, vocab = logits.shape
-    device = logits.device
+    num_rows, vocab = raw.shape
+    device = raw.device
     num_pieces = -(-vocab // _PIECE)
     # Each begins at 16 bytes whatever the number of rows: another alignment is another kernel.
     num_summaries = -(-num_rows * num_pieces // _ALIGNED) * _ALIGNED
@@ -116,7 +120,7 @@ def adjust(
         launch(
             _bias_kernel,
             (num_rows,),
-            logits,
+            raw,
             slots,
             positions,
             table.bias_begin,
@@ -129,6 +133,7 @@ def adjust(
     launch(
         _adjust_kernel,
         (num_rows, num_pieces),
+        raw,
         logits,
         scores,
         *pieces.summaries,
@@ -196,6 +201,7 @@ def is_truncated(slot, top_k, top_p, min_p, vocab):
 # With drafts both are slices of one transfer, which begin anywhere.
 @triton.jit(do_not_specialize_on_alignment=["mask_line", "masks"])
 def _adjust_kernel(
+    raw,
     logits,
     scores,
     best_scores,  # [rows, pieces] flat, and so the next four
@@ -222,14 +228,14 @@ def _adjust_kernel(
     vocab,
     PIECE: tl.constexpr,
 ):
-    """One piece of one row; its logits are written back where a search will read them again."""
+    """One piece of one row; its logits are written where a search will read them again."""
     await_turn()
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     tokens = piece * PIECE + tl.arange(0, PIECE)
     in_vocab = tokens < vocab
     place = row * vocab + tokens
-    x = tl.load(logits + place, mask=in_vocab, other=-float("inf"))
+    x = tl.load(raw + place, mask=in_vocab, other=-float("inf")).to(tl.float32)
     if counts is not None:
         line = tl.load(count_line + slot).to(tl.int64)
         if line >= 0:

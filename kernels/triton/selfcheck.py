@@ -249,8 +249,10 @@ def _sampling(kernels: Kernels, spec: AttentionSpec, random: torch.Generator) ->
     bias = LogitBias(torch.tensor([1, 8]).int(), torch.tensor([5.0, -5.0]), torch.full((2,), 99))
     masks = torch.randint(-(2**31), 2**31, (2, -(-_VOCAB // 32)), generator=random).int()
     slots = torch.randperm(_ROWS, generator=random).int()
-    for extras in ((counts, bias, masks), (None, None, None)):
-        logits = normal(random, torch.float32, _ROWS, _VOCAB) * 4
+    # Heads round them to the model's dtype.
+    ways = [(dtype, (None, None, None)) for dtype in {torch.float32, spec.dtype}]
+    for dtype, extras in ((torch.float32, (counts, bias, masks)), *ways):
+        logits = normal(random, dtype, _ROWS, _VOCAB) * 4
         arguments = (logits, slots, torch.arange(_ROWS), table, *extras)
         actual, expected = _both(kernels, spec, "sample", *arguments)
         yield actual[0], expected[0]  # the logits are left in any state

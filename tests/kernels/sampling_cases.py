@@ -72,11 +72,22 @@ def check(
     table: SamplingTable,
     extras: tuple[()] | Extras = (),
 ) -> torch.Tensor:
-    """``sample`` and its twin on the same rows, which come in a random order of slots."""
+    """``sample`` and its twin on the same rows, which come in a random order of slots; also as they
+    are in bfloat16, which stay as they are, and into memory that is given."""
     slots = torch.randperm(SLOTS, generator=random).to(torch.int32)
     positions = torch.randint(0, 10_000, (SLOTS,), generator=random)
-    expected = reference_sample(logits.clone(), slots, positions, table, *extras)
-    sampled = sample(logits.clone(), slots, positions, table, *extras)
-    assert torch.equal(sampled.is_finite, expected.is_finite)
-    assert torch.equal(sampled.token_ids[sampled.is_finite], expected.token_ids[expected.is_finite])
-    return sampled.token_ids
+    given = slots, positions, table, *(extras or (None, None, None))
+    rounded = logits.bfloat16()
+    results = [
+        (sample(logits.clone(), *given), reference_sample(logits.clone(), *given)),
+        (sample(rounded, *given), reference_sample(rounded.float(), *given)),
+    ]
+    assert torch.equal(rounded.view(torch.int16), logits.bfloat16().view(torch.int16))
+    room = Sampled.empty(SLOTS, logits.device)
+    assert sample(logits.clone(), *given, room) is room
+    results.append((room, results[0][0]))
+    for sampled, expected in results:
+        good = expected.is_finite
+        assert torch.equal(sampled.is_finite, good)
+        assert torch.equal(sampled.token_ids[good], expected.token_ids[good])
+    return room.token_ids

@@ -132,7 +132,7 @@ class DraftHead:
         """[n, hidden_size] -> [n, vocab_size] float32; -inf of tokens that it does not score."""
         modules = self._modules
         said = modules.head.logits(self._norm(hidden))
-        scores = finish_logits(modules.head_spec, said, self._operations)
+        scores = finish_logits(modules.head_spec, said, self._operations).float()
         if modules.scored_ids is None:
             return scores
         shape = scores.shape[0], self.spec.vocab_size

@@ -6,7 +6,8 @@ extern "C" void quire_build_inputs(int64_t rows, const int32_t* slots, const int
                                    const int32_t* starts, const int32_t* token_ids,
                                    const int64_t* newest, const int32_t* tables, int64_t width,
                                    int64_t block_size, int64_t* input_ids, int64_t* positions,
-                                   int64_t* slot_mapping, int32_t* seq_lens) {
+                                   int64_t* slot_mapping, int32_t* seq_lens,
+                                   int64_t* next_positions) {
   for (int64_t row = 0; row < rows; ++row) {
     const int32_t* table = tables + slots[row] * width;
     int64_t position = starts[row];
@@ -17,6 +18,7 @@ extern "C" void quire_build_inputs(int64_t rows, const int32_t* slots, const int
           position < 0 ? -1 : table[position / block_size] * block_size + position % block_size;
     }
     seq_lens[row] = static_cast<int32_t>(position);
+    next_positions[row] = position;
   }
 }
 QUIRE_RECORDED(quire_build_inputs)

@@ -162,6 +162,11 @@ def sampling(vocab: int) -> None:
         )
 
 
+def plain_sampling(vocab: int) -> None:
+    """As a captured step does it."""
+    sample(empty(256, vocab), ints(256), longs(256), sampling_table())
+
+
 def sampling_table() -> SamplingTable:
     slots, floats = ints(256), empty(256, dtype=torch.float32)
     return SamplingTable(floats, slots, *[floats] * 5, longs(256), *[slots] * 4)
@@ -395,6 +400,7 @@ CASES: dict[str, Callable[[], object]] = {
     "layer-llama-8b": partial(layer_parts, 4096, 14336, 32, 8, 128),
     "layer-qwen2-0.5b": partial(layer_parts, 896, 4864, 14, 2, 64),
     "sampling-128k": partial(sampling, 128256),
+    "plain-sampling-128k": partial(plain_sampling, 128256),
     "judging-128k": partial(judging, 128256),
     "latents-deepseek-v3": partial(latents, 128, 512, 64),
     "latents-deepseek-v2-lite": partial(latents, 16, 512, 64),

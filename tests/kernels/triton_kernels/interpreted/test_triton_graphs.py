@@ -7,14 +7,16 @@ and writes the same static tensors and knows no more of the batch than a graph w
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.runner import load_runner
-from engine.runner.graphs import DecodeGraph, DecodeGraphs, ladder
+from engine.models.decoder import Decoder
+from engine.runner import graphs, load_runner
+from engine.runner.graphs import Capture, DecodeGraph, DecodeGraphs, Replay, ladder
 from engine.types import Request, SamplingParams
 from tests import tiny_models
 
@@ -33,16 +35,19 @@ SAMPLINGS = (
 )
 
 
-Replay = Callable[[], None]
+def replayed(function: Callable[[], Any]) -> tuple[Replay, Any]:
+    left = function()
 
+    def replay() -> None:
+        for place, fresh in zip(left or (), function() or (), strict=True):
+            if isinstance(place, torch.Tensor):
+                place.copy_(fresh)
 
-def replayed(function: Replay) -> Replay:
-    function()
-    return function
+    return replay, left
 
 
 def texts(
-    directory: str, *, overlap: bool, capture: Callable[[Replay], Replay] | None = None
+    directory: str, *, overlap: bool, capture: Capture | None = None
 ) -> tuple[dict[str, list], int]:
     """What is said, and how many steps were replayed."""
     config = EngineConfig(
@@ -93,11 +98,23 @@ def test_text_is_that_of_the_steps_that_are_not_captured(directory: str, expecte
     assert num_replays >= 4
 
 
+@pytest.mark.parametrize("own_bytes", [0, 1 << 20])
+def test_logits_wait_as_the_head_has_rounded_them(directory: str, own_bytes: int, monkeypatch):
+    """In memory of their own, or in what all sizes share."""
+    unrounded = Decoder.raw_logits
+    monkeypatch.setattr(graphs, "_OWN_LOGITS_BYTES", own_bytes)
+    monkeypatch.setattr(Decoder, "raw_logits", lambda *given: unrounded(*given).bfloat16())
+    expected = texts(directory, overlap=False)[0]
+    told, num_replays = texts(directory, overlap=True, capture=replayed)
+    assert told == expected
+    assert num_replays >= 4
+
+
 def test_what_cannot_be_captured_runs_as_it_is(directory: str, expected, caplog) -> None:
     """Each size is captured in two parts; the second one has no room."""
     num_captured = 0
 
-    def until_full(function: Replay) -> Replay:
+    def until_full(function: Callable[[], Any]) -> tuple[Replay, Any]:
         nonlocal num_captured
         num_captured += 1
         if num_captured == 4:
