@@ -32,6 +32,7 @@ class RawAnswer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
+    rest: bytes = b""  # of an answer behind it, where there is one
 
     @property
     def error(self) -> dict[str, Any]:
@@ -143,9 +144,10 @@ class Server:
             return self.process.wait()
 
 
-def read_answer(sock: socket.socket) -> RawAnswer:
-    """Read one answer; its body to the declared length, the last chunk, or the end."""
-    data = b""
+def read_answer(sock: socket.socket, begun: bytes = b"") -> RawAnswer:
+    """Read one answer; its body to the declared length, the last chunk, or the end. ``begun`` is
+    what was read of it with the one before."""
+    data = begun
     while b"\r\n\r\n" not in data:
         received = sock.recv(65536)
         if not received:
@@ -162,7 +164,8 @@ def read_answer(sock: socket.socket) -> RawAnswer:
         if not received:
             break
         body += received
-    return RawAnswer(int(lines[0].split()[1]), headers, body)
+    end = len(body) if length is None else length
+    return RawAnswer(int(lines[0].split()[1]), headers, body[:end], body[end:])
 
 
 def http_post(

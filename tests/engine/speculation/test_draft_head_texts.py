@@ -16,13 +16,14 @@ from engine.core import EngineCore
 from engine.requests import fan_out
 from engine.runner import load
 from engine.runner import programs as recorded_steps
-from engine.runner.graphs import DecodeGraphs
+from engine.runner.graphs import DecodeGraphs, Replay
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.speculation.pace import Pace
 from engine.types import SamplingParams
 from kernels.cpu.linear import is_available
 from tests import tiny_draft_heads, tiny_models
+from tests.called_again import called_again
 from tests.engine.runner.test_speculation import (
     GREEDY,
     PROMPTS,
@@ -187,9 +188,9 @@ def test_captured_steps_leave_a_head_what_it_reads(served, monkeypatch):
     replays = []
 
     def captured(*parts: Any, features: Features, **_: Any) -> DecodeGraphs:
-        def capture(function: Callable[[], None]) -> Callable[[], None]:
-            function()
-            return lambda: replays.append(function())
+        def capture(function: Callable[[], Any]) -> tuple[Replay, Any]:
+            replay, left = called_again(function)
+            return lambda: replays.append(replay()), left
 
         graphs = DecodeGraphs(*parts, 30, capture, features)
         with torch.inference_mode():

@@ -1,8 +1,4 @@
-"""Captured decode steps give the text of the others.
-
-There is no CUDA graph here: what stands for one is a function that is called again, which reads
-and writes the same static tensors and knows no more of the batch than a graph would.
-"""
+"""Captured decode steps give the text of the others."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ from engine.runner import graphs, load_runner
 from engine.runner.graphs import Capture, DecodeGraph, DecodeGraphs, Replay, ladder
 from engine.types import Request, SamplingParams
 from tests import tiny_models
+from tests.called_again import called_again
 
 SAMPLINGS = (
     SamplingParams(temperature=0.0, max_tokens=3),
@@ -33,17 +30,6 @@ SAMPLINGS = (
         max_tokens=4,
     ),
 )
-
-
-def replayed(function: Callable[[], Any]) -> tuple[Replay, Any]:
-    left = function()
-
-    def replay() -> None:
-        for place, fresh in zip(left or (), function() or (), strict=True):
-            if isinstance(place, torch.Tensor):
-                place.copy_(fresh)
-
-    return replay, left
 
 
 def texts(
@@ -92,7 +78,7 @@ def expected(directory: str) -> dict[str, list]:
 
 
 def test_text_is_that_of_the_steps_that_are_not_captured(directory: str, expected) -> None:
-    captured, num_replays = texts(directory, overlap=True, capture=replayed)
+    captured, num_replays = texts(directory, overlap=True, capture=called_again)
     assert captured == expected
     assert set(captured["4"]) <= {30, 31, 90}, "masked rows go another way"
     assert num_replays >= 4
@@ -105,7 +91,7 @@ def test_logits_wait_as_the_head_has_rounded_them(directory: str, own_bytes: int
     monkeypatch.setattr(graphs, "_OWN_LOGITS_BYTES", own_bytes)
     monkeypatch.setattr(Decoder, "raw_logits", lambda *given: unrounded(*given).bfloat16())
     expected = texts(directory, overlap=False)[0]
-    told, num_replays = texts(directory, overlap=True, capture=replayed)
+    told, num_replays = texts(directory, overlap=True, capture=called_again)
     assert told == expected
     assert num_replays >= 4
 
@@ -119,7 +105,7 @@ def test_what_cannot_be_captured_runs_as_it_is(directory: str, expected, caplog)
         num_captured += 1
         if num_captured == 4:
             raise torch.OutOfMemoryError("CUDA out of memory.\n(many lines)")
-        return replayed(function)
+        return called_again(function)
 
     told, num_replays = texts(directory, overlap=True, capture=until_full)
     assert "steps of 2 rows and fewer are not captured: CUDA out of memory." in caplog.text
