@@ -70,7 +70,9 @@ def saved(kind: str, directory: Path) -> str:
     return str(tiny_models.save(kind, directory, **layers))
 
 
-@pytest.mark.parametrize("eager", ["none", "main", "side"])
+@pytest.mark.parametrize(
+    "eager", ["main", *(pytest.param(other, marks=pytest.mark.slow) for other in ("none", "side"))]
+)
 def test_texts_are_those_of_plain_torch(qwen3: str, eager: str) -> None:
     config, requests = config_of(qwen3), requests_of(ANY_WAY)
     expected = on_cpu(config, requests)
@@ -102,6 +104,7 @@ def test_a_row_that_pads_has_no_place_in_a_table_of_positions(tmp_path: Path) ->
         pass
 
 
+@pytest.mark.slow
 def test_a_prompt_begins_with_a_snapshot_that_nobody_waited_for(tmp_path: Path) -> None:
     config = config_of(saved("lfm2", tmp_path))
     first, again = ([request_of(name, range(20, 56), PLAIN[0])] for name in ("first", "again"))
