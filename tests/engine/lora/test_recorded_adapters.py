@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 
 from engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from engine.core import EngineCore
+from engine.errors import InvalidParameter
+from engine.runner import load_runner
 from engine.types import Adapter, Request, SamplingParams
 from kernels.cpu import linear
 from tests import tiny_models
@@ -186,3 +188,19 @@ def test_where_an_adapter_is_absorbed_only_its_steps_run_as_ever(
     assert not any(replayed)
     expected, _ = live(make(directory, eager=True), adapters, 3)
     assert told == expected
+
+
+def test_what_is_not_batch_invariant_takes_no_adapter(tmp_path: Path) -> None:
+    directory = tiny_models.save("deepseek_v2_lite", tmp_path / "base", **LATENT)
+    adapter = make_adapter(tmp_path / "a", {"self_attn.kv_b_proj": (4 * (32 + 32), 32)}, 2, 0)
+    runner = load_runner(
+        EngineConfig(
+            model=str(directory),
+            dtype="bfloat16",
+            batch_invariant=True,
+            num_threads=2,
+            cache=CacheConfig(block_size=4, num_blocks=60),
+        )
+    )
+    with pytest.raises(InvalidParameter, match="not batch-invariant"):
+        runner.load_adapter(adapter)
