@@ -124,7 +124,7 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
             max_cpu_loras: adapters kept in the host's memory.
             max_num_seqs: sequences that run at once.
             max_num_batched_tokens: tokens of one step; 2048 on a GPU, on a CPU 256 or more.
-            scheduling_policy: order of the queue.
+            scheduling_policy: order of the queue: "fcfs", "priority", "sjf", "lpm" or "fair".
             overlap: plan a step while the one before runs; on a GPU when left out.
             block_size: tokens in one KV block; 64 on a GPU and 16 on a CPU when left out.
             kv_cache_dtype: "int8" or "fp8" halve the KV cache; auto is the model's own format.

@@ -25,7 +25,8 @@ class SchedulingSettings(SettingsPart):
         None,
         SCHEDULING,
         "Order of the queue: fcfs (first come first served), priority (lower values first), sjf "
-        "(shortest job first) or fair (by what each key's owner has been given, over its weight). "
+        "(shortest job first), lpm (longest prefix match: whose prompt is cached furthest) or fair "
+        "(by what each key's owner has been given, over its weight). "
         "When left out: fair with a key file, else fcfs.",
     )
     max_batch_requests: int = setting(

@@ -44,6 +44,8 @@ _BURST = 4096.0  # most that a tenant, for a weight of 1, may have left to other
 class FairPolicy:
     """Counters of all tenants there have been."""
 
+    orders_by_rank = False
+
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
         self._recent = _Recent(self._counters)

@@ -6,7 +6,8 @@ whatever the policy, and makes room for it at once.
 
 Most policies are a sort key and nothing else: keys are unique and do not change while a sequence
 waits, so the sequence with the smallest is never displaced by those behind it, and always comes to
-its end. The fair policy (``fair.py``) orders tenants by what they have been given, which changes.
+its end. The fair policy (``fair.py``) orders tenants by what they have been given, and the longest
+prefix first (``longest_prefix.py``) orders sequences by what is cached of them; both change.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Shortage(NamedTuple):
 
 class Policy(Protocol):
     """A policy of one scheduler."""
+
+    orders_by_rank: bool  # the queue's order is that of ranks, so a place in it is known
 
     def rank(self, seq: Sequence) -> tuple[float, ...]:
         """Who runs is preempted by falling rank, when there are too few blocks."""
@@ -65,6 +68,8 @@ class Policy(Protocol):
 
 class KeyPolicy:
     """A policy that is a sort key, with all work in the background behind all other."""
+
+    orders_by_rank = True
 
     def __init__(self, among_equals: SortKey) -> None:
         self._among_equals = among_equals
@@ -113,14 +118,19 @@ def shortest_job_first(seq: Sequence) -> tuple[float, ...]:
     return (seq.max_num_tokens - seq.num_computed, seq.order)
 
 
-def make_policy(name: PolicyName) -> Policy:
-    """The policy of that name, for one scheduler."""
+def make_policy(
+    name: PolicyName, num_cached: Callable[[Sequence], int], num_running: Callable[[], int]
+) -> Policy:
+    """The policy of that name, for one scheduler, which tells how many tokens of a waiting sequence
+    its prefix cache holds now, and how many sequences run."""
     from engine.scheduler.fair import FairPolicy
+    from engine.scheduler.longest_prefix import LongestPrefixPolicy
 
     makers: dict[PolicyName, Callable[[], Policy]] = {
         "fcfs": lambda: KeyPolicy(first_come_first_served),
         "priority": lambda: KeyPolicy(priority),
         "sjf": lambda: KeyPolicy(shortest_job_first),
         "fair": FairPolicy,
+        "lpm": lambda: LongestPrefixPolicy(num_cached, num_running),
     }
     return makers[name]()

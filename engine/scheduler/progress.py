@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from engine.prompt_progress import PromptProgress
 from engine.scheduler.output import OutputBuilder
-from engine.scheduler.policy import KeyPolicy, Policy
+from engine.scheduler.policy import Policy
 from engine.scheduler.sequence import Sequence, Status
 
 _EVERY_S = 0.25
@@ -23,11 +23,11 @@ class ProgressReports:
     """The sequences that are to be told of, until they have their first token.
 
     Args:
-        policy: orders the queue. A place in it is known where that is by a key.
+        policy: orders the queue.
     """
 
     def __init__(self, policy: Policy) -> None:
-        self._rank = policy.rank if isinstance(policy, KeyPolicy) else None
+        self._rank = policy.rank if policy.orders_by_rank else None
         self._asking: dict[str, _Report] = {}
 
     def add(self, seq: Sequence) -> None:

@@ -80,7 +80,8 @@ class Scheduler:
         self._num_added = 0
         self._recurrent = recurrent
         self._step_tokens = config.step_tokens
-        self._state = SchedulerState(pool, make_policy(config.policy), speculator, window)
+        policy = make_policy(config.policy, self._num_cached, lambda: self.num_running)
+        self._state = SchedulerState(pool, policy, speculator, window)
         self._planner = Planner(config, self._state, speculator)
         self._results = ResultTaker(self._state, speculator)
         self._planned: deque[Planned] = deque()  # of the plans whose results are not there yet
@@ -268,3 +269,9 @@ class Scheduler:
         chain = self._pool.chain(request.cache_salt, adapter, request.images)
         given = request, self._num_added, chain, self._max_len, self._eos, grammar
         return sequence_of(*given, whole_images=self._whole_images)
+
+    def _num_cached(self, seq: Sequence) -> int:
+        if seq.owes_prompt:
+            return 0
+        prefix = self._planner.find(seq)
+        return (prefix.num_passed + len(prefix.block_ids)) * self._pool.block_size

@@ -163,7 +163,7 @@ def test_texts_are_those_alone(seed: int, overlap: bool) -> None:
         overlap=overlap,
         max_num_seqs=rng.randint(1, 6),
         max_num_batched_tokens=rng.choice((3, 16, 64)),
-        policy=rng.choice(("fcfs", "priority", "sjf", "fair")),
+        policy=rng.choice(("fcfs", "priority", "sjf", "lpm", "fair")),
     )
     left = [
         show(

@@ -72,7 +72,7 @@ class Life:
             cache=CacheConfig(block_size=size, enable_prefix_caching=rng.random() < 0.85),
             max_num_seqs=rng.randint(1, 8),
             max_num_batched_tokens=rng.choice((1, 3, 8, 64)),
-            policy=rng.choice(("fcfs", "priority", "sjf", "fair", "fair")),
+            policy=rng.choice(("fcfs", "priority", "sjf", "lpm", "fair", "fair")),
             overlap=seed % 2 == 1,
         )
         self.num_stages = random.Random(f"stages {seed}").choice((1, 1, 1, 2, 3))

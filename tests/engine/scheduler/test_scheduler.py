@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
-from engine.config import SchedulerConfig
+from engine.config import Policy, SchedulerConfig
 from engine.errors import ContextLengthExceeded, Failure, InvalidParameter
 from engine.kv_cache.pool import BlockPool
 from engine.scheduler import Scheduler
@@ -77,7 +78,7 @@ def test_a_policy_chooses_whom_to_preempt(policy: str, victim: str) -> None:
 
 # ---------------------------------------------------------------- the background
 
-POLICIES = ("fcfs", "priority", "sjf", "fair")
+POLICIES = get_args(Policy)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
