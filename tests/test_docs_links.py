@@ -1,4 +1,4 @@
-"""Links between the pages of the documentation lead somewhere: to files, and to headings in them."""
+"""Links between the pages of the documentation lead to files and headings that are there."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_links_lead_somewhere() -> None:
 def test_a_link_to_nowhere_would_be_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "# A `title`, twice\n## A title, twice\n[a](#a-title-twice) [b](#a-title-twice-1) [c](page.md)\n"
-        "[d](#a-title) [e](other.md)\n```\n[f](not-a-link.md)\n# not a heading\n```\n"
+        "# A `title`, twice\n## A title, twice\n[a](#a-title-twice) [b](#a-title-twice-1)\n"
+        "[c](page.md) [d](#a-title) [e](other.md)\n```\n[f](not-a-link.md)\n# not a heading\n```\n"
     )
     assert broken(page) == ["#a-title", "other.md"]
