@@ -4,6 +4,7 @@ The tests under ``dry`` are therefore collected only where it has been chosen;
 ``test_pretended_gpu.py`` starts such a process.
 """
 
-import os
+from tests.interpreter import IS_INTERPRETED, patch_device_functions_once
 
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["dry/*"]
+collect_ignore_glob = [] if IS_INTERPRETED else ["dry/*"]
+patch_device_functions_once()

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from kernels.triton import backend, matmul, operations, quantised
+from kernels.triton import backend, check_products, matmul, operations, quantised
 from kernels.triton import launch as launcher
 from tests.pretended_gpu.queues import Violation
 from tests.pretended_gpu.tensor import DeviceTensor, PretendedGpu
 
 _MOST_PROGRAMS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
-_LOADED = (backend, matmul, operations, quantised)  # and with them all that launch kernels
+# And with them all that launch kernels. What tries products is imported before these are told that
+# nothing is interpreted: it would try those of a GPU's size, for most of a minute.
+_LOADED = (backend, check_products, matmul, operations, quantised)
 _ALIGNED = 16  # bytes of a pointer, and what an integer is a multiple of
 
 

@@ -6,6 +6,7 @@ parent is on the import path of the tests, and where Triton is not installed the
 taken for it.)
 """
 
-import os
+from tests.interpreter import IS_INTERPRETED, patch_device_functions_once
 
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpreted/*"]
+collect_ignore_glob = [] if IS_INTERPRETED else ["interpreted/*"]
+patch_device_functions_once()
