@@ -157,14 +157,14 @@ class Client:
             connection = await self._take()
             on_sent()
             try:
-                status = await connection.exchange(payload, on_data)
+                return await connection.exchange(payload, on_data)
             except _GivenUp:
                 continue  # ends: one that is new cannot be given up
             finally:  # one that did not end well, or was cancelled, leaves bytes behind
-                if not connection.ended:
+                if connection.ended:
+                    self._give_back(connection)
+                else:
                     connection.close()
-            self._give_back(connection)
-            return status
 
     async def _take(self) -> _Connection:
         while self._idle:

@@ -39,7 +39,7 @@ def _fold(choice: Answer, piece: Answer) -> None:
     """Add one chunk's part of a choice. Raises ValueError where it had ended before."""
     if choice.get("finish_reason") is not None:
         raise ValueError(f"a chunk behind the end of its choice: {piece}")
-    for key in ("finish_reason", "stop_reason", "prompt_token_ids", "prompt_logprobs"):
+    for key in ("finish_reason", "stop_reason", "prompt_token_ids", "prompt_logprobs", "timings"):
         if piece.get(key) is not None:
             choice[key] = piece[key]
     if piece.get("token_ids") is not None:

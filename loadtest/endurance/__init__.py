@@ -1,0 +1,1 @@
+"""Whether a server keeps its word for long and under load: ``python -m loadtest.endurance``."""

@@ -1,0 +1,239 @@
+"""Many requests, over and over, some streamed, some hung up on; every answer is compared.
+
+    a few hundred requests, each alone ──► what is wanted
+    thousands drawn of them, many at once ──► what is told, while memory, files, threads
+                                              and the server's own counts are watched
+
+No token may be lost, told twice or told to another; usage is exact; nothing stands still for
+seconds; memory, files and threads do not grow; and what was accepted has finished, failed, been
+aborted or is under way, at all times. With a pool of KV blocks that is much too small
+(``-- --num-gpu-blocks-override N``) all of that holds through preemptions.
+
+By default the model is a stub whose tokens depend on seed and position, so that it is the server
+that is tried and not the machine's arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from loadtest.client import Client, HttpError, raw_json
+from loadtest.endurance.watch import Sample, growth_per_1000, leaks, longest_stall_s, look
+from loadtest.machine import describe_machine
+from loadtest.process import RunningServer, running_server
+from loadtest.scrape import scrape
+from loadtest.soak.answers import Answer, difference, essence, read_stream
+
+_PATH = "/v1/completions"
+_STUB = ("--load-format", "stub")
+_VOCABULARY = range(300, 1300)  # ids to make prompts of: in every vocabulary, and no special ones
+_LOOK_S = 0.25  # between two looks
+_IDLE_S = 30.0
+_MOST_TOLD = 20  # problems
+
+# The aims.
+_MOST_GROWTH_BYTES = 2**20  # by a thousand requests
+_MOST_STALLED_S = 5.0
+_MOST_PREEMPTIONS = 8  # of one request
+_ENOUGH = 2000  # requests to judge growth by
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it; print what was seen as a line of JSON. 0 where all of it held."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.endurance", description=__doc__)
+    add = parser.add_argument
+    add("serve", nargs="*", help="after --: MODEL and flags of quire serve")
+    add("--real", action="store_true", help="serve the model itself in place of the stub")
+    add("--requests", metavar="N", type=int, default=10_000)
+    add("--minutes", metavar="M", type=float, help="go on for so long, whatever --requests says")
+    add("--in-flight", metavar="N", type=int, default=64)
+    add("--kinds", metavar="N", type=int, default=200, help="different requests to draw from")
+    add("--longest", metavar="N", type=int, default=64, help="tokens of prompt and of output")
+    add("--streamed", metavar="SHARE", type=float, default=0.5)
+    add("--cancelled", metavar="SHARE", type=float, default=0.1)
+    add("--seed", metavar="N", type=int, default=0)
+    add("--out", metavar="FILE", type=Path)
+    options = parser.parse_args(argv)
+    flags = [*options.serve, *(() if options.real else _STUB), "--disable-log-requests"]
+    with (
+        running_server(flags) as server,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        told = runner.run(_Endurance(server, options).run())
+    told |= {"server": options.serve, "machine": describe_machine()}
+    for problem in told["problems"]:
+        print(problem, file=sys.stderr)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(told))
+    return 1 if told["problems"] else 0
+
+
+class _Endurance:
+    """One run against one server."""
+
+    def __init__(self, server: RunningServer, options: argparse.Namespace) -> None:
+        self._server = server
+        self._options = options
+        self._client = Client(server.url)
+        self._rng = random.Random(options.seed)
+        self._kinds: list[tuple[dict[str, Any], Answer]] = []
+        self._seen: Counter[str] = Counter()
+        self._most_preemptions = 0
+        self._problems: list[str] = []
+        self._samples: list[Sample] = []
+        self._end_s = 0.0
+
+    async def run(self) -> dict[str, Any]:
+        """Ask for each kind by itself, then for many at once; what came of it."""
+        model = raw_json(await self._client.fetch("GET", "/v1/models"))["data"][0]["id"]
+        for number in range(self._options.kinds):
+            body = self._draw(model, number)
+            answer = raw_json(await self._client.fetch("POST", _PATH, body))
+            self._check_usage(body, answer)
+            self._kinds.append((body, essence(_PATH, answer)))
+        begun_s = time.monotonic()
+        if self._options.minutes:
+            self._end_s = begun_s + 60 * self._options.minutes
+        watch = asyncio.create_task(self._watch())
+        await asyncio.gather(*(self._work() for _ in range(self._options.in_flight)))
+        wall_s = time.monotonic() - begun_s
+        watch.cancel()
+        figures = await self._idle()
+        self._judge(figures)
+        self._client.close()
+        asked = self._seen["asked"]
+        return {
+            "requests": asked,
+            **{name: self._seen[name] for name in ("answered", "streamed", "cancelled")},
+            "wall_s": round(wall_s, 1),
+            "requests_per_s": round(asked / wall_s, 1),
+            "growth_bytes_per_1000": round(growth_per_1000(self._samples)),
+            "longest_stall_s": round(longest_stall_s(self._samples), 1),
+            "preemptions": round(figures.get("num_preemptions", 0.0)),
+            "most_preemptions_of_one": self._most_preemptions,
+            "num_problems": len(self._problems),
+            "problems": self._problems[:_MOST_TOLD],
+        }
+
+    def _draw(self, model: str, number: int) -> dict[str, Any]:
+        """A request like no other: its seed and its prompt are its own."""
+        rng, longest = self._rng, self._options.longest
+        return {
+            "model": model,
+            "prompt": [*rng.choices(_VOCABULARY, k=rng.randint(1, longest))],
+            "max_tokens": rng.randint(1, longest),
+            "temperature": rng.choice((0.0, 1.0)),
+            "seed": 1000 * self._options.seed + number,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "return_timings": True,
+        }
+
+    async def _work(self) -> None:
+        options = self._options
+        while time.monotonic() < self._end_s or (
+            not options.minutes and self._seen["asked"] < options.requests
+        ):
+            self._seen["asked"] += 1
+            body, wanted = self._rng.choice(self._kinds)
+            streams = self._rng.random() < options.streamed
+            if self._rng.random() < options.cancelled:
+                await self._hang_up_on(body, streams=streams)
+                continue
+            try:
+                answer = await self._answer(body, streams=streams)
+            except (HttpError, OSError, TimeoutError, ValueError) as error:
+                self._note(body, str(error) or type(error).__name__)
+                continue
+            self._seen["answered"] += 1
+            self._seen["streamed"] += streams
+            timings = answer["choices"][0].get("timings") or {}
+            num_preemptions = timings.get("num_preemptions") or 0
+            self._most_preemptions = max(self._most_preemptions, num_preemptions)
+            found = difference(wanted, essence(_PATH, answer))
+            if found is not None:
+                self._note(body, f"{'streamed' if streams else 'at once'}, {found}")
+
+    async def _answer(self, body: dict[str, Any], *, streams: bool) -> Answer:
+        """An answer in one piece. Raises ValueError for a stream without a proper end."""
+        if not streams:
+            return raw_json(await self._client.fetch("POST", _PATH, body))
+        asked = body | {"stream": True, "stream_options": {"include_usage": True}}
+        return read_stream(_PATH, await self._client.fetch("POST", _PATH, asked))
+
+    async def _hang_up_on(self, body: dict[str, Any], *, streams: bool) -> None:
+        """Go away, before the answer is there as a rule."""
+        self._seen["cancelled"] += 1
+        with contextlib.suppress(HttpError, OSError, TimeoutError, ValueError):
+            async with asyncio.timeout(self._rng.choice((0.001, 0.01, 0.05, 0.2))):
+                await self._answer(body, streams=streams)
+
+    async def _watch(self) -> None:
+        while True:
+            figures = await scrape(self._client)
+            if figures:
+                answered = self._seen["answered"]
+                sample = look(self._server.pid, time.monotonic(), answered, figures)
+                self._samples.append(sample)
+                # Who hangs up asks for the next before the server has noticed.
+                if not 0 <= sample.num_open <= 2 * self._options.in_flight:
+                    self._problems.append(f"{sample.num_open:.0f} sequences are under way")
+            await asyncio.sleep(_LOOK_S)
+
+    async def _idle(self) -> Mapping[str, float]:
+        """The server's figures once nothing runs; the last ones where that does not come."""
+        busy = ("num_requests_running", "num_requests_waiting", "kv_blocks_held")
+        figures = await scrape(self._client)
+        for _ in range(int(_IDLE_S / 0.1)):
+            if figures and not any(figures[name] for name in busy):
+                return figures
+            await asyncio.sleep(0.1)
+            figures = await scrape(self._client)
+        self._problems.append(f"never idle: { {name: figures.get(name) for name in busy} }")
+        return figures
+
+    def _judge(self, figures: Mapping[str, float]) -> None:
+        """Against the aims, once all is over."""
+        problems = self._problems
+        num_taken = figures.get("request_prompt_tokens_count", 0.0)
+        ended = {
+            how: figures.get(f"request_{how}", 0.0) for how in ("success", "failed", "aborted")
+        }
+        if num_taken != sum(ended.values()):
+            problems.append(f"{num_taken:.0f} sequences were accepted, and ended: {ended}")
+        if ended["failed"]:
+            problems.append(f"{ended['failed']:.0f} sequences failed")
+        if self._most_preemptions > _MOST_PREEMPTIONS:
+            problems.append(f"a request was preempted {self._most_preemptions} times")
+        stalled_s = longest_stall_s(self._samples)
+        if stalled_s > _MOST_STALLED_S:
+            problems.append(f"no token for {stalled_s:.1f} s while some were waited for")
+        if self._seen["answered"] >= _ENOUGH:
+            problems += leaks(self._samples)
+            growth = growth_per_1000(self._samples)
+            if growth > _MOST_GROWTH_BYTES:
+                problems.append(f"{growth / 2**20:.2f} MiB more with each thousand requests")
+
+    def _check_usage(self, body: dict[str, Any], answer: Answer) -> None:
+        """What each answer is compared with must be right itself."""
+        usage, (choice,) = answer["usage"], answer["choices"]
+        counts = usage["prompt_tokens"], usage["completion_tokens"], len(choice["token_ids"])
+        if counts != (len(body["prompt"]), body["max_tokens"], body["max_tokens"]):
+            self._note(body, f"tokens of prompt and output by usage, and of output: {counts}")
+
+    def _note(self, body: dict[str, Any], problem: str) -> None:
+        self._problems.append(f"{body}\n    {problem}")

@@ -1,0 +1,99 @@
+"""What a server's processes hold while it works: memory, files, threads, and whether it goes on."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from loadtest.machine import process_tree
+
+_WARM_UP = 0.1  # of a run: caches fill
+_EDGE = 0.2  # of what is left: what is held then is compared with what is held in the end
+_SPARE = 4  # files or threads more in the end: a client's connections come and go
+
+
+class Sample(NamedTuple):
+    """One look at a server."""
+
+    at_s: float
+    num_answered: int  # requests
+    rss_bytes: int  # of all its processes
+    num_files: int  # descriptors that they have open
+    num_threads: int
+    num_tokens: float  # it has generated, by its own count
+    num_open: float  # sequences taken and not ended, by its own count
+
+
+def look(pid: int, at_s: float, num_answered: int, figures: Mapping[str, float]) -> Sample:
+    """A sample of the processes that ``pid`` leads; ``figures`` are its metrics."""
+    held = [_held(member) for member in process_tree(pid)]
+    rss_bytes, num_files, num_threads = (sum(column) for column in zip(*held, strict=True))
+    ended = sum(figures.get(f"request_{how}", 0.0) for how in ("success", "failed", "aborted"))
+    return Sample(
+        at_s=at_s,
+        num_answered=num_answered,
+        rss_bytes=rss_bytes,
+        num_files=num_files,
+        num_threads=num_threads,
+        num_tokens=figures.get("generation_tokens", 0.0),
+        num_open=figures.get("request_prompt_tokens_count", 0.0) - ended,
+    )
+
+
+def growth_per_1000(samples: Sequence[Sample]) -> float:
+    """Bytes of memory that a thousand requests leave behind: the slope of a least-squares line,
+    the first tenth of the run left out. 0 where nothing was answered."""
+    rest = _after_warm_up(samples)
+    count = len(rest)
+    if count < 2:
+        return 0.0
+    mean_x = sum(sample.num_answered for sample in rest) / count
+    mean_y = sum(sample.rss_bytes for sample in rest) / count
+    spread = sum((sample.num_answered - mean_x) ** 2 for sample in rest)
+    shared = sum((s.num_answered - mean_x) * (s.rss_bytes - mean_y) for s in rest)
+    return 1000.0 * shared / spread if spread else 0.0
+
+
+def leaks(samples: Sequence[Sample]) -> list[str]:
+    """Descriptors and threads of which there are more in the end than after the first tenth."""
+    rest = _after_warm_up(samples)
+    edge = max(1, round(_EDGE * len(rest)))
+    found = []
+    for name in ("num_files", "num_threads"):
+        first = max((getattr(sample, name) for sample in rest[:edge]), default=0)
+        last = max((getattr(sample, name) for sample in rest[-edge:]), default=0)
+        if last > first + _SPARE:
+            found.append(f"{name}: {first} at first, {last} in the end")
+    return found
+
+
+def longest_stall_s(samples: Sequence[Sample]) -> float:
+    """Seconds, the most in which no token was generated while somebody waited for some."""
+    longest, since = 0.0, None
+    for before, now in itertools.pairwise(samples):
+        moves = now.num_tokens > before.num_tokens or not before.num_open
+        since = None if moves else (before.at_s if since is None else since)
+        if since is not None:
+            longest = max(longest, now.at_s - since)
+    return longest
+
+
+def _after_warm_up(samples: Sequence[Sample]) -> Sequence[Sample]:
+    if not samples:
+        return samples
+    begin = _WARM_UP * samples[-1].num_answered
+    return [sample for sample in samples if sample.num_answered >= begin]
+
+
+def _held(pid: int) -> tuple[int, int, int]:
+    """Resident bytes, open descriptors and threads of a process; none where it has ended."""
+    process = Path(f"/proc/{pid}")
+    try:
+        pages = int((process / "statm").read_text().split()[1])
+        num_threads = len(os.listdir(process / "task"))
+        return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(process / "fd")), num_threads
+    except OSError:
+        return 0, 0, 0
