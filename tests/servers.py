@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +184,11 @@ def http_post(
 
 @contextmanager
 def running_server(
-    log: Path, *flags: str, key: str | None = None, wait: bool = True
+    log: Path,
+    *flags: str,
+    key: str | None = None,
+    wait: bool = True,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """A server on the demo model; ended when the block is left, its log shown on failure."""
     command = [sys.executable, "-m", "server", "serve", "--port", "0", "--num-threads", "1"]
@@ -193,6 +197,7 @@ def running_server(
         command += ["--api-key", key]
     # What a server keeps is its test's own; --data-dir in the flags comes first.
     env = {**os.environ, **_ENV, "QUIRE_DATA_DIR": str(log.parent / "data")}
+    env |= environment or {}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT, env=env)
     server = Server(process, 0, log, key)

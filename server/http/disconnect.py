@@ -38,7 +38,11 @@ class until_disconnect:  # noqa: N801 - reads as the statement it is, like async
         trace: TracebackType | None,
     ) -> None:
         self._watcher.cancel()
-        if self._gone and self._task.uncancel() <= self._cancelling:
+        gone = self._gone and self._task.uncancel() <= self._cancelling
+        # A task keeps the exception it ends with, that its frames, and these keep this object: were
+        # it to keep the task, all of a request would stay until the collector looks for cycles.
+        del self._watcher, self._task
+        if gone:
             if kind is asyncio.CancelledError:
                 raise ClientGone from error
             if kind is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Collection, Generator, Mapping
+from functools import partial
 from typing import Any
 
 from server.text import harmony
@@ -54,9 +55,8 @@ class AnswerParser:
         self._hidden = frozenset(hidden)
         self._source = Source()
         self._out: list[Part] = []
-        self._calls = Calls(
-            self._source, self._out.append, schemas or {}, self._new_id, whole=whole
-        )
+        new_id = partial(_new_id, dialect)  # not of this parser, which it would keep
+        self._calls = Calls(self._source, self._out.append, schemas or {}, new_id, whole=whole)
         self._held = ""  # white space that is dropped if a call follows
         self._is_fresh = False  # nothing was said since reasoning or a call: white space is dropped
         self._said: set[type[Text | Reasoning]] = set()  # kinds of text
@@ -251,8 +251,8 @@ class AnswerParser:
             self._said.add(kind)
             self._out.append(kind(shown))
 
-    def _new_id(self) -> str:
-        dialect = self._dialect
-        assert dialect is not None
-        chars = (secrets.choice(_ALPHANUMERIC) for _ in range(dialect.id_chars))
-        return dialect.id_prefix + "".join(chars)
+
+def _new_id(dialect: Dialect | None) -> str:
+    assert dialect is not None
+    chars = (secrets.choice(_ALPHANUMERIC) for _ in range(dialect.id_chars))
+    return dialect.id_prefix + "".join(chars)
