@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12     the interpreter of the virtual environment (3.11 or newer)
 #   TORCH_INDEX=URL       where to take torch from, such as PyTorch's index of CPU builds
-#   ARGS="..."            passed on to serve, bench, bench-cpu, soak, gpu-check and test
+#   ARGS="..."            passed on to serve, bench, bench-cpu, soak, endurance, gpu-check and test
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -21,7 +21,8 @@ CLIENTS := .venv-clients
 SERVER := $(VENV)/.server
 EVERYTHING := $(VENV)/.everything
 
-.PHONY: help install clients serve test test-slow check format bench bench-cpu soak gpu-check docker clean
+.PHONY: help install clients serve test test-slow check format bench bench-cpu soak endurance gpu-check \
+	docker clean
 
 help: ## Tell the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +91,9 @@ bench-cpu: $(SERVER) ## Measure the server and its peers on this CPU (ARGS="--qu
 
 soak: $(SERVER) ## Try that no flags change an answer (ARGS="--requests 500 -- FLAGS OF SERVE")
 	@$(BIN)/python -m loadtest.soak $(ARGS)
+
+endurance: $(SERVER) ## Thousands of requests; nothing lost, nothing grows (ARGS="--minutes 60")
+	@$(BIN)/python -m loadtest.endurance $(ARGS)
 
 gpu-check: install ## Check a GPU: tests, kernels, steps, end to end (ARGS="--only steps")
 	@$(BIN)/python -m tools.bench $(ARGS)
