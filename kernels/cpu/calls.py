@@ -109,7 +109,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "quire_dense": (*_PRODUCT, POINTER, *_RESULT),
     "quire_dense_likeliest": (*_PRODUCT, POINTER, *_LIKELIEST),
     "quire_screened_likeliest": (
-        *(*_PRODUCT, *[POINTER] * 6, COUNT),
+        *(*_PRODUCT, *[POINTER] * 7, COUNT),
         *(REAL, REAL, FLAG, POINTER, POINTER),
     ),
     "quire_dense_rows": (CODE, POINTER, POINTER, COUNT, COUNT, COUNT, POINTER),

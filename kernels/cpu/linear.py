@@ -345,7 +345,7 @@ def _library() -> tuple[ctypes.CDLL, bool]:
     signatures = {
         "quire_dense_pack": (*pack, POINTER),
         "quire_int8_pack": (*pack, POINTER, POINTER, POINTER),
-        "quire_screen_slacks": (POINTER, COUNT, COUNT, POINTER, POINTER),
+        "quire_screen_slacks": (POINTER, COUNT, COUNT, POINTER, POINTER, POINTER),
         "quire_int4_pack": (*pack, *[POINTER] * 4),
         "quire_nibbles_pack": (*pack, POINTER),
         "quire_bytes_pack": (*pack, POINTER),

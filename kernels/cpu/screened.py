@@ -5,17 +5,25 @@ weights are the head's: 8 of 13 million parameters of one with 32,000 tokens. So
 a second time, rounded to eight bits. The codes tell all scores to within a slack; only the few
 panels in which the largest can be are then read in bfloat16. The token is the one that the whole
 product would give, to the last bit; ``kernels/cpu/native/panels/screened.cpp`` has the inequality.
+
+With many sequences a product takes as long as its multiplications, and a processor that multiplies
+bytes twice as fast as bfloat16 gains by the codes as well.
 """
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from kernels.cpu.linear import PANEL, PanelDense, arena, num_bytes, pointers, round_up
+from kernels.cpu.native.build import target_name
 from kernels.sampling import Sampled
 
 _LANES = 16
-_MAX_ROWS = 8  # products with more wait for their sums, not for the weight
+# Products with more rows wait for their sums, not for the weight.
+_MAX_ROWS = 8
+_MULTIPLIES_BYTES = "avx512"  # and those twice as fast as bfloat16; of the others none was measured
 
 
 class ScreenedHead(PanelDense):
@@ -29,7 +37,8 @@ class ScreenedHead(PanelDense):
         self._codes = arena.empty((panels, width // 4, PANEL, 4), torch.int8)
         self._scales = torch.empty(outputs)
         self._totals = torch.empty(outputs, dtype=torch.int32)
-        self._slacks = torch.empty(round_up(panels, _LANES))
+        self._slacks, self._norms = torch.empty(2, round_up(panels, _LANES))
+        self._max_rows = sys.maxsize if target_name() == _MULTIPLIES_BYTES else _MAX_ROWS
         # Calls still to go without screening, and how many the next failure costs.
         self._patience = torch.tensor((0, 1), dtype=torch.int32)
         given, scales = weight.data_ptr(), self._scales.data_ptr()
@@ -37,8 +46,13 @@ class ScreenedHead(PanelDense):
             *(given, outputs, columns, width, self._codes.data_ptr(), scales),
             self._totals.data_ptr(),
         )
-        self._library.quire_screen_slacks(given, outputs, columns, scales, self._slacks.data_ptr())
-        self._parts = (self._codes, self._scales, self._totals, self._slacks, self._patience)
+        self._library.quire_screen_slacks(
+            *(given, outputs, columns, scales, self._slacks.data_ptr(), self._norms.data_ptr())
+        )
+        self._parts = (
+            *(self._codes, self._scales, self._totals),
+            *(self._slacks, self._norms, self._patience),
+        )
         self._screen = pointers(self._packed, *self._parts)
 
     @property
@@ -48,6 +62,6 @@ class ScreenedHead(PanelDense):
 
     def likeliest(self, x: torch.Tensor, scale: float = 1.0, cap: float | None = None) -> Sampled:
         """See ``PanelHead``."""
-        if len(x) > _MAX_ROWS:
+        if len(x) > self._max_rows:
             return super().likeliest(x, scale, cap)
         return self._choose("quire_screened_likeliest", self._screen, x, scale, cap)

@@ -17,9 +17,22 @@ _AS_AT_FIRST = [0, 1]  # patience that nothing has tried
 
 @pytest.fixture(params=cpu_targets.WAYS)
 def make(request, monkeypatch):
-    """Makes a head and the plain layer of the same weight, each way through the kernels."""
+    """Makes a head and the plain layer of the same weight, each way through the kernels. Any number
+    of rows is screened: where that does not pay it is right all the same."""
     cpu_targets.use(request.param, monkeypatch)
-    return lambda weight: (ScreenedHead(weight), linear.PanelDense(weight, None))
+
+    def heads(weight: torch.Tensor) -> tuple[ScreenedHead, linear.PanelDense]:
+        head = ScreenedHead(weight)
+        head._max_rows = 10**6
+        return head, linear.PanelDense(weight, None)
+
+    return heads
+
+
+@pytest.fixture(params=[4, 30], ids=["two digits", "one digit"])
+def rows(request) -> int:
+    """So few that activations have two digits, and so many that they have one."""
+    return request.param
 
 
 def _normal(*shape: int, seed: int) -> torch.Tensor:
@@ -46,30 +59,31 @@ def test_the_token_is_that_of_the_whole_product(make, outputs, inputs):
     weight[: outputs // 2] *= 0.3  # as rare tokens' rows are
     head, plain = make(weight)
     for seed in range(40):
-        x = _normal(seed % 8 + 1, inputs, seed=seed)
+        x = _normal(seed % 8 + 1 if seed < 20 else 3 * seed, inputs, seed=seed)
         x[0, :3] *= 50  # as trained models' activations have it
         assert _same(head, plain, x)
 
 
 @pytest.mark.parametrize(("scale", "cap"), [(0.3, None), (7.0, None), (1.0, 30.0), (0.0625, 4.0)])
-def test_scores_that_are_scaled_and_capped(make, scale, cap):
+def test_scores_that_are_scaled_and_capped(make, rows, scale, cap):
     weight = _normal(3072, 256, seed=20)
     weight[:1500] *= 0.3
     head, plain = make(weight)
     for seed in range(20):
-        x = 0.5 * _normal(seed % 8 + 1, 256, seed=seed)
+        x = 0.5 * _normal(rows, 256, seed=seed)
         assert _same(head, plain, x, scale, cap)
-    assert head._patience.tolist() == _AS_AT_FIRST  # by screening, that is
+    if rows == 4:  # by screening, that is; one digit leaves too many of so few panels open
+        assert head._patience.tolist() == _AS_AT_FIRST
 
 
 @pytest.mark.parametrize("cap", [0.5, 4.0, 10.0])
-def test_scores_that_a_cap_makes_equal(make, cap):
+def test_scores_that_a_cap_makes_equal(make, rows, cap):
     """Of many that reach the cap it is the first, not the one that was the largest before."""
     weight = _normal(3072, 256, seed=21)
     head, plain = make(weight)
     num_moved = 0
     for seed in range(12):
-        x = _normal(4, 256, seed=seed)
+        x = _normal(rows, 256, seed=seed)
         assert _same(head, plain, x, 1.0, cap)
         num_moved += int(
             (head.likeliest(x, 1.0, cap).token_ids != plain.likeliest(x).token_ids).sum()
@@ -77,17 +91,17 @@ def test_scores_that_a_cap_makes_equal(make, cap):
     assert num_moved or cap == 10.0
 
 
-def test_close_scores_that_a_cap_brings_closer(make):
+def test_close_scores_that_a_cap_brings_closer(make, rows):
     close = _normal(1, 256, seed=1) + 2**-7 * _normal(40, 256, seed=2)
     weight = torch.cat((0.2 * _normal(3000, 256, seed=3), close)).bfloat16()
     head, plain = make(weight)
     for seed in range(30):
-        x = (weight[-1:].float() / 8 + 0.02 * _normal(4, 256, seed=seed)).bfloat16()
+        x = (weight[-1:].float() / 8 + 0.02 * _normal(rows, 256, seed=seed)).bfloat16()
         assert _same(head, plain, x, 1.0, 30.0)
         assert _same(head, plain, x, 1.0, 12.0)
 
 
-def test_codes_alone_would_be_wrong_where_it_is_right(make):
+def test_codes_alone_would_be_wrong_where_it_is_right(make, rows):
     """Outputs that differ by less than their rounding: the exact product has to decide."""
     close = _normal(1, 256, seed=1) + 2**-7 * _normal(40, 256, seed=2)
     weight = torch.cat((close, 0.2 * _normal(3000, 256, seed=3))).bfloat16()
@@ -95,27 +109,27 @@ def test_codes_alone_would_be_wrong_where_it_is_right(make):
     codes = linear.PanelInt8(weight, None)
     num_wrong = 0
     for seed in range(30):
-        x = (weight[:1].float() + 0.2 * _normal(4, 256, seed=seed)).bfloat16()
+        x = (weight[:1].float() + 0.2 * _normal(rows, 256, seed=seed)).bfloat16()
         assert _same(head, plain, x)
         num_wrong += int((codes.likeliest(x).token_ids != plain.logits(x).argmax(1)).sum())
     assert num_wrong > 10
     assert head._patience.tolist() == _AS_AT_FIRST  # by screening, that is
 
 
-def test_of_equal_scores_the_first_token_is_taken(make):
+def test_of_equal_scores_the_first_token_is_taken(make, rows):
     weight = _normal(2000, 64, seed=4)
     weight[1500:1600] = weight[100:200]
     head, plain = make(weight)
     for seed in range(20):
-        assert _same(head, plain, _normal(5, 64, seed=seed))
+        assert _same(head, plain, _normal(rows, 64, seed=seed))
 
 
-def test_where_codes_tell_nothing_apart_the_product_is_made(make):
+def test_where_codes_tell_nothing_apart_the_product_is_made(make, rows):
     """Nearly equal outputs everywhere: more and more calls go without codes, and all are right."""
     weight = (_normal(1, 128, seed=5) + 2**-9 * _normal(4000, 128, seed=6)).bfloat16()
     head, plain = make(weight)
     for seed in range(12):
-        assert _same(head, plain, _normal(2, 128, seed=seed))
+        assert _same(head, plain, _normal(rows, 128, seed=seed))
     assert head._patience[1] > 1
 
 
@@ -125,33 +139,35 @@ def test_any_number_of_threads_and_rows_gives_the_same(make, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert all(_same(head, plain, _normal(rows, 256, seed=rows)) for rows in (1, 7, 8, 9, 40))
+        assert all(
+            _same(head, plain, _normal(rows, 256, seed=rows)) for rows in (1, 7, 8, 9, 40, 200)
+        )
     finally:
         torch.set_num_threads(before)
 
 
-def test_rows_that_are_not_finite_are_told_and_harm_no_other(make):
+@pytest.mark.parametrize("more", [0, 20])
+def test_rows_that_are_not_finite_are_told_and_harm_no_other(make, more):
     head, plain = make(_normal(2000, 64, seed=8))
-    x = _normal(5, 64, seed=9)
+    x = _normal(5 + more, 64, seed=9)
     expected = plain.logits(x).argmax(1)
     x[1, 3], x[3, 60] = float("nan"), float("-inf")
     found = head.likeliest(x)
-    assert found.is_finite.tolist() == [True, False, True, False, True]
+    assert found.is_finite.tolist() == [True, False, True, False, *[True] * (1 + more)]
     assert torch.equal(found.token_ids[::2], expected[::2])
 
 
-def test_weights_that_are_not_finite_are_found(make):
+def test_weights_that_are_not_finite_are_found(make, rows):
     weight = _normal(2000, 64, seed=10)
     weight[1234, 5] = float("inf")
     head, _ = make(weight)
-    x = _normal(3, 64, seed=11).abs()
-    assert head.likeliest(x).is_finite.tolist() == [False, False, False]
+    assert not head.likeliest(_normal(rows, 64, seed=11).abs()).is_finite.any()
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-20, 1e18, 1e37])
-def test_activations_of_any_size_are_told_apart(make, scale):
+def test_activations_of_any_size_are_told_apart(make, rows, scale):
     head, plain = make(0.1 * _normal(2000, 64, seed=12))
-    x = (_normal(3, 64, seed=13).clamp(-2, 2).float() * scale).bfloat16()
+    x = (_normal(rows, 64, seed=13).clamp(-2, 2).float() * scale).bfloat16()
     expected = plain.likeliest(x)
     found = head.likeliest(x)
     assert torch.equal(found.is_finite, expected.is_finite)
