@@ -17,6 +17,7 @@ Usage: quire COMMAND [options]        (quire COMMAND --help tells the options)
   quire serve                     Serve the small model that ships with Quire on port 8000
   quire serve MODEL               Serve a model: a directory in Hugging Face format, a GGUF
                                   file, or org/name on the Hub
+  quire ray MODEL --nnodes N      Serve a model from several machines of a Ray cluster
   quire chat                      Talk to a running server
   quire complete PROMPT           Let a running server continue a text
   quire run-batch IN -o OUT       Answer a file of requests without a server
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         match command:
             case "serve":
                 from server.cli.ahead import serve as run
+            case "ray":
+                from server.cli.on_ray import main as run
             case "chat":
                 from server.cli.talk import chat_main as run
             case "complete":

@@ -1,0 +1,225 @@
+"""``quire ray``: one model on several machines of a Ray cluster.
+
+    quire ray ─► placement group: a bundle a machine ─► an actor each ─► quire serve --node-rank i
+
+Ray finds the machines, holds their GPUs, and brings address and secret there. All else is that of
+``quire serve --nnodes`` (``engine/parallel/node.py``): the actors start that command and see to it,
+so no tensor and no token goes through Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from engine import logs
+from server.cli.flags import parse_settings
+from server.cli.ray_node import RayNode
+from server.settings import InvalidSettings, Settings
+
+logger = logging.getLogger(__name__)
+
+_HERE = 0.001  # of Ray's resource that stands for a machine: enough to be placed on it
+_PLACEMENT_S = 60.0
+_ANSWER_S = 30.0  # for an actor that has nothing to wait for
+_LOOK_S = 1.0
+_GRACE_S = 15.0  # that machines are given to end when the first has
+_OURS = ("node_rank", "master_addr", "node_secret_file")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until node 0 ends. Returns its exit status, 1 where there was none."""
+    own, flags = _split(argv)
+    try:
+        settings = parse_settings(flags)
+        _check(settings)
+    except InvalidSettings as error:
+        print(f"quire ray: {error}", file=sys.stderr)
+        return 1
+    import ray  # an extra: what lacks it says so
+
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        ray.init(address=own.address or "auto", configure_logging=False)
+    except ConnectionError as error:
+        print(f"quire ray: there is no Ray cluster to join: {error}", file=sys.stderr)
+        return 1
+    try:
+        return _Cluster(settings, flags).serve()
+    except _NoPlace as error:
+        print(f"quire ray: {error}", file=sys.stderr)
+        return 1
+    finally:
+        ray.shutdown()
+
+
+def _split(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="quire ray",
+        usage="quire ray [--ray-address ADDRESS] MODEL --nnodes N [options of quire serve]",
+        description="Serve one model from several machines of a Ray cluster. See docs/parallel.md.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--ray-address", dest="address", help="the cluster's; RAY_ADDRESS, or the local one"
+    )
+    return parser.parse_known_args(argv)
+
+
+def _check(settings: Settings) -> None:
+    """Raises InvalidSettings for what Ray has no part in, or decides itself."""
+    if settings.nnodes == 1:
+        raise InvalidSettings("--nnodes says over how many machines; on one, use quire serve")
+    for name in _OURS:
+        if name in settings.model_fields_set:
+            raise InvalidSettings(f"--{name.replace('_', '-')} is what Ray is asked for here")
+
+
+class _NoPlace(Exception):
+    """The cluster lacks the machines; one line."""
+
+
+class _Cluster:
+    """The machines of one server.
+
+    Args:
+        settings: of the server, checked.
+        flags: the same, as they were given.
+    """
+
+    def __init__(self, settings: Settings, flags: Sequence[str]) -> None:
+        self._settings = settings
+        self._flags = list(flags)
+        self._secret = secrets.token_hex(32)
+        self._group: Any = None
+        self._nodes: list[Any] = []
+        self._address = ""
+        self._is_ending = False
+
+    def serve(self) -> int:
+        """Have the machines serve until the first of them ends. Raises _NoPlace."""
+        import ray
+
+        with self._placed(), _on_signals(self._end):
+            self._nodes = [self._new_node(rank) for rank in range(self._settings.nnodes)]
+            self._address = ray.get(self._nodes[0].address.remote(), timeout=_PLACEMENT_S)
+            for rank in range(len(self._nodes)):
+                self._start(rank)
+            while (status := self._look()) is None:
+                time.sleep(_LOOK_S)
+            self._stop()
+            return status
+
+    # ------------------------------------------------------------ places
+
+    @contextlib.contextmanager
+    def _placed(self) -> Any:
+        """Hold a bundle of resources on each machine; the first on this one, which has the API."""
+        import ray
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        bundles = [{"CPU": 1.0} | self._gpus() for _ in range(self._settings.nnodes)]
+        bundles[0][f"node:{ray.util.get_node_ip_address()}"] = _HERE
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD")
+        try:
+            if not self._group.wait(_PLACEMENT_S):
+                have = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
+                gpus = self._gpus().get("GPU", 0)
+                raise _NoPlace(
+                    f"{len(bundles)} machines with a free CPU and {gpus:.0f} free GPUs each are "
+                    f"needed, this one among them; the cluster's {len(have)} have "
+                    f"{', '.join(f'{count:.0f}' for count in have)} GPUs"
+                )
+            yield
+        finally:
+            remove_placement_group(self._group)
+
+    def _gpus(self) -> dict[str, float]:
+        """What each machine's ranks need, where the model is to be on GPUs."""
+        import ray
+
+        settings = self._settings
+        if settings.device == "cpu" or not ray.cluster_resources().get("GPU"):
+            return {}
+        ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        return {"GPU": float(-(-ranks // settings.nnodes))}
+
+    def _new_node(self, rank: int) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+        options = {"num_cpus": 1, "num_gpus": self._gpus().get("GPU", 0)}
+        return ray.remote(RayNode).options(scheduling_strategy=where, **options).remote()
+
+    # ------------------------------------------------------------ what runs there
+
+    def _start(self, rank: int) -> None:
+        flags = [*self._flags, "--node-rank", str(rank), "--master-addr", self._address]
+        self._nodes[rank].start.remote(flags, self._secret)
+
+    def _look(self) -> int | None:
+        """The exit status of the first machine's server, once it has ended. A server that has ended
+        elsewhere is started again, and one whose machine is lost, where Ray finds another."""
+        import ray
+        from ray.exceptions import GetTimeoutError, RayActorError
+
+        for rank, node in enumerate(self._nodes):
+            try:
+                (status,) = ray.get([node.poll.remote()], timeout=_ANSWER_S)
+            except GetTimeoutError:
+                continue  # it is being placed
+            except RayActorError:
+                if rank == 0:
+                    return 1
+                logger.warning("node %d is lost", rank)
+                self._nodes[rank] = self._new_node(rank)
+                status = 1
+            if status is None:
+                continue
+            if rank == 0:
+                return status
+            if not self._is_ending:
+                logger.warning(
+                    "node %d has ended with status %d and is started again", rank, status
+                )
+                self._start(rank)
+        return None
+
+    def _end(self, *_: Any) -> None:
+        """Let the first machine finish what it serves; asked again, at once."""
+        if self._is_ending:
+            raise SystemExit(1)
+        self._is_ending = True
+        self._nodes[0].terminate.remote()
+
+    def _stop(self) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        self._is_ending = True
+        with contextlib.suppress(RayError):
+            ray.get([node.stop.remote(_GRACE_S) for node in self._nodes], timeout=2 * _GRACE_S)
+
+
+@contextlib.contextmanager
+def _on_signals(act: Any) -> Any:
+    """SIGTERM and SIGINT call ``act``."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        act()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
