@@ -60,6 +60,7 @@ class FewTokens(NamedTuple):
             or not isinstance(gating, Gating)
             or attention_norm is None
             or mlp_norm is None
+            or layer.mlp is None
             or any(other is not None for other in others)
             or spec.placement != "pre"
             or spec.residual_scale * layer.scale != 1.0

@@ -112,7 +112,7 @@ class Layer:
     mixer: AttentionWeights | RecurrentWeights
     attention_after: NormWeights | None
     mlp_norm: NormWeights | None
-    mlp: MlpWeights | ExpertWeights
+    mlp: MlpWeights | ExpertWeights | None  # None: the layer ends with its mixer
     mlp_after: NormWeights | None
     scale: float = 1.0  # of the residual stream behind it
     beside: BesideWeights | None = None  # experts beside ``mlp``
@@ -229,16 +229,17 @@ def make_layer(
     else:
         mixer = _make_attention(spec.of_layer(layer), weights, method, i, attention_norm)
     is_beside = layer.experts and spec.moe is not None and spec.moe.beside_mlp
+    mlp: MlpWeights | ExpertWeights | None = None
+    if layer.experts and spec.moe and not is_beside:
+        mlp = _experts(spec.moe, weights, method, i, stacked=stacked)
+    elif layer.mlp:
+        mlp = MlpWeights(linear("gate_up"), linear("down"))
     return Layer(
         attention_norm=attention_norm,
         mixer=mixer,
         attention_after=norm("attention_after"),
         mlp_norm=norm("mlp_norm"),
-        mlp=(
-            _experts(spec.moe, weights, method, i, stacked=stacked)
-            if layer.experts and spec.moe and not is_beside
-            else MlpWeights(linear("gate_up"), linear("down"))
-        ),
+        mlp=mlp,
         mlp_after=norm("mlp_after"),
         scale=weights[f"{i}.scale"].item() if spec.layer_scales else 1.0,
         part=make_layer_part(weights, method, i),
@@ -437,5 +438,6 @@ def layer_bytes(layer: Layer) -> int:
     """What a layer takes in memory."""
     norms = (layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after)
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
-    num_bytes += sum(part.num_bytes for part in (layer.beside, layer.part) if part is not None)
-    return num_bytes + layer.mixer.num_bytes + layer.mlp.num_bytes
+    parts = (layer.mlp, layer.beside, layer.part)
+    num_bytes += sum(part.num_bytes for part in parts if part is not None)
+    return num_bytes + layer.mixer.num_bytes

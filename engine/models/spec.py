@@ -47,6 +47,10 @@ class LayerSpec:
     # The number of the layer whose keys and values it reads in place of any of its own.
     reads: int | None = None
     intermediate_size: int | None = None  # of its MLP; None: the model's
+    mlp: bool = True  # False: it ends with what mixes its tokens
+    # The numbers that a checkpoint has for what mixes its tokens and for its MLP, where these are
+    # layers of their own there (Nemotron-H); None: the layer's own.
+    stored: tuple[int, int] | None = None
 
 
 NormKind = Literal["rms", "layer"]

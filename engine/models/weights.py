@@ -26,7 +26,7 @@ _COMPUTED = re.compile(
 # Scales of a quantised KV cache, found by a calibration. Ours are each row's own
 # (``kernels/reference/cache_codes.py``): they cut nothing off, and leave these nothing to say.
 _CACHE_SCALES = re.compile(
-    r"model\.layers\.\d+\.self_attn\.((attn\.)?[qkv]_scale|kv_scale|prob_scale"
+    r"(?:model|backbone)\.layers\.\d+\.(?:self_attn|mixer)\.((attn\.)?[qkv]_scale|kv_scale|prob_scale"
     r"|k_proj\.(k_scale|kv_scale|output_scale)|v_proj\.(v_scale|kv_scale|output_scale))"
 )
 
@@ -88,10 +88,11 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
     if spec.has_last_norm:
         found |= _norm(spec, "norm", spec.hidden_size)
     for i, layer_spec in enumerate(spec.layers, spec.first_layer):
-        mlp = {} if layer_spec.experts and not _is_beside(spec) else _mlp(spec.of_layer(layer_spec))
+        own = spec.of_layer(layer_spec)
+        is_dense = layer_spec.mlp and (not layer_spec.experts or _is_beside(spec))
+        mlp = _mlp(own) if is_dense else {}
         if layer_spec.experts and spec.moe:
             mlp |= _experts(spec, spec.moe)
-        own = spec.of_layer(layer_spec)
         mixer = _attention(own)
         if layer_spec.recurrent and spec.recurrence:
             mixer = _recurrent(spec.recurrence, spec.hidden_size)
@@ -112,11 +113,12 @@ def targets(
     places: dict[str, Target] = {}
     num_experts = spec.moe.num_experts if spec.moe else 0
     for rule in rules_of(spec.naming or spec.architecture) if rules is None else rules:
-        for i in range(spec.num_layers if "{i}" in rule.pattern else 1):
+        for i in range(spec.num_layers if "{i}" in rule.parameter else 1):
             parameter = rule.parameter.replace("{i}", str(i))
             if parameter not in wanted:
                 continue
-            name = rule.pattern.replace("{i}", str(i))
+            mixer, mlp = spec.layers[i].stored or (i, i)
+            name = rule.pattern.replace("{i}", str(mixer)).replace("{m}", str(mlp))
             if "{e}" not in name:
                 if (rule.part or 0) < len(wanted[parameter].parts):  # keys may be values
                     places[name] = Target(parameter, rule.part, rule.layout)
@@ -147,6 +149,7 @@ _UNREAD = {
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,
     "mistral3": _PROJECTED,
+    "nemotron_h": ("mtp.",),
     "qwen3_5": (*_VISUAL, "mtp."),
     "qwen3_5_moe": (*_VISUAL, "mtp."),
     "qwen3_5_moe_text": ("mtp.",),
@@ -365,11 +368,12 @@ def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     if spec.has_input_norms(layer):
         found |= _norm(spec, "attention_norm", spec.hidden_size)
-        if not spec.shared_norm:
+        if layer.mlp and not spec.shared_norm:
             found |= _norm(spec, "mlp_norm", spec.hidden_size)
     if spec.has_output_norms(layer):
         found |= _norm(spec, "attention_after", spec.hidden_size)
-        found |= _norm(spec, "mlp_after", spec.hidden_size)
+        if layer.mlp:
+            found |= _norm(spec, "mlp_after", spec.hidden_size)
     if (spec.qk_norm or spec.wide_qk_norm) and not layer.recurrent:
         head = spec.head_dim
         query, key = (head, head) if spec.qk_norm else (spec.query_size, spec.kv_size)

@@ -56,6 +56,7 @@ def with_linears(layer: Layer, wrap: Wrap) -> Layer:
     if isinstance(mlp, MlpWeights):
         wrapped: MlpWeights | ExpertWeights = _wrapped_mlp(mlp, "", wrap)
     else:
+        assert mlp is not None, "a layer that ends with its mixer is not rounded here"
         experts = tuple(
             _wrapped_mlp(own, f"experts.{e}.", wrap) for e, own in enumerate(mlp.experts)
         )

@@ -205,6 +205,11 @@ REFUSED = {
         {"linear_num_key_heads": 1},
     ),
     "mamba_n_groups (3) is more than one and cannot be divided by it": ("bamba", {}),
+    "n_groups (3) is more than one and cannot be divided by it": ("nemotron_h", {"n_groups": 3}),
+    "mamba_num_heads (3) cannot be divided by it": (
+        "nemotron_h",
+        {"mamba_num_heads": 3, "n_groups": 1},
+    ),
     "mamba_n_heads (3) cannot be divided by it": (
         "bamba",
         {"mamba_n_heads": 3, "mamba_d_head": 48, "mamba_n_groups": 1},

@@ -1,0 +1,127 @@
+"""Nemotron-H: state spaces (Mamba-2), attention and MLPs, each a layer of its own in a checkpoint.
+
+    checkpoint:  M   -   M   *   -   M        M: state space, *: attention, -: MLP
+    here:       [M   -] [M] [*   -] [M]
+
+An MLP belongs to the mixer before it, so that its layer is like any other model's; a mixer that has
+none behind it is a layer without an MLP.
+"""
+
+from __future__ import annotations
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.mamba import time_step_limit
+from engine.models.families.shared import read_activation, read_decoder
+from engine.models.recurrence import MambaSpec
+from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+
+# By the letters of ``hybrid_override_pattern``, and as Hugging Face lists them now and before.
+_KINDS = {
+    **{"M": "state", "linear_attention": "state", "mamba": "state"},
+    **{"*": "attention", "full_attention": "attention", "attention": "attention"},
+    **{"-": "mlp", "mlp": "mlp"},
+    **{"E": "experts", "moe": "experts"},
+}
+_LISTS = ("layers_block_type", "layer_types")
+_MOST_LAYERS = 10_000
+# How weights began, how sums are cut, layers that draft, and norms' eps once more.
+_UNUSED = (
+    *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "chunk_size"),
+    *("rescale_prenorm_residual", "expand", "num_logits_to_keep", "use_mamba_kernels"),
+    *("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
+    *("mamba_ssm_cache_dtype", "rms_norm_eps", "norm_eps"),
+)
+# Said of experts also where there are none.
+_OF_EXPERTS = (
+    *("n_routed_experts", "num_local_experts", "n_shared_experts", "moe_intermediate_size"),
+    *("moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap"),
+    *("num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob"),
+    "output_router_logits",
+)
+
+
+def nemotron_h(reader: ConfigReader) -> DecoderSpec:
+    """Nemotron-H and Nemotron Nano 2: no position embedding, MLPs of squared ReLU without gates."""
+    for key in (*_UNUSED, *_OF_EXPERTS):
+        reader.ignore(key)
+    reader.require("mamba_hidden_act", "silu")
+    for key in ("residual_in_fp32", "attention_bias", "mamba_proj_bias"):
+        reader.require(key, False)
+    reader.refuse("sliding_window", "is set, which is not supported")
+    eps = reader.number("layer_norm_epsilon", 1e-5)
+    return read_decoder(
+        reader,
+        norm=NormSpec(eps),
+        head_dim=reader.count("attention_head_dim", 128),
+        max_positions=4096,
+        intermediate_size=21_504,
+        activation=read_activation(reader, "mlp_hidden_act", "relu2", gated=False),
+        gated=False,
+        mlp_bias=reader.flag("mlp_bias"),
+        layers=_layers(reader),
+        recurrence=_states(reader, eps),
+    )
+
+
+def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """Mixers, each with the MLP behind it."""
+    layers: list[LayerSpec] = []
+    mixer: int | None = None  # the one before, which has no MLP yet
+    key, kinds = _kinds(reader)
+    for i, kind in enumerate(kinds):
+        if kind == "experts":
+            raise reader.error(key, "has experts, which are not supported without gates")
+        if kind != "mlp":
+            mixer = i
+            layers.append(
+                LayerSpec(recurrent=kind == "state", rope=False, mlp=False, stored=(i, i))
+            )
+            continue
+        if mixer is None:
+            raise reader.error(key, f"has no mixer before MLP {i}, which is not supported")
+        layers[-1] = LayerSpec(recurrent=layers[-1].recurrent, rope=False, stored=(mixer, i))
+        mixer = None
+    attending = [layer for layer in layers if not layer.recurrent]
+    if not attending or len(attending) == len(layers):
+        what = "attention" if not attending else "state space"
+        raise reader.error(key, f"has no {what}, which is not supported")
+    return tuple(layers)
+
+
+def _kinds(reader: ConfigReader) -> tuple[str, list[str]]:
+    """What each layer of the checkpoint is, and the key that says it."""
+    pattern: list[str] = list(reader.text("hybrid_override_pattern", ""))
+    key, told = "hybrid_override_pattern", pattern
+    for name in _LISTS:
+        if name in reader:
+            key, told = name, reader.texts(name)
+    unknown = [kind for kind in told if kind not in _KINDS]
+    if unknown:
+        raise reader.error(key, f"has {unknown[0]!r:.80}, which is not supported")
+    if not 0 < len(told) < _MOST_LAYERS:
+        raise reader.error(key, "must say what each layer is")
+    if reader.count("num_hidden_layers", len(told)) != len(told):
+        raise reader.error("num_hidden_layers", f"differs from the {len(told)} of '{key}'")
+    return key, [_KINDS[kind] for kind in told]
+
+
+def _states(reader: ConfigReader, eps: float) -> MambaSpec:
+    heads, groups = reader.count("mamba_num_heads", 128), reader.count("n_groups", 8)
+    if heads % groups:
+        raise reader.error("n_groups", f"must divide the {heads} heads")
+    width = reader.count("conv_kernel", 4)
+    if width < 2:
+        raise reader.error("conv_kernel", "must be at least 2")
+    return MambaSpec(
+        num_heads=heads,
+        num_groups=groups,
+        head_dim=reader.count("mamba_head_dim", 64),
+        state_size=reader.count("ssm_state_size", 128),
+        width=width,
+        norm_eps=eps,
+        conv_bias=reader.flag("use_conv_bias", True),
+        bias=reader.flag("use_bias"),
+        time_step_limit=time_step_limit(reader),
+        heads_key="mamba_num_heads",
+        groups_key="n_groups",
+    )
