@@ -112,6 +112,18 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "layers_block_type": ["full_attention", "linear_attention", "mlp", "linear_attention"],
         },
     ),
+    "nemotron_h_moe": (
+        "NemotronHConfig",
+        {
+            **_NEMOTRON,
+            **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 1.5},
+            "layers_block_type": [
+                *("linear_attention", "moe", "full_attention", "moe"),
+                *("linear_attention", "mlp", "linear_attention"),
+            ],
+        },
+    ),
     # Hugging Face keeps the limits in a prompt, and not where it decodes: logits alone.
     "bamba_limited": (
         "BambaConfig",

@@ -15,7 +15,7 @@ from engine.models.norms import bind_norm
 from engine.models.peers import Peers
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.cpu.experts import PanelExperts
-from kernels.moe import ExpertMatrices, Gating, RoutingRule
+from kernels.moe import Activating, ExpertMatrices, Gating, RoutingRule
 from kernels.operations import Operations
 from kernels.reference.moe import one_by_one
 from kernels.tiled import TiledWeight
@@ -155,7 +155,7 @@ def _bind(spec: MoeSpec, weights: ExpertWeights, activate: Activate, operations:
     if weights.stacked is not None:
         return partial(_stacked, spec, weights, activate, operations)
     panels = None
-    if isinstance(activate, Gating):
+    if isinstance(activate, Gating | Activating):
         panels = PanelExperts.join(
             [expert.gate_up for expert in weights.experts],
             [expert.down for expert in weights.experts],

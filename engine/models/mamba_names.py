@@ -64,6 +64,12 @@ def _nemotron_h(base: str) -> tuple[Rule, ...]:
         Rule(mlp + "up_proj.bias", "{i}.gate_up.bias"),
         Rule(mlp + "down_proj.weight", "{i}.down.weight"),
         Rule(mlp + "down_proj.bias", "{i}.down.bias"),
+        Rule(mlp + "gate.weight", "{i}.router"),
+        Rule(mlp + "gate.e_score_correction_bias", "{i}.router.correction"),
+        Rule(mlp + "experts.{e}.up_proj.weight", "{i}.experts.gate_up"),
+        Rule(mlp + "experts.{e}.down_proj.weight", "{i}.experts.down"),
+        Rule(mlp + "shared_experts.up_proj.weight", "{i}.shared.gate_up.weight"),
+        Rule(mlp + "shared_experts.down_proj.weight", "{i}.shared.down.weight"),
     )
 
 

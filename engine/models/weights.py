@@ -261,7 +261,8 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     hidden, inner, shared = spec.hidden_size, moe.intermediate_size, moe.shared_intermediate_size
     begin, end = moe.held or (0, moe.num_experts)
     is_held = [begin <= expert < end for expert in range(moe.num_experts)]
-    gate_up = tuple(inner if held else 0 for held in is_held for _ in ("gate", "up"))
+    entry = ("gate", "up") if spec.gated else ("up",)
+    gate_up = tuple(inner if held else 0 for held in is_held for _ in entry)
     down = tuple(hidden if held else 0 for held in is_held)
     found = {
         "router": Parameter((moe.num_experts,), (hidden,), is_exact=moe.exact_router),
@@ -274,7 +275,7 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     if moe.corrected:
         found["router.correction"] = Parameter((moe.num_experts,), is_exact=True)
     if shared:
-        found["shared.gate_up.weight"] = Parameter((shared, shared), (hidden,))
+        found["shared.gate_up.weight"] = Parameter((shared,) * len(entry), (hidden,))
         found["shared.down.weight"] = Parameter((hidden,), (shared,))
     if moe.shared_gate:
         found["shared.gate"] = Parameter((1,), (hidden,))

@@ -1,19 +1,23 @@
-"""Nemotron-H: state spaces (Mamba-2), attention and MLPs, each a layer of its own in a checkpoint.
+"""Nemotron-H: state spaces (Mamba-2), attention, MLPs and experts, each a layer of its own in a
+checkpoint.
 
-    checkpoint:  M   -   M   *   -   M        M: state space, *: attention, -: MLP
-    here:       [M   -] [M] [*   -] [M]
+    checkpoint:  M   -   M   *   E   M        M: state space, *: attention, -: MLP, E: experts
+    here:       [M   -] [M] [*   E] [M]
 
-An MLP belongs to the mixer before it, so that its layer is like any other model's; a mixer that has
-none behind it is a layer without an MLP.
+An MLP, or what has its place, belongs to the mixer before it, so that its layer is like any other
+model's; a mixer that has none behind it is a layer without an MLP.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 from engine.models.config_reader import ConfigReader
+from engine.models.families.deepseek import corrected_experts
 from engine.models.families.mamba import time_step_limit
-from engine.models.families.shared import read_activation, read_decoder
+from engine.models.families.shared import read_activation, read_decoder, with_checked_experts
 from engine.models.recurrence import MambaSpec
-from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 # By the letters of ``hybrid_override_pattern``, and as Hugging Face lists them now and before.
 _KINDS = {
@@ -29,27 +33,28 @@ _UNUSED = (
     *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "chunk_size"),
     *("rescale_prenorm_residual", "expand", "num_logits_to_keep", "use_mamba_kernels"),
     *("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
-    *("mamba_ssm_cache_dtype", "rms_norm_eps", "norm_eps"),
+    *("mamba_ssm_cache_dtype", "rms_norm_eps", "norm_eps", "output_router_logits"),
+    "moe_shared_expert_overlap",
 )
 # Said of experts also where there are none.
 _OF_EXPERTS = (
-    *("n_routed_experts", "num_local_experts", "n_shared_experts", "moe_intermediate_size"),
-    *("moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap"),
-    *("num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob"),
-    "output_router_logits",
+    *("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_latent_size"),
+    *("moe_shared_expert_intermediate_size", "num_experts_per_tok", "routed_scaling_factor"),
+    *("n_group", "topk_group", "norm_topk_prob"),
 )
 
 
 def nemotron_h(reader: ConfigReader) -> DecoderSpec:
-    """Nemotron-H and Nemotron Nano 2: no position embedding, MLPs of squared ReLU without gates."""
-    for key in (*_UNUSED, *_OF_EXPERTS):
+    """Nemotron-H, Nemotron Nano 2 and 3: no position embedding, squared ReLU without gates."""
+    for key in _UNUSED:
         reader.ignore(key)
     reader.require("mamba_hidden_act", "silu")
     for key in ("residual_in_fp32", "attention_bias", "mamba_proj_bias"):
         reader.require(key, False)
     reader.refuse("sliding_window", "is set, which is not supported")
-    eps = reader.number("layer_norm_epsilon", 1e-5)
-    return read_decoder(
+    eps, layers = reader.number("layer_norm_epsilon", 1e-5), _layers(reader)
+    moe = _experts(reader) if any(layer.experts for layer in layers) else None
+    spec = read_decoder(
         reader,
         norm=NormSpec(eps),
         head_dim=reader.count("attention_head_dim", 128),
@@ -58,8 +63,26 @@ def nemotron_h(reader: ConfigReader) -> DecoderSpec:
         activation=read_activation(reader, "mlp_hidden_act", "relu2", gated=False),
         gated=False,
         mlp_bias=reader.flag("mlp_bias"),
-        layers=_layers(reader),
+        layers=layers,
+        moe=moe,
         recurrence=_states(reader, eps),
+    )
+    if moe is not None:
+        return with_checked_experts(reader, spec)
+    for key in _OF_EXPERTS:
+        reader.ignore(key)
+    return spec
+
+
+def _experts(reader: ConfigReader) -> MoeSpec:
+    """Experts as DeepSeek-V3's, and one of a width of its own that all tokens go to."""
+    reader.refuse("moe_latent_size", "has experts read a latent, which is not supported")
+    reader.require("n_shared_experts", 1)
+    reader.require("mlp_bias", False)
+    return dataclasses.replace(
+        corrected_experts(reader),
+        shared_intermediate_size=reader.count("moe_shared_expert_intermediate_size", 7688),
+        shared_width_key="moe_shared_expert_intermediate_size",
     )
 
 
@@ -69,9 +92,7 @@ def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     mixer: int | None = None  # the one before, which has no MLP yet
     key, kinds = _kinds(reader)
     for i, kind in enumerate(kinds):
-        if kind == "experts":
-            raise reader.error(key, "has experts, which are not supported without gates")
-        if kind != "mlp":
+        if kind in ("state", "attention"):
             mixer = i
             layers.append(
                 LayerSpec(recurrent=kind == "state", rope=False, mlp=False, stored=(i, i))
@@ -79,7 +100,9 @@ def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
             continue
         if mixer is None:
             raise reader.error(key, f"has no mixer before MLP {i}, which is not supported")
-        layers[-1] = LayerSpec(recurrent=layers[-1].recurrent, rope=False, stored=(mixer, i))
+        layers[-1] = dataclasses.replace(
+            layers[-1], mlp=True, experts=kind == "experts", stored=(mixer, i)
+        )
         mixer = None
     attending = [layer for layer in layers if not layer.recurrent]
     if not attending or len(attending) == len(layers):

@@ -19,6 +19,13 @@ _SIZES: dict[str, Any] = {
     **{"auto_map": {"AutoModelForCausalLM": "modeling.Model"}},
 }
 _ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_NANO_3 = {
+    **_ROUTED,
+    **{"hybrid_override_pattern": "ME*E", "n_shared_experts": 1, "norm_eps": 1e-5, "n_group": 1},
+    **{"moe_shared_expert_intermediate_size": 48, "moe_shared_expert_overlap": False},
+    **{"topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    **{"mamba_ssm_cache_dtype": "float32", "partial_rotary_factor": 1.0},
+}
 EXPORTED: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 16},
     "deepseek_v3": {**_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 8, "ep_size": 1},
@@ -113,6 +120,14 @@ def test_nemotron_h_has_mlps_where_it_says():
     assert spec.recurrence.time_step_limit == (0, math.inf)
 
 
+def test_nemotron_3_has_experts_where_it_says():
+    spec = read_spec({"model_type": "nemotron_h", **_SIZES, **EXPORTED["nemotron_h"], **_NANO_3})
+    assert [layer.experts for layer in spec.layers] == [True, True]
+    moe = spec.moe
+    assert (moe.num_experts, moe.top_k, moe.scale) == (8, 2, 2.5)
+    assert (moe.intermediate_size, moe.shared_intermediate_size) == (16, 48)
+
+
 def test_a_config_may_have_an_infinite_limit_as_python_writes_it(tmp_path):
     config = {"model_type": "nemotron_h", **_SIZES, **EXPORTED["nemotron_h"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -151,7 +166,9 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("nemotron_h", {"hybrid_override_pattern": "*-*-"}, "has no state space"),
         ("nemotron_h", {"hybrid_override_pattern": "-M*-"}, "has no mixer before MLP 0"),
         ("nemotron_h", {"hybrid_override_pattern": "M--*"}, "has no mixer before MLP 2"),
-        ("nemotron_h", {"hybrid_override_pattern": "ME*E"}, "has experts, which are not supp"),
+        ("nemotron_h", {**_NANO_3, "moe_latent_size": 8}, "'moe_latent_size' has experts read a"),
+        ("nemotron_h", {**_NANO_3, "num_experts_per_tok": 9}, "fewer than 9 experts"),
+        ("nemotron_h", {**_NANO_3, "n_shared_experts": 2}, "'n_shared_experts' is 2; only 1"),
         ("nemotron_h", {"hybrid_override_pattern": "M-*?"}, "pattern' has '\\?'"),
         ("nemotron_h", {"hybrid_override_pattern": "M-*"}, "'num_hidden_layers' differs from"),
         ("nemotron_h", {"n_groups": 3}, "'n_groups' must divide the 4 heads"),
