@@ -84,6 +84,7 @@ _WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
         ("qwen3_5_text", {"linear_key_head_dim": 16, "linear_value_head_dim": 32}),
         ("lfm2", {"block_auto_adjust_ff_dim": False}),
         ("granitemoehybrid_dense", {"mamba_n_heads": 8, "mamba_d_head": 48}),
+        ("nemotron_h", {"mamba_num_heads": 8, "mamba_head_dim": 32}),
         ("qwen3_next", {"moe_intermediate_size": 64, "linear_value_head_dim": 32}),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
