@@ -124,6 +124,15 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             ],
         },
     ),
+    "nemotron_h_latent": (
+        "NemotronHConfig",
+        {
+            **_NEMOTRON,
+            **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"moe_shared_expert_intermediate_size": 40, "moe_latent_size": 20},
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        },
+    ),
     # Hugging Face keeps the limits in a prompt, and not where it decodes: logits alone.
     "bamba_limited": (
         "BambaConfig",

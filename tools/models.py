@@ -54,8 +54,7 @@ With such models `--speculation` and `--kv-offload-bytes` are refused at start, 
 quantize`; ranks and stages have the states of their heads and layers ([parallel.md](parallel.md));
 `--quantization` rounds them as they load, but for the small projections that a delta rule's decay
 comes from. On a GPU these layers' kernels, which take prompts 64 tokens at a time, have not been
-run yet. Models of state spaces alone, Jamba and Falcon-H1 are refused by name, and so are
-experts that read a latent (Nemotron 3 Super).
+run yet. Models of state spaces alone, Jamba and Falcon-H1 are refused by name.
 
 Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
 

@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional
 
 from engine.models.adapters import Adapters
+from engine.models.expert_weights import ExpertWeights, LatentExperts, MlpWeights
 from engine.models.mlp import Activate, Mlp, bind_activation
-from engine.models.modules import BesideWeights, ExpertWeights, MlpWeights
+from engine.models.modules import BesideWeights
 from engine.models.norms import bind_norm
 from engine.models.peers import Peers
 from engine.models.spec import DecoderSpec, MoeSpec
@@ -76,6 +77,8 @@ class Experts:
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
         self._held, self._num_held = spec.held, spec.num_held
         self._mix = _bind(spec, weights, activate, operations)
+        if weights.latent is not None:
+            self._mix = partial(_in_latent, self._mix, weights.latent)
         stacked = weights.stacked
         # Of layers with the same, the kernels are the same.
         self.form = () if stacked is None else tuple(map(_form, stacked))
@@ -198,6 +201,19 @@ def _each(
 ) -> torch.Tensor:
     out = one_by_one(x, experts, ids, shares, spec.weighs_input)
     return _with_shared(out, shared, shared_gate, x, operations)
+
+
+def _in_latent(
+    mix: Mix,
+    latent: LatentExperts,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    shares: torch.Tensor,
+    shared: torch.Tensor | None,
+) -> torch.Tensor:
+    """What experts make of a latent (Nemotron 3 Super); the shared one reads hidden states."""
+    out = latent.leave(mix(latent.enter(x), ids, shares, None))
+    return out if shared is None else out.add_(shared)
 
 
 def _with_shared(

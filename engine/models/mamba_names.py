@@ -68,6 +68,8 @@ def _nemotron_h(base: str) -> tuple[Rule, ...]:
         Rule(mlp + "gate.e_score_correction_bias", "{i}.router.correction"),
         Rule(mlp + "experts.{e}.up_proj.weight", "{i}.experts.gate_up"),
         Rule(mlp + "experts.{e}.down_proj.weight", "{i}.experts.down"),
+        Rule(mlp + "fc1_latent_proj.weight", "{i}.latent.enter.weight"),
+        Rule(mlp + "fc2_latent_proj.weight", "{i}.latent.leave.weight"),
         Rule(mlp + "shared_experts.up_proj.weight", "{i}.shared.gate_up.weight"),
         Rule(mlp + "shared_experts.down_proj.weight", "{i}.shared.down.weight"),
     )

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from engine.models.adapters import Adapters, project
+from engine.models.expert_weights import MlpWeights
 from engine.models.linear import GatedLinear, Linear
-from engine.models.modules import MlpWeights
 from engine.models.spec import ClampedSwiglu, DecoderSpec
 from kernels.moe import Activating, Gating
 from kernels.operations import Operations

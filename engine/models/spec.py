@@ -103,6 +103,7 @@ class MoeSpec:
     biased: bool = False  # router and experts have biases
     weighs_input: bool = False  # a weight multiplies what an expert reads, not what it gives
     shared_intermediate_size: int = 0  # of an expert that all tokens go to; 0: there is none
+    latent_size: int = 0  # of what experts read and give in place of hidden states; 0: these
     shared_gate: bool = False  # the shared expert's share is a sigmoid of the token
     # The layer's MLP is there, too, each with norms of its own; the router reads the residual
     # stream, normed by weights of its own, and each expert has a factor (Gemma 4).

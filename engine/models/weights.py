@@ -261,14 +261,18 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     hidden, inner, shared = spec.hidden_size, moe.intermediate_size, moe.shared_intermediate_size
     begin, end = moe.held or (0, moe.num_experts)
     is_held = [begin <= expert < end for expert in range(moe.num_experts)]
+    read = moe.latent_size or hidden
     entry = ("gate", "up") if spec.gated else ("up",)
     gate_up = tuple(inner if held else 0 for held in is_held for _ in entry)
-    down = tuple(hidden if held else 0 for held in is_held)
+    down = tuple(read if held else 0 for held in is_held)
     found = {
         "router": Parameter((moe.num_experts,), (hidden,), is_exact=moe.exact_router),
-        "experts.gate_up": Parameter(gate_up, (hidden,)),
+        "experts.gate_up": Parameter(gate_up, (read,)),
         "experts.down": Parameter(down, (inner,)),
     }
+    if moe.latent_size:
+        found["latent.enter.weight"] = Parameter((read,), (hidden,))
+        found["latent.leave.weight"] = Parameter((hidden,), (read,))
     if moe.biased:
         found["router.bias"] = Parameter((moe.num_experts,))
         found |= {"experts.gate_up.bias": Parameter(gate_up), "experts.down.bias": Parameter(down)}

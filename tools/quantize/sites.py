@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from engine.models.expert_weights import ExpertWeights, MlpWeights
 from engine.models.linear import Linear
-from engine.models.modules import AttentionWeights, ExpertWeights, Layer, MlpWeights
+from engine.models.modules import AttentionWeights, Layer
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter
 

@@ -216,9 +216,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "nemotron_h": Family(
         nemotron_h.nemotron_h,
-        "Nemotron-H 8B to 56B, Nemotron Nano 2 9B and 12B, Nemotron 3 Nano 30B-A3B",
+        "Nemotron-H 8B to 56B, Nemotron Nano 2 9B and 12B, Nemotron 3 Nano and Super",
         "selective state spaces (Mamba-2), attention without rope and MLPs as layers of their own, "
-        "squared ReLU, no gate; experts as DeepSeek-V3's in some",
+        "squared ReLU, no gate; experts as DeepSeek-V3's in some, of latents in Super",
         names_code=True,
     ),
     "olmo2": Family(olmo.olmo2, "OLMo 2", "norms behind attention and MLP, wide QK norms"),

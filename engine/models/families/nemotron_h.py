@@ -76,11 +76,11 @@ def nemotron_h(reader: ConfigReader) -> DecoderSpec:
 
 def _experts(reader: ConfigReader) -> MoeSpec:
     """Experts as DeepSeek-V3's, and one of a width of its own that all tokens go to."""
-    reader.refuse("moe_latent_size", "has experts read a latent, which is not supported")
     reader.require("n_shared_experts", 1)
     reader.require("mlp_bias", False)
     return dataclasses.replace(
         corrected_experts(reader),
+        latent_size=reader.optional_count("moe_latent_size") or 0,
         shared_intermediate_size=reader.count("moe_shared_expert_intermediate_size", 7688),
         shared_width_key="moe_shared_expert_intermediate_size",
     )

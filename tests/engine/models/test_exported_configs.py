@@ -166,7 +166,6 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("nemotron_h", {"hybrid_override_pattern": "*-*-"}, "has no state space"),
         ("nemotron_h", {"hybrid_override_pattern": "-M*-"}, "has no mixer before MLP 0"),
         ("nemotron_h", {"hybrid_override_pattern": "M--*"}, "has no mixer before MLP 2"),
-        ("nemotron_h", {**_NANO_3, "moe_latent_size": 8}, "'moe_latent_size' has experts read a"),
         ("nemotron_h", {**_NANO_3, "num_experts_per_tok": 9}, "fewer than 9 experts"),
         ("nemotron_h", {**_NANO_3, "n_shared_experts": 2}, "'n_shared_experts' is 2; only 1"),
         ("nemotron_h", {"hybrid_override_pattern": "M-*?"}, "pattern' has '\\?'"),

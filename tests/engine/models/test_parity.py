@@ -110,7 +110,7 @@ def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch,
     "kind",
     [
         *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"),
-        *("ernie4_5_moe", "granitemoeshared", "minimax_m2", "nemotron_h_moe"),
+        *("ernie4_5_moe", "granitemoeshared", "minimax_m2", "nemotron_h_moe", "nemotron_h_latent"),
     ],
 )
 def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):

@@ -68,7 +68,10 @@ def test_more_ranks_than_key_heads_and_groups(tmp_path, kind, size, changes):
     torch.testing.assert_close(shared_logits(tmp_path, size), expected, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2_moe", "granitemoehybrid", "nemotron_h_moe"])
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen3_next", "lfm2_moe", "granitemoehybrid", "nemotron_h_moe", "nemotron_h_latent"],
+)
 def test_experts_may_lie_whole(tmp_path, kind):
     expected = said_by(kind, tmp_path)
     logits = shared_logits(tmp_path, 2, enable_expert_parallel=True)

@@ -23,7 +23,15 @@ _SHAPE = {
     **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "vocab_size": 160},
 }
-_DENSE = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.", "mixer.gate.", "router")
+_DENSE = (
+    "embed",
+    "lm_head",
+    "norm",
+    "mlp.gate.",
+    "block_sparse_moe.gate.",
+    "mixer.gate.",
+    "router",
+)
 
 
 def _compressed(written: str, weights: dict, **section):
