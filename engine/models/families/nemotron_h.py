@@ -28,7 +28,9 @@ _KINDS = {
 }
 _LISTS = ("layers_block_type", "layer_types")
 _MOST_LAYERS = 10_000
-# How weights began, how sums are cut, layers that draft, and norms' eps once more.
+# How weights began (NVIDIA's own code has ``time_step_limit`` bound a time step, and not
+# ``time_step_min``, to which Hugging Face's clamps it), how sums are cut, layers that draft, and
+# norms' eps once more.
 _UNUSED = (
     *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "chunk_size"),
     *("rescale_prenorm_residual", "expand", "num_logits_to_keep", "use_mamba_kernels"),
