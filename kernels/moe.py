@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from kernels.activations import ActivationKind
 from kernels.tiled import TiledWeight
 
 ExpertMatrices = torch.Tensor | TiledWeight  # [experts, outputs, inputs]
@@ -19,11 +20,12 @@ LEAST_SUM = 1e-20
 
 
 class ExpertTensors(NamedTuple):
-    """Gated MLPs of one shape, ``down(activate(gate_up(x)))``; the gate comes before up."""
+    """MLPs of one shape, ``down(activate(gate_up(x)))``; the gate, if there is one, comes before
+    up."""
 
-    gate_up: ExpertMatrices  # [experts, 2 * inner, hidden]
+    gate_up: ExpertMatrices  # [experts, 2 * inner, hidden], or [inner] without a gate
     down: ExpertMatrices  # [experts, hidden, inner]
-    gate_up_bias: torch.Tensor | None = None  # [experts, 2 * inner]
+    gate_up_bias: torch.Tensor | None = None  # [experts, 2 * inner], or [inner]
     down_bias: torch.Tensor | None = None  # [experts, hidden]
 
     @property
@@ -75,3 +77,20 @@ class Gating:
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[n, 2 * inner] -> [n, inner]."""
         return self.apply(gate_up)
+
+
+@dataclass(frozen=True, slots=True)
+class Activating:
+    """The same of an MLP without a gate.
+
+    Attributes:
+        apply: [n, inner] -> [n, inner].
+        kind: of it.
+    """
+
+    apply: Callable[[torch.Tensor], torch.Tensor]
+    kind: ActivationKind
+
+    def __call__(self, up: torch.Tensor) -> torch.Tensor:
+        """[n, inner] -> [n, inner]."""
+        return self.apply(up)

@@ -33,6 +33,15 @@ _GRANITE = {
     **{"residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0},
 }
 
+# Hugging Face clamps time steps to at least ``time_step_min``; as published, nothing does.
+_NEMOTRON = {
+    **dict.fromkeys(("num_hidden_layers", "rms_norm_eps"), ABSENT),
+    **{"layer_norm_epsilon": 1e-4, "head_dim": 16, "pad_token_id": 0, "time_step_min": 1e-12},
+    **{"mamba_num_heads": 6, "mamba_head_dim": 24, "ssm_state_size": 12, "chunk_size": 8},
+    **{"n_groups": 2, "conv_kernel": 4},
+    "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
+}
+
 # name -> (Hugging Face config class, what differs from the shape of the others)
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": (
@@ -93,6 +102,36 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (
         "BambaConfig",
         {**_MAMBA, "attn_layer_indices": [1], "mamba_n_groups": 3, "mlp_bias": True},
+    ),
+    "nemotron_h": ("NemotronHConfig", _NEMOTRON),
+    "nemotron_h_biased": (
+        "NemotronHConfig",
+        {
+            **_NEMOTRON,
+            **{"use_bias": True, "mlp_bias": True, "use_conv_bias": False, "conv_kernel": 3},
+            "layers_block_type": ["full_attention", "linear_attention", "mlp", "linear_attention"],
+        },
+    ),
+    "nemotron_h_moe": (
+        "NemotronHConfig",
+        {
+            **_NEMOTRON,
+            **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 1.5},
+            "layers_block_type": [
+                *("linear_attention", "moe", "full_attention", "moe"),
+                *("linear_attention", "mlp", "linear_attention"),
+            ],
+        },
+    ),
+    "nemotron_h_latent": (
+        "NemotronHConfig",
+        {
+            **_NEMOTRON,
+            **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"moe_shared_expert_intermediate_size": 40, "moe_latent_size": 20},
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        },
     ),
     # Hugging Face keeps the limits in a prompt, and not where it decodes: logits alone.
     "bamba_limited": (

@@ -47,13 +47,14 @@ has where all is seen, have kernels on a CPU, and on a GPU in bfloat16 and float
 compiled and interpreted, and not run on one yet. `quire quantize` does not take it.
 
 Layers with the gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid), a selective state space
-(Mamba-2: Granite 4.0 H, Bamba) or a short convolution (LFM2) keep a state of each sequence in place
-of keys and values, as large for a long text as for a short one ([kv-cache.md](kv-cache.md#states)).
+(Mamba-2: Granite 4.0 H, Bamba, Nemotron-H) or a short convolution (LFM2) keep a state of each
+sequence in place of keys and values, as large for a long text as for a short one
+([kv-cache.md](kv-cache.md#states)).
 With such models `--speculation` and `--kv-offload-bytes` are refused at start, and so is `quire
 quantize`; ranks and stages have the states of their heads and layers ([parallel.md](parallel.md));
 `--quantization` rounds them as they load, but for the small projections that a delta rule's decay
 comes from. On a GPU these layers' kernels, which take prompts 64 tokens at a time, have not been
-run yet. Models of state spaces alone, and Jamba, Falcon-H1 and Nemotron-H, are refused by name.
+run yet. Models of state spaces alone, Jamba and Falcon-H1 are refused by name.
 
 Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
 

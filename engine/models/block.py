@@ -94,7 +94,8 @@ class Block:
             self._mixer = Attention(spec, layer.mixer, kernels, index, peers)
         else:
             self._mixer = bind_recurrent(spec, layer.mixer, operations, index, peers)
-        self._feed = bind_mlp(spec, layer.mlp, operations, index)
+        self._feed = None if layer.mlp is None else bind_mlp(spec, layer.mlp, operations, index)
+        self.has_mlp = layer.mlp is not None
         self._beside: ExpertsBeside | None = None
         if layer.beside is not None:
             self._beside = ExpertsBeside(spec, layer.beside, operations, index, peers)
@@ -131,6 +132,7 @@ class Block:
     ) -> torch.Tensor:
         """[n, hidden_size] -> [n, hidden_size], to be added; ``stream`` is what ``read`` is the
         norm of."""
+        assert self._feed is not None, "a layer that ends with its mixer"
         out = self._feed(read, adapters)
         out = self._sum(out) if self._beside is None else self._beside(out, stream)
         return self._finish(out, self._mlp_after)
@@ -230,8 +232,9 @@ class Walk:
                 if block.few is not None and takes(x, state):
                     block.few.finish(x, attended)
                     return next_norm(x)
-            normed = block.mlp_norm.add(block.output(attended, adapters), x)
-            out = block.mlp(normed, adapters, x)
+            out = block.output(attended, adapters)
+            if block.has_mlp:
+                out = block.mlp(block.mlp_norm.add(out, x), adapters, x)
             if images is not None and i < len(images.deep):
                 x += out
                 x.index_add_(0, images.places, images.deep[i])

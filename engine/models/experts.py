@@ -9,13 +9,14 @@ import torch
 from torch.nn import functional
 
 from engine.models.adapters import Adapters
+from engine.models.expert_weights import ExpertWeights, LatentExperts, MlpWeights
 from engine.models.mlp import Activate, Mlp, bind_activation
-from engine.models.modules import BesideWeights, ExpertWeights, MlpWeights
+from engine.models.modules import BesideWeights
 from engine.models.norms import bind_norm
 from engine.models.peers import Peers
 from engine.models.spec import DecoderSpec, MoeSpec
 from kernels.cpu.experts import PanelExperts
-from kernels.moe import ExpertMatrices, Gating, RoutingRule
+from kernels.moe import Activating, ExpertMatrices, Gating, RoutingRule
 from kernels.operations import Operations
 from kernels.reference.moe import one_by_one
 from kernels.tiled import TiledWeight
@@ -76,6 +77,8 @@ class Experts:
         self._shared_names = f"{index}.shared.gate_up.weight", f"{index}.shared.down.weight"
         self._held, self._num_held = spec.held, spec.num_held
         self._mix = _bind(spec, weights, activate, operations)
+        if weights.latent is not None:
+            self._mix = partial(_in_latent, self._mix, weights.latent)
         stacked = weights.stacked
         # Of layers with the same, the kernels are the same.
         self.form = () if stacked is None else tuple(map(_form, stacked))
@@ -155,7 +158,7 @@ def _bind(spec: MoeSpec, weights: ExpertWeights, activate: Activate, operations:
     if weights.stacked is not None:
         return partial(_stacked, spec, weights, activate, operations)
     panels = None
-    if isinstance(activate, Gating):
+    if isinstance(activate, Gating | Activating):
         panels = PanelExperts.join(
             [expert.gate_up for expert in weights.experts],
             [expert.down for expert in weights.experts],
@@ -198,6 +201,19 @@ def _each(
 ) -> torch.Tensor:
     out = one_by_one(x, experts, ids, shares, spec.weighs_input)
     return _with_shared(out, shared, shared_gate, x, operations)
+
+
+def _in_latent(
+    mix: Mix,
+    latent: LatentExperts,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    shares: torch.Tensor,
+    shared: torch.Tensor | None,
+) -> torch.Tensor:
+    """What experts make of a latent (Nemotron 3 Super); the shared one reads hidden states."""
+    out = latent.leave(mix(latent.enter(x), ids, shares, None))
+    return out if shared is None else out.add_(shared)
 
 
 def _with_shared(

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 
 from engine.models.attention import Attention
+from engine.models.expert_weights import ExpertWeights, MlpWeights
 from engine.models.experts import routing_rule
 from engine.models.linear import FusedLinear
 from engine.models.mlp import bind_activation
-from engine.models.modules import AttentionWeights, ExpertWeights, Layer, MlpWeights
+from engine.models.modules import AttentionWeights, Layer
 from engine.models.norms import NormWeights
 from engine.models.recurrent import LayerMemory
 from engine.models.spec import DecoderSpec
@@ -60,6 +61,7 @@ class FewTokens(NamedTuple):
             or not isinstance(gating, Gating)
             or attention_norm is None
             or mlp_norm is None
+            or layer.mlp is None
             or any(other is not None for other in others)
             or spec.placement != "pre"
             or spec.residual_scale * layer.scale != 1.0
@@ -134,6 +136,8 @@ class FewExperts(NamedTuple):
         """Of these weights, where they are stacked and nothing else weighs what they give."""
         experts, moe = weights.stacked, spec.moe
         if experts is None or moe is None or moe.weighs_input or moe.held is not None:
+            return None
+        if weights.latent is not None:
             return None
         if weights.scale is not None or weights.shared_gate is not None:
             return None

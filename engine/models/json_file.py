@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import msgspec
 from engine.errors import ModelLoadError
 
 _MAX_BYTES = 64 * 2**20
+_INFINITE = re.compile(rb"[,\[:]\s*Infinity\s*[,\]}]")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -25,8 +29,11 @@ def read_bytes(path: Path) -> bytes:
 def parse_json(path: Path, raw: bytes) -> Any:
     """What ``raw``, the contents of ``path``, holds. Raises ModelLoadError."""
     try:
+        # Python writes a number that JSON does not have, as in Nemotron-H's limits of time steps.
+        if _INFINITE.search(raw):
+            return json.loads(raw, parse_constant=_infinite)
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path}: not valid JSON: {error}") from None
 
 
@@ -36,3 +43,9 @@ def parse_object(path: Path, raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: not a JSON object")
     return value
+
+
+def _infinite(name: str) -> float:
+    if name != "Infinity":
+        raise ValueError(f"{name} is no number")
+    return math.inf

@@ -5,19 +5,24 @@ from __future__ import annotations
 from engine.models.layouts import OneChannel
 from engine.models.rules import ATTENTION, GRANITE_MOE, LAYER, MODEL, Rule
 
-_MAMBA = LAYER + "mamba."
-_MAMBA_PARTS = (
-    Rule(_MAMBA + "in_proj.weight", "{i}.recurrent.input.weight"),
-    Rule(_MAMBA + "in_proj.bias", "{i}.recurrent.input.bias"),
-    Rule(_MAMBA + "conv1d.weight", "{i}.recurrent.conv.weight", 0, OneChannel()),
-    Rule(_MAMBA + "conv1d.bias", "{i}.recurrent.conv.bias"),
-    Rule(_MAMBA + "A_log", "{i}.recurrent.log_a"),
-    Rule(_MAMBA + "dt_bias", "{i}.recurrent.dt_bias"),
-    Rule(_MAMBA + "D", "{i}.recurrent.skip"),
-    Rule(_MAMBA + "norm.weight", "{i}.recurrent.norm"),
-    Rule(_MAMBA + "out_proj.weight", "{i}.recurrent.output.weight"),
-    Rule(_MAMBA + "out_proj.bias", "{i}.recurrent.output.bias"),
-)
+
+def _state_space(prefix: str) -> tuple[Rule, ...]:
+    """A layer's parts, whose names all begin with ``prefix``."""
+    return (
+        Rule(prefix + "in_proj.weight", "{i}.recurrent.input.weight"),
+        Rule(prefix + "in_proj.bias", "{i}.recurrent.input.bias"),
+        Rule(prefix + "conv1d.weight", "{i}.recurrent.conv.weight", 0, OneChannel()),
+        Rule(prefix + "conv1d.bias", "{i}.recurrent.conv.bias"),
+        Rule(prefix + "A_log", "{i}.recurrent.log_a"),
+        Rule(prefix + "dt_bias", "{i}.recurrent.dt_bias"),
+        Rule(prefix + "D", "{i}.recurrent.skip"),
+        Rule(prefix + "norm.weight", "{i}.recurrent.norm"),
+        Rule(prefix + "out_proj.weight", "{i}.recurrent.output.weight"),
+        Rule(prefix + "out_proj.bias", "{i}.recurrent.output.bias"),
+    )
+
+
+_MAMBA_PARTS = _state_space(LAYER + "mamba.")
 GRANITE_HYBRID = (
     *(*GRANITE_MOE, *_MAMBA_PARTS),
     # Of models without experts, whose MLP is what others have beside them.
@@ -38,4 +43,41 @@ BAMBA = (
     ),
     Rule(_BAMBA_MLP + "down_proj.weight", "{i}.down.weight"),
     Rule(_BAMBA_MLP + "down_proj.bias", "{i}.down.bias"),
+)
+
+
+def _nemotron_h(base: str) -> tuple[Rule, ...]:
+    """Each layer has a norm and one thing behind it, its mixer, whatever that is."""
+    mixer, mlp = f"{base}.layers.{{i}}.mixer.", f"{base}.layers.{{m}}.mixer."
+    return (
+        Rule(f"{base}.embeddings.weight", "embedding"),
+        Rule(f"{base}.norm_f.weight", "norm"),
+        Rule(f"{base}.layers.{{i}}.norm.weight", "{i}.attention_norm"),
+        Rule(f"{base}.layers.{{m}}.norm.weight", "{i}.mlp_norm"),
+        *_state_space(mixer),
+        *(
+            Rule(f"{mixer}{name}_proj.weight", "{i}.qkv.weight", part)
+            for part, name in enumerate("qkv")
+        ),
+        Rule(mixer + "o_proj.weight", "{i}.output.weight"),
+        Rule(mlp + "up_proj.weight", "{i}.gate_up.weight"),
+        Rule(mlp + "up_proj.bias", "{i}.gate_up.bias"),
+        Rule(mlp + "down_proj.weight", "{i}.down.weight"),
+        Rule(mlp + "down_proj.bias", "{i}.down.bias"),
+        Rule(mlp + "gate.weight", "{i}.router"),
+        Rule(mlp + "gate.e_score_correction_bias", "{i}.router.correction"),
+        Rule(mlp + "experts.{e}.up_proj.weight", "{i}.experts.gate_up"),
+        Rule(mlp + "experts.{e}.down_proj.weight", "{i}.experts.down"),
+        Rule(mlp + "fc1_latent_proj.weight", "{i}.latent.enter.weight"),
+        Rule(mlp + "fc2_latent_proj.weight", "{i}.latent.leave.weight"),
+        Rule(mlp + "shared_experts.up_proj.weight", "{i}.shared.gate_up.weight"),
+        Rule(mlp + "shared_experts.down_proj.weight", "{i}.shared.down.weight"),
+    )
+
+
+# As NVIDIA publishes them, and as Hugging Face's own code names them.
+NEMOTRON_H = (
+    *(*_nemotron_h("backbone"), *_nemotron_h("model")),
+    Rule("lm_head.weight", "head"),
+    Rule("score.weight", "score"),
 )

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 
 from engine.models.adapters import Adapters, project
+from engine.models.expert_weights import MlpWeights
 from engine.models.linear import GatedLinear, Linear
-from engine.models.modules import MlpWeights
 from engine.models.spec import ClampedSwiglu, DecoderSpec
-from kernels.moe import Gating
+from kernels.moe import Activating, Gating
 from kernels.operations import Operations
 
 Activate = Callable[[torch.Tensor], torch.Tensor]
@@ -51,7 +51,7 @@ def bind_activation(spec: DecoderSpec, operations: Operations) -> Activate:
             kind.limit,
         )
     if not spec.gated or kind in ("relu", "relu2"):
-        return lambda x: operations.activate(x, kind)
+        return Activating(lambda x: operations.activate(x, kind), kind)
     known = {
         "silu": operations.silu_mul,
         "gelu_tanh": operations.gelu_mul,

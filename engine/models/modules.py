@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from engine.models.expert_weights import ExpertWeights, MlpWeights, make_experts
 from engine.models.latent import LatentWeights, make_latent, projection_order
 from engine.models.linear import DenseLinear, Head, Linear, LinearMethod, Weight, in_order
 from engine.models.loader import Weights, stored
@@ -26,42 +27,8 @@ from engine.models.per_layer_weights import (
 )
 from engine.models.recurrent import RecurrentWeights, make_recurrent
 from engine.models.rope import rotary_order
-from engine.models.spec import DecoderSpec, MoeSpec
+from engine.models.spec import DecoderSpec
 from kernels.attention import LayerAttention
-from kernels.moe import ExpertTensors, RouterWeights
-
-
-class MlpWeights(NamedTuple):
-    """Two projections with an activation between them."""
-
-    gate_up: Linear  # without its gate where the MLP has none
-    down: Linear
-
-    @property
-    def num_bytes(self) -> int:
-        """What they take in memory."""
-        return self.gate_up.num_bytes + self.down.num_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertWeights:
-    """A mixture of experts: as tensors of all of them, or each expert by itself."""
-
-    router: RouterWeights
-    stacked: ExpertTensors | None
-    experts: tuple[MlpWeights, ...]  # empty where they are stacked
-    shared: MlpWeights | None
-    shared_gate: torch.Tensor | None  # [1, hidden_size]
-    scale: torch.Tensor | None = None  # [num_experts] float32, of what each expert gives
-
-    @property
-    def num_bytes(self) -> int:
-        """What they take in memory."""
-        tensors = (*self.router, self.shared_gate, self.scale, *(self.stacked or ()))
-        mlps = (*self.experts, self.shared)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
-            mlp.num_bytes for mlp in mlps if mlp is not None
-        )
 
 
 class BesideWeights(NamedTuple):
@@ -112,7 +79,7 @@ class Layer:
     mixer: AttentionWeights | RecurrentWeights
     attention_after: NormWeights | None
     mlp_norm: NormWeights | None
-    mlp: MlpWeights | ExpertWeights
+    mlp: MlpWeights | ExpertWeights | None  # None: the layer ends with its mixer
     mlp_after: NormWeights | None
     scale: float = 1.0  # of the residual stream behind it
     beside: BesideWeights | None = None  # experts beside ``mlp``
@@ -229,16 +196,17 @@ def make_layer(
     else:
         mixer = _make_attention(spec.of_layer(layer), weights, method, i, attention_norm)
     is_beside = layer.experts and spec.moe is not None and spec.moe.beside_mlp
+    mlp: MlpWeights | ExpertWeights | None = None
+    if layer.experts and spec.moe and not is_beside:
+        mlp = make_experts(spec.moe, weights, method, i, stacked=stacked)
+    elif layer.mlp:
+        mlp = MlpWeights(linear("gate_up"), linear("down"))
     return Layer(
         attention_norm=attention_norm,
         mixer=mixer,
         attention_after=norm("attention_after"),
         mlp_norm=norm("mlp_norm"),
-        mlp=(
-            _experts(spec.moe, weights, method, i, stacked=stacked)
-            if layer.experts and spec.moe and not is_beside
-            else MlpWeights(linear("gate_up"), linear("down"))
-        ),
+        mlp=mlp,
         mlp_after=norm("mlp_after"),
         scale=weights[f"{i}.scale"].item() if spec.layer_scales else 1.0,
         part=make_layer_part(weights, method, i),
@@ -274,52 +242,6 @@ def _make_attention(
     )
 
 
-def _experts(
-    moe: MoeSpec,
-    weights: Mapping[str, torch.Tensor],
-    method: LinearMethod,
-    i: int,
-    *,
-    stacked: bool,
-) -> ExpertWeights:
-    def biases(name: str) -> torch.Tensor | None:
-        tensor = weights.get(f"{i}.experts.{name}.bias")
-        return None if tensor is None else tensor.unflatten(0, (moe.num_held, -1))
-
-    names = f"{i}.experts.gate_up", f"{i}.experts.down"
-    gate_up_bias, down_bias = biases("gate_up"), biases("down")
-    experts: tuple[MlpWeights, ...] = ()
-    tensors: ExpertTensors | None = None
-    if stacked:
-        gate_up, down = (method.make_experts(stored(weights, name), moe.num_held) for name in names)
-        tensors = ExpertTensors(gate_up, down, gate_up_bias, down_bias)
-    else:
-        gate_ups, downs = (_each_expert(stored(weights, name), moe.num_held) for name in names)
-        experts = tuple(
-            MlpWeights(
-                method.make(gate_ups[e], None if gate_up_bias is None else gate_up_bias[e]),
-                method.make(downs[e], None if down_bias is None else down_bias[e]),
-            )
-            for e in range(moe.num_held)
-        )
-    shared = None
-    if moe.shared_intermediate_size:
-        parts = (stored(weights, f"{i}.shared.{name}.weight") for name in ("gate_up", "down"))
-        shared = MlpWeights(*(method.make(part, None) for part in parts))
-    return ExpertWeights(
-        router=RouterWeights(
-            weights[f"{i}.router"],
-            weights.get(f"{i}.router.bias"),
-            weights.get(f"{i}.router.correction"),
-        ),
-        stacked=tensors,
-        experts=experts,
-        shared=shared,
-        shared_gate=weights.get(f"{i}.shared.gate"),
-        scale=weights.get(f"{i}.experts.scale"),
-    )
-
-
 def _beside(
     spec: DecoderSpec,
     weights: Mapping[str, torch.Tensor],
@@ -332,16 +254,10 @@ def _beside(
     return BesideWeights(
         mlp_after=NormWeights(weights[f"{i}.mlp_own_after"]),
         experts_norm=NormWeights(weights[f"{i}.experts_norm"]),
-        experts=_experts(spec.moe, weights, method, i, stacked=stacked),
+        experts=make_experts(spec.moe, weights, method, i, stacked=stacked),
         experts_after=NormWeights(weights[f"{i}.experts_after"]),
         router_norm=weights[f"{i}.router.norm"] * spec.hidden_size**-0.5,
     )
-
-
-def _each_expert(weight: Weight, count: int) -> tuple[Weight, ...]:
-    if isinstance(weight, torch.Tensor):
-        return weight.unflatten(0, (count, -1)).unbind(0)
-    return weight.split(count)
 
 
 def _query_key_value(
@@ -437,5 +353,6 @@ def layer_bytes(layer: Layer) -> int:
     """What a layer takes in memory."""
     norms = (layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after)
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
-    num_bytes += sum(part.num_bytes for part in (layer.beside, layer.part) if part is not None)
-    return num_bytes + layer.mixer.num_bytes + layer.mlp.num_bytes
+    parts = (layer.mlp, layer.beside, layer.part)
+    num_bytes += sum(part.num_bytes for part in parts if part is not None)
+    return num_bytes + layer.mixer.num_bytes

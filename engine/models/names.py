@@ -6,7 +6,7 @@ import re
 
 from engine.models.hybrid_names import LFM2, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from engine.models.layouts import EitherWay, HeadByHead, OneRow, StackedExperts, Transposed
-from engine.models.mamba_names import BAMBA, GRANITE_HYBRID
+from engine.models.mamba_names import BAMBA, GRANITE_HYBRID, NEMOTRON_H
 from engine.models.rules import (
     ATTENTION,
     GRANITE_MOE,
@@ -304,6 +304,7 @@ _TABLES = {
     "mistral3": _in_language_model(LLAMA),
     "mixtral": _MIXTRAL,
     "nemotron": _UNGATED,
+    "nemotron_h": NEMOTRON_H,
     "olmo2": OLMO2,
     "olmo3": OLMO2,
     "olmo_hybrid": OLMO_HYBRID,

@@ -11,6 +11,7 @@ class Rule(NamedTuple):
     """Checkpoint tensors whose names match ``pattern`` fill a part of a parameter.
 
     ``{i}`` in the pattern stands for the layer's number, and in the parameter is replaced by it.
+    ``{m}`` stands for the number of its MLP, where a checkpoint counts that as a layer.
     ``{e}`` stands for an expert's, whose parts lie ``parts_an_expert`` after the one's before.
     Rules for the same part are other names of it, of which a checkpoint has one.
     """

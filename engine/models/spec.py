@@ -47,6 +47,10 @@ class LayerSpec:
     # The number of the layer whose keys and values it reads in place of any of its own.
     reads: int | None = None
     intermediate_size: int | None = None  # of its MLP; None: the model's
+    mlp: bool = True  # False: it ends with what mixes its tokens
+    # The numbers that a checkpoint has for what mixes its tokens and for its MLP, where these are
+    # layers of their own there (Nemotron-H); None: the layer's own.
+    stored: tuple[int, int] | None = None
 
 
 NormKind = Literal["rms", "layer"]
@@ -99,6 +103,7 @@ class MoeSpec:
     biased: bool = False  # router and experts have biases
     weighs_input: bool = False  # a weight multiplies what an expert reads, not what it gives
     shared_intermediate_size: int = 0  # of an expert that all tokens go to; 0: there is none
+    latent_size: int = 0  # of what experts read and give in place of hidden states; 0: these
     shared_gate: bool = False  # the shared expert's share is a sigmoid of the token
     # The layer's MLP is there, too, each with norms of its own; the router reads the residual
     # stream, normed by weights of its own, and each expert has a factor (Gemma 4).

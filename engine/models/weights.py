@@ -26,7 +26,7 @@ _COMPUTED = re.compile(
 # Scales of a quantised KV cache, found by a calibration. Ours are each row's own
 # (``kernels/reference/cache_codes.py``): they cut nothing off, and leave these nothing to say.
 _CACHE_SCALES = re.compile(
-    r"model\.layers\.\d+\.self_attn\.((attn\.)?[qkv]_scale|kv_scale|prob_scale"
+    r"(?:model|backbone)\.layers\.\d+\.(?:self_attn|mixer)\.((attn\.)?[qkv]_scale|kv_scale|prob_scale"
     r"|k_proj\.(k_scale|kv_scale|output_scale)|v_proj\.(v_scale|kv_scale|output_scale))"
 )
 
@@ -88,10 +88,11 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
     if spec.has_last_norm:
         found |= _norm(spec, "norm", spec.hidden_size)
     for i, layer_spec in enumerate(spec.layers, spec.first_layer):
-        mlp = {} if layer_spec.experts and not _is_beside(spec) else _mlp(spec.of_layer(layer_spec))
+        own = spec.of_layer(layer_spec)
+        is_dense = layer_spec.mlp and (not layer_spec.experts or _is_beside(spec))
+        mlp = _mlp(own) if is_dense else {}
         if layer_spec.experts and spec.moe:
             mlp |= _experts(spec, spec.moe)
-        own = spec.of_layer(layer_spec)
         mixer = _attention(own)
         if layer_spec.recurrent and spec.recurrence:
             mixer = _recurrent(spec.recurrence, spec.hidden_size)
@@ -112,11 +113,12 @@ def targets(
     places: dict[str, Target] = {}
     num_experts = spec.moe.num_experts if spec.moe else 0
     for rule in rules_of(spec.naming or spec.architecture) if rules is None else rules:
-        for i in range(spec.num_layers if "{i}" in rule.pattern else 1):
+        for i in range(spec.num_layers if "{i}" in rule.parameter else 1):
             parameter = rule.parameter.replace("{i}", str(i))
             if parameter not in wanted:
                 continue
-            name = rule.pattern.replace("{i}", str(i))
+            mixer, mlp = spec.layers[i].stored or (i, i)
+            name = rule.pattern.replace("{i}", str(mixer)).replace("{m}", str(mlp))
             if "{e}" not in name:
                 if (rule.part or 0) < len(wanted[parameter].parts):  # keys may be values
                     places[name] = Target(parameter, rule.part, rule.layout)
@@ -147,6 +149,7 @@ _UNREAD = {
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,
     "mistral3": _PROJECTED,
+    "nemotron_h": ("mtp.",),
     "qwen3_5": (*_VISUAL, "mtp."),
     "qwen3_5_moe": (*_VISUAL, "mtp."),
     "qwen3_5_moe_text": ("mtp.",),
@@ -258,20 +261,25 @@ def _experts(spec: DecoderSpec, moe: MoeSpec) -> dict[str, Parameter]:
     hidden, inner, shared = spec.hidden_size, moe.intermediate_size, moe.shared_intermediate_size
     begin, end = moe.held or (0, moe.num_experts)
     is_held = [begin <= expert < end for expert in range(moe.num_experts)]
-    gate_up = tuple(inner if held else 0 for held in is_held for _ in ("gate", "up"))
-    down = tuple(hidden if held else 0 for held in is_held)
+    read = moe.latent_size or hidden
+    entry = ("gate", "up") if spec.gated else ("up",)
+    gate_up = tuple(inner if held else 0 for held in is_held for _ in entry)
+    down = tuple(read if held else 0 for held in is_held)
     found = {
         "router": Parameter((moe.num_experts,), (hidden,), is_exact=moe.exact_router),
-        "experts.gate_up": Parameter(gate_up, (hidden,)),
+        "experts.gate_up": Parameter(gate_up, (read,)),
         "experts.down": Parameter(down, (inner,)),
     }
+    if moe.latent_size:
+        found["latent.enter.weight"] = Parameter((read,), (hidden,))
+        found["latent.leave.weight"] = Parameter((hidden,), (read,))
     if moe.biased:
         found["router.bias"] = Parameter((moe.num_experts,))
         found |= {"experts.gate_up.bias": Parameter(gate_up), "experts.down.bias": Parameter(down)}
     if moe.corrected:
         found["router.correction"] = Parameter((moe.num_experts,), is_exact=True)
     if shared:
-        found["shared.gate_up.weight"] = Parameter((shared, shared), (hidden,))
+        found["shared.gate_up.weight"] = Parameter((shared,) * len(entry), (hidden,))
         found["shared.down.weight"] = Parameter((hidden,), (shared,))
     if moe.shared_gate:
         found["shared.gate"] = Parameter((1,), (hidden,))
@@ -365,11 +373,12 @@ def _norms(spec: DecoderSpec, layer: LayerSpec) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     if spec.has_input_norms(layer):
         found |= _norm(spec, "attention_norm", spec.hidden_size)
-        if not spec.shared_norm:
+        if layer.mlp and not spec.shared_norm:
             found |= _norm(spec, "mlp_norm", spec.hidden_size)
     if spec.has_output_norms(layer):
         found |= _norm(spec, "attention_after", spec.hidden_size)
-        found |= _norm(spec, "mlp_after", spec.hidden_size)
+        if layer.mlp:
+            found |= _norm(spec, "mlp_after", spec.hidden_size)
     if (spec.qk_norm or spec.wide_qk_norm) and not layer.recurrent:
         head = spec.head_dim
         query, key = (head, head) if spec.qk_norm else (spec.query_size, spec.kv_size)

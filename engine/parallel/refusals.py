@@ -90,13 +90,14 @@ def _of_states(spec: DecoderSpec, size: int) -> Iterator[str]:
     if isinstance(recurrence, MambaSpec) and recurrence.num_groups > 1:
         groups = recurrence.num_groups
         if groups % size:
-            yield f"mamba_n_groups ({groups}) is more than one and cannot be divided by it"
+            yield f"{recurrence.groups_key} ({groups}) is more than one and cannot be divided by it"
 
 
 def _divided(spec: DecoderSpec, *, whole_experts: bool) -> Iterator[tuple[str, int]]:
     """What every rank has an equal part of, by the names of config.json."""
     yield "num_attention_heads", spec.num_heads
-    if spec.moe is None or spec.moe.beside_mlp or not all(layer.experts for layer in spec.layers):
+    is_beside = spec.moe is not None and spec.moe.beside_mlp
+    if any(layer.mlp and (is_beside or not layer.experts) for layer in spec.layers):
         yield "intermediate_size", spec.intermediate_size
     if spec.moe is not None:
         if not whole_experts:
@@ -105,6 +106,6 @@ def _divided(spec: DecoderSpec, *, whole_experts: bool) -> Iterator[tuple[str, i
     if isinstance(spec.recurrence, GatedDeltaSpec):
         yield "linear_num_value_heads", spec.recurrence.num_value_heads
     elif isinstance(spec.recurrence, MambaSpec):
-        yield "mamba_n_heads", spec.recurrence.num_heads
+        yield spec.recurrence.heads_key, spec.recurrence.num_heads
     elif spec.recurrence is not None:
         yield "hidden_size", spec.recurrence.channels

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kernels.cpu.calls import (
+    ACTIVATION_CODES,
     CODE,
     COUNT,
     DTYPE_CODES,
@@ -23,7 +24,7 @@ from kernels.cpu.calls import (
     pointer,
 )
 from kernels.cpu.linear import PanelLinear, Panels, has_amx
-from kernels.moe import ExpertTensors, Gating, RoutingRule
+from kernels.moe import Activating, ExpertTensors, Gating, RoutingRule
 from kernels.reference import moe as reference
 from kernels.tiled import TiledWeight
 
@@ -50,6 +51,8 @@ class _Mixture(ctypes.Structure):
         ("gating", CODE),
         ("alpha", REAL),
         ("limit", REAL),
+        ("activation", CODE),
+        ("gated", FLAG),
         ("weighs_input", FLAG),
     )
 
@@ -128,7 +131,7 @@ def fused_moe(
     if (
         isinstance(gate_up, TiledWeight)
         or isinstance(down, TiledWeight)
-        or not isinstance(gating, Gating)
+        or not isinstance(gating, Gating | Activating)
     ):
         return reference.fused_moe(x, experts, expert_ids, expert_weights, activate, weighs_input)
     assert not (weighs_input and experts.gate_up_bias is not None)
@@ -164,7 +167,7 @@ class PanelExperts:
         self,
         gate_ups: Sequence[PanelLinear],
         downs: Sequence[PanelLinear],
-        gating: Gating,
+        gating: Gating | Activating,
         top_k: int,
         *,
         weighs_input: bool = False,
@@ -184,7 +187,7 @@ class PanelExperts:
         cls,
         gate_ups: Sequence[object],
         downs: Sequence[object],
-        gating: Gating,
+        gating: Gating | Activating,
         top_k: int,
         *,
         weighs_input: bool = False,
@@ -240,16 +243,22 @@ def _mixture(
     top_k: int,
     hidden: int,
     inner: int,
-    gating: Gating,
+    gating: Gating | Activating,
     weighs_input: bool,
     shared_gate: torch.Tensor | None = None,
 ) -> _Mixture:
-    return _Mixture(
+    told = _Mixture(
         *(num_experts, top_k, hidden, inner),
         pointer(shared_gate),
-        *(GATING_CODES[gating.kind], gating.alpha, gating.limit),
-        weighs_input,
+        gated=isinstance(gating, Gating),
+        weighs_input=weighs_input,
     )
+    if isinstance(gating, Gating):
+        told.gating = GATING_CODES[gating.kind]
+        told.alpha, told.limit = gating.alpha, gating.limit
+    else:
+        told.activation = ACTIVATION_CODES[gating.kind]
+    return told
 
 
 def _alike(layers: Sequence[object]) -> list[PanelLinear] | None:

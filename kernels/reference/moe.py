@@ -76,11 +76,12 @@ def fused_moe(
 
     Args:
         x: [n, hidden].
-        experts: gated MLPs.
+        experts: MLPs.
         expert_ids: [n, top_k] int64, different ones for a token. The number of experts itself
             stands for any that is elsewhere, on another rank: nothing is added for it.
         expert_weights: [n, top_k] float32.
-        activate: from [rows, 2 * inner] to [rows, inner]; None: SiLU of the gate, times up.
+        activate: from [rows, 2 * inner] to [rows, inner], or without a gate from [rows, inner];
+            None: SiLU of the gate, times up.
         weighs_input: ``sum_j expert_j(w_j * x)`` instead; only for experts without biases.
         some_elsewhere: there may be such ids. Kernels that write pair by pair have zeros to write.
 

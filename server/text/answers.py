@@ -26,6 +26,7 @@ ToolCallParser = Literal[
     "minimax_m2",
     "seed_oss",
     "cohere",
+    "nemotron",
     "hunyuan_a13b",
     "qwen3_xml",
     "hermes",

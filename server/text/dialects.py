@@ -14,6 +14,7 @@ kimi_k2       section( call(functions.f:0 argument {...}) )
 qwen3_xml     <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
 seed_oss      the same, between <seed:tool_call> and </seed:tool_call>
 minimax_m2    <minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke>...
+nemotron      <TOOLCALL>[{"name": "f", "arguments": {...}}]</TOOLCALL>
 hunyuan_a13b  <tool_calls>[{"name": "f", "arguments": {...}}]</tool_calls>
 lfm2          <|tool_call_start|>[f(a=1), g()]<|tool_call_end|>
 gemma4        <|tool_call>call:f{a:<|"|>x<|"|>,b:1}<tool_call|>
@@ -201,6 +202,18 @@ DIALECTS = (
         between=",\n",
         ends=f"\n]{_ACTION_END}",
         is_single=True,  # the ids of several are counted, which forced calls could not be held to
+    ),
+    Dialect(
+        name="nemotron",
+        shown_by=("<TOOLCALL>", "</TOOLCALL>"),
+        opener="<TOOLCALL>",
+        closers=("</TOOLCALL>",),
+        read=json_calls.read_calls,
+        begins="<TOOLCALL>[",
+        head=_JSON_ARGUMENTS,
+        tail="}",
+        between=", ",
+        ends="]</TOOLCALL>",
     ),
     Dialect(
         name="hunyuan_a13b",

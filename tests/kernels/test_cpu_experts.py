@@ -15,7 +15,7 @@ from kernels.cpu.experts import PanelExperts
 from kernels.cpu.grouped import PanelGrouped
 from kernels.cpu.native import build
 from kernels.cpu.program import Recorder, Workspace
-from kernels.moe import ExpertTensors, Gating, RoutingRule
+from kernels.moe import Activating, ExpertTensors, Gating, RoutingRule
 from kernels.packed import INT4_LEVELS, MXFP4_LEVELS, NF4_LEVELS, PackedWeight, pack_nibbles
 from kernels.reference import operations as reference
 from tests.kernels import cpu_targets
@@ -33,6 +33,12 @@ GATINGS = {
         *("clamped_swiglu", 1.702, 1.5),
     ),
 }
+# Of experts without a gate.
+ACTIVATIONS = {
+    kind: Activating(functools.partial(reference.activate, kind=kind), kind)
+    for kind in ("relu2", "gelu_tanh")
+}
+BETWEEN = GATINGS | {f"{kind} alone": activating for kind, activating in ACTIVATIONS.items()}
 _LEVELS = {"int4": INT4_LEVELS, "nf4": NF4_LEVELS, "mxfp4": MXFP4_LEVELS}
 
 
@@ -47,7 +53,7 @@ def mixtures(draw) -> dict:
         "rows": draw(st.sampled_from([1, 2, 5, 33]) | st.integers(1, most)),
         "hidden": draw(st.integers(3, 130)),
         "inner": draw(st.integers(3, 80)),
-        "gating": draw(st.sampled_from(sorted(GATINGS))),
+        "gating": draw(st.sampled_from(sorted(BETWEEN))),
         "biased": draw(st.booleans()),
         "weighs_input": draw(st.booleans()),
         "shared": draw(st.sampled_from(["none", "plain", "gated"])),
@@ -63,13 +69,14 @@ class Case:
     def __init__(self, drawn: dict) -> None:
         self.random = torch.Generator().manual_seed(drawn["seed"])
         experts, hidden, inner = drawn["num_experts"], drawn["hidden"], drawn["inner"]
-        self.top_k, self.gating = drawn["top_k"], GATINGS[drawn["gating"]]
+        self.top_k, self.gating = drawn["top_k"], BETWEEN[drawn["gating"]]
+        entered = 2 * inner if isinstance(self.gating, Gating) else inner
         self.weighs_input = drawn["weighs_input"]
         is_biased = drawn["biased"] and not self.weighs_input
         self.weights = ExpertTensors(
-            self.noise(experts, 2 * inner, hidden) / hidden**0.5,
+            self.noise(experts, entered, hidden) / hidden**0.5,
             self.noise(experts, hidden, inner) / inner**0.5,
-            self.noise(experts, 2 * inner) if is_biased else None,
+            self.noise(experts, entered) if is_biased else None,
             self.noise(experts, hidden) if is_biased else None,
         )
         rows = drawn["rows"]

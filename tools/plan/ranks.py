@@ -225,4 +225,5 @@ def _sums_of_layer(share: DecoderSpec, place: int) -> Iterator[int]:
         yield _FLOAT_BYTES
     yield stream
     beside = share.moe is not None and share.moe.beside_mlp and layer.experts
-    yield 2 * stream if beside else stream
+    if layer.mlp:
+        yield 2 * stream if beside else stream

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from engine.models.expert_weights import ExpertWeights, MlpWeights
 from engine.models.linear import Linear
-from engine.models.modules import AttentionWeights, ExpertWeights, Layer, MlpWeights
+from engine.models.modules import AttentionWeights, Layer
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter
 
@@ -56,6 +57,7 @@ def with_linears(layer: Layer, wrap: Wrap) -> Layer:
     if isinstance(mlp, MlpWeights):
         wrapped: MlpWeights | ExpertWeights = _wrapped_mlp(mlp, "", wrap)
     else:
+        assert mlp is not None, "a layer that ends with its mixer is not rounded here"
         experts = tuple(
             _wrapped_mlp(own, f"experts.{e}.", wrap) for e, own in enumerate(mlp.experts)
         )

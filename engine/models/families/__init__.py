@@ -31,6 +31,7 @@ from engine.models.families import (
     mamba,
     moe,
     multimodal,
+    nemotron_h,
     olmo,
     ungated,
 )
@@ -212,6 +213,13 @@ FAMILIES: dict[str, Family] = {
         ungated.nemotron,
         "Nemotron-4, Minitron",
         "layer norms, rope on a part of the head, squared ReLU, no gate",
+    ),
+    "nemotron_h": Family(
+        nemotron_h.nemotron_h,
+        "Nemotron-H 8B to 56B, Nemotron Nano 2 9B and 12B, Nemotron 3 Nano and Super",
+        "selective state spaces (Mamba-2), attention without rope and MLPs as layers of their own, "
+        "squared ReLU, no gate; experts as DeepSeek-V3's in some, of latents in Super",
+        names_code=True,
     ),
     "olmo2": Family(olmo.olmo2, "OLMo 2", "norms behind attention and MLP, wide QK norms"),
     "olmo3": Family(olmo.olmo3, "OLMo 3", "the same; windows with a rope of their own"),

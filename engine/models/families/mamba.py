@@ -124,12 +124,16 @@ def _mamba(reader: ConfigReader, eps: float, layers: tuple[LayerSpec, ...]) -> M
         norm_eps=eps,
         conv_bias=reader.flag("mamba_conv_bias", True),
         bias=reader.flag("mamba_proj_bias"),
-        time_step_limit=_time_step_limit(reader),
+        time_step_limit=time_step_limit(reader),
     )
 
 
-def _time_step_limit(reader: ConfigReader) -> tuple[float, float]:
-    """``time_step_limit``: the least and the most; Hugging Face writes that there is none."""
+def time_step_limit(reader: ConfigReader) -> tuple[float, float]:
+    """``time_step_limit``: the least and the most; Hugging Face writes that there is none.
+
+    Raises:
+        ModelLoadError: it is something else.
+    """
     limits = reader.listed("time_step_limit", 2) or [0.0, _INFINITE]
     least, most = (math.inf if limit == _INFINITE else limit for limit in limits)
     is_known = all(type(limit) in (int, float) for limit in (least, most))

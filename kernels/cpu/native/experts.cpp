@@ -63,7 +63,7 @@ class RowMajor {
 }  // namespace
 }  // namespace quire
 
-// gate_up[experts][2 * inner][hidden], down[experts][hidden][inner], and their biases or null.
+// gate_up[experts][2 * inner][hidden], or [inner] without a gate, down[experts][hidden][inner], and their biases or null.
 extern "C" void quire_experts(int32_t dtype, const quire::Mixture* mixture, const void* gate_up,
                               const void* gate_up_bias, const void* down, const void* down_bias,
                               const void* x, const int64_t* ids, const float* weights,
@@ -72,7 +72,7 @@ extern "C" void quire_experts(int32_t dtype, const quire::Mixture* mixture, cons
   const MixtureRows rows{x, ids, weights, shared, out, tokens};
   with_type(dtype, [&]<class T>() {
     const int64_t hidden = mixture->hidden, inner = mixture->inner;
-    const RowMajor<T> first(gate_up, gate_up_bias, 2 * inner, hidden);
+    const RowMajor<T> first(gate_up, gate_up_bias, mixture->entered(), hidden);
     const RowMajor<T> second(down, down_bias, hidden, inner);
     mix<T>(*mixture, rows, [&](bool is_down, const Routed& routed, const FillRow<T>& fill,
                                float* y) {

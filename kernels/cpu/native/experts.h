@@ -1,6 +1,6 @@
 // A mixture of experts, whatever holds its weights:
 //
-//     (token, choice) pairs sorted by expert ─► x, row by row ─► gate and up ─► activation ─► down
+//     (token, choice) pairs sorted by expert ─► x, row by row ─► gate and up (or up) ─► activation ─► down
 //       ─► each token's weighted sum
 //
 // A product of all experts is one parallel region over their panels of 32 outputs, so each weight of
@@ -11,6 +11,7 @@
 #include <functional>
 #include <vector>
 
+#include "activations.h"
 #include "gating.h"
 #include "parallel.h"
 #include "scratch.h"
@@ -25,7 +26,12 @@ struct Mixture {
   int64_t num_experts, top_k, hidden, inner;
   const void* shared_gate;  // [hidden] in the activations' type, or null: the shared expert's is 1
   Gating gating;
+  Activation activation;  // in place of the gating, where experts have no gate
+  bool gated;
   bool weighs_input;  // a pair's weight multiplies what its expert reads
+
+  // Outputs of an expert's first product.
+  int64_t entered() const { return gated ? 2 * inner : inner; }
 };
 
 // One step's tokens, [tokens][hidden] all three.
@@ -165,7 +171,8 @@ template <class T, class Project>
 void mix(const Mixture& mixture, const MixtureRows& rows, Project project) {
   const int64_t hidden = mixture.hidden, inner = mixture.inner, top_k = mixture.top_k;
   const Routed routed(rows.ids, rows.tokens * top_k, mixture.num_experts);
-  const Scratch<float> gate_up(routed.num_pairs() * 2 * inner);
+  const int64_t entered = mixture.entered();
+  const Scratch<float> first(routed.num_pairs() * entered);
   const Scratch<float> made(routed.num_pairs() * hidden);
   const FillRow<T> read = [&](int64_t place, T* row) {
     const int64_t pair = routed.pair_at(place);
@@ -177,11 +184,14 @@ void mix(const Mixture& mixture, const MixtureRows& rows, Project project) {
     for (int64_t h = 0; h < hidden; h += LANES)
       store(row + h, load(x + h, hidden - h) * rows.weights[pair], hidden - h);
   };
-  const FillRow<T> gate = [&](int64_t place, T* row) {
-    gate_row(mixture.gating, gate_up.get() + place * 2 * inner, inner, row);
+  const FillRow<T> between = [&](int64_t place, T* row) {
+    const float* from = first.get() + place * entered;
+    if (mixture.gated) return gate_row(mixture.gating, from, inner, row);
+    with_activation(mixture.activation,
+                    [&]<Activation KIND>() { activate_row<KIND>(from, inner, row); });
   };
-  project(false, routed, read, gate_up.get());
-  project(true, routed, gate, made.get());
+  project(false, routed, read, first.get());
+  project(true, routed, between, made.get());
   combine<T>(mixture, routed, made.get(), rows);
 }
 

@@ -162,6 +162,10 @@ NORM = "model.norm.weight"
 DAMAGES = {
     "no config": (lambda directory: (directory / "config.json").unlink(), "config.json: missing"),
     "config is not JSON": (_text("config.json", b"{"), "config.json: not valid JSON"),
+    "config has what is no number": (
+        _text("config.json", b'{"a": [0, Infinity], "b": NaN}'),
+        "config.json: not valid JSON: NaN is no number",
+    ),
     "config is a list": (_text("config.json", b"[]"), "config.json: not a JSON object"),
     "config nests deeply": (_text("config.json", b"[" * 100_000), "config.json: not valid JSON"),
     "no weights": (

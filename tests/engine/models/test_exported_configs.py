@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import pytest
 
 from engine.errors import ModelLoadError
+from engine.models.checkpoint import read_config
 from engine.models.families import read_spec
 
 _SIZES: dict[str, Any] = {
@@ -16,6 +19,13 @@ _SIZES: dict[str, Any] = {
     **{"auto_map": {"AutoModelForCausalLM": "modeling.Model"}},
 }
 _ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_NANO_3 = {
+    **_ROUTED,
+    **{"hybrid_override_pattern": "ME*E", "n_shared_experts": 1, "norm_eps": 1e-5, "n_group": 1},
+    **{"moe_shared_expert_intermediate_size": 48, "moe_shared_expert_overlap": False},
+    **{"topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    **{"mamba_ssm_cache_dtype": "float32", "partial_rotary_factor": 1.0},
+}
 EXPORTED: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 16},
     "deepseek_v3": {**_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 8, "ep_size": 1},
@@ -48,6 +58,17 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"position_embedding_type": "nope", "router_aux_loss_coef": 0.01, "auto_map": None},
         **{"shared_intermediate_size": 64, "attention_multiplier": 0.1, "logits_scaling": 8},
     },
+    "nemotron_h": {
+        **{"hybrid_override_pattern": "M-M*", "attention_bias": False, "chunk_size": 128},
+        **{"conv_kernel": 4, "expand": 2, "hidden_dropout": 0.0, "layer_norm_epsilon": 1e-5},
+        **{"mamba_head_dim": 16, "mamba_hidden_act": "silu", "mamba_num_heads": 4, "n_groups": 2},
+        **{"mamba_proj_bias": False, "mlp_bias": False, "mlp_hidden_act": "relu2"},
+        **{"num_logits_to_keep": 1, "rescale_prenorm_residual": True, "residual_in_fp32": False},
+        **{"rms_norm_eps": 1e-5, "sliding_window": None, "ssm_state_size": 8, "use_bias": False},
+        **{"time_step_floor": 0.0001, "time_step_limit": [0.0, math.inf], "time_step_max": 0.1},
+        **{"time_step_min": 0.001, "time_step_rank": 256, "use_conv_bias": True},
+        "use_mamba_kernels": True,
+    },
     "lfm2": {
         **{"block_auto_adjust_ff_dim": True, "block_dim": 32, "block_ff_dim": 96},
         **{"block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 8},
@@ -72,7 +93,8 @@ EXPORTED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", EXPORTED)
 def test_the_exporters_keys_are_understood(kind):
-    assert read_spec({"model_type": kind, **_SIZES, **EXPORTED[kind]}).num_layers == 4
+    spec = read_spec({"model_type": kind, **_SIZES, **EXPORTED[kind]})
+    assert spec.num_layers == (3 if kind == "nemotron_h" else 4)
 
 
 def test_lfm2_has_attention_where_it_says_and_an_mlp_of_the_adjusted_width():
@@ -87,6 +109,30 @@ def test_granite_4_has_states_of_heads_where_it_says():
     assert [layer.recurrent for layer in spec.layers] == [True, True, False, True]
     assert not any(layer.rope for layer in spec.layers)
     assert spec.state_bytes(2) == 3 * (3 * 80 * 2 + 4 * 8 * 16 * 4)
+
+
+def test_nemotron_h_has_mlps_where_it_says():
+    keys = {**_SIZES, **EXPORTED["nemotron_h"], "num_hidden_layers": 8}
+    spec = read_spec({"model_type": "nemotron_h", **keys, "hybrid_override_pattern": "M-MM-M*-"})
+    assert [layer.recurrent for layer in spec.layers] == [True, True, True, True, False]
+    assert [layer.mlp for layer in spec.layers] == [True, False, True, False, True]
+    assert [layer.stored for layer in spec.layers] == [(0, 1), (2, 2), (3, 4), (5, 5), (6, 7)]
+    assert spec.recurrence.time_step_limit == (0, math.inf)
+
+
+def test_nemotron_3_has_experts_where_it_says():
+    spec = read_spec({"model_type": "nemotron_h", **_SIZES, **EXPORTED["nemotron_h"], **_NANO_3})
+    assert [layer.experts for layer in spec.layers] == [True, True]
+    moe = spec.moe
+    assert (moe.num_experts, moe.top_k, moe.scale) == (8, 2, 2.5)
+    assert (moe.intermediate_size, moe.shared_intermediate_size) == (16, 48)
+
+
+def test_a_config_may_have_an_infinite_limit_as_python_writes_it(tmp_path):
+    config = {"model_type": "nemotron_h", **_SIZES, **EXPORTED["nemotron_h"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "Infinity" in (tmp_path / "config.json").read_text()
+    assert read_config(str(tmp_path)).spec.recurrence.time_step_limit == (0, math.inf)
 
 
 def test_qwen3_5_attends_in_every_fourth_layer_and_turns_a_part_of_the_head():
@@ -116,6 +162,16 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("granitemoehybrid", {"mamba_n_groups": 3}, "'mamba_n_groups' must divide the 4 heads"),
         ("granitemoehybrid", {"time_step_limit": [1, 0.5]}, "'time_step_limit' must be two"),
         ("granitemoehybrid", {"position_embedding_type": "alibi"}, "is 'alibi'; known: nope, rope"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-M-"}, "has no attention"),
+        ("nemotron_h", {"hybrid_override_pattern": "*-*-"}, "has no state space"),
+        ("nemotron_h", {"hybrid_override_pattern": "-M*-"}, "has no mixer before MLP 0"),
+        ("nemotron_h", {"hybrid_override_pattern": "M--*"}, "has no mixer before MLP 2"),
+        ("nemotron_h", {**_NANO_3, "num_experts_per_tok": 9}, "fewer than 9 experts"),
+        ("nemotron_h", {**_NANO_3, "n_shared_experts": 2}, "'n_shared_experts' is 2; only 1"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-*?"}, "pattern' has '\\?'"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-*"}, "'num_hidden_layers' differs from"),
+        ("nemotron_h", {"n_groups": 3}, "'n_groups' must divide the 4 heads"),
+        ("nemotron_h", {"sliding_window": 8}, "'sliding_window' is set"),
         ("lfm2", {"full_attn_idxs": []}, "'layer_types' has no attention"),
         ("lfm2", {"conv_L_cache": 1}, "'conv_L_cache' must be at least 2"),
         ("qwen3_5_text", {"layer_types": ["mamba"] * 4}, "'layer_types' has 'mamba'"),

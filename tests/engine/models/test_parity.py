@@ -110,7 +110,7 @@ def test_steps_of_few_tokens_take_norms_and_sums_along(checkpoints, monkeypatch,
     "kind",
     [
         *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"),
-        *("ernie4_5_moe", "granitemoeshared", "minimax_m2"),
+        *("ernie4_5_moe", "granitemoeshared", "minimax_m2", "nemotron_h_moe", "nemotron_h_latent"),
     ],
 )
 def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
@@ -118,12 +118,14 @@ def test_experts_as_one_grouped_product(checkpoints, monkeypatch, kind):
     directory, expected = checkpoints(kind)
     stacked = functools.partial(load_module.make_modules, stacked=True)
     monkeypatch.setattr(load_module, "make_modules", lambda *args, **_: stacked(*args))
-    torch.testing.assert_close(paged_logits(directory), expected, atol=1e-4, rtol=0)
+    atol = 2e-4 if kind in HYBRIDS else 1e-4
+    torch.testing.assert_close(paged_logits(directory), expected, atol=atol, rtol=0)
 
 
 @pytest.mark.skipif(not linear.is_available(), reason="no panels here")
 @pytest.mark.parametrize(
-    "kind", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4"]
+    "kind",
+    ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "llama4", "nemotron_h_moe"],
 )
 def test_experts_in_one_call_are_as_near_as_one_by_one(checkpoints, monkeypatch, kind):
     """In bfloat16, whose rounding sends some tokens to other experts either way."""

@@ -24,6 +24,7 @@ KINDS = {
     "deepseek_v3": {},
     "cohere": {},  # attention and MLP side by side
     "granitemoehybrid": {},  # ranks have parts of one group
+    "nemotron_h": {},  # layers without an MLP
     "gemma4_moe": GEMMA,  # experts beside an MLP
     "gemma4_shared": GEMMA,  # embeddings of each layer
 }

@@ -22,6 +22,7 @@ SHARED = {
     "ernie4_5_moe": "moe_num_shared_experts * moe_intermediate_size",
     "llama4": "intermediate_size",
     "granitemoehybrid": "shared_intermediate_size",
+    "nemotron_h_moe": "moe_shared_expert_intermediate_size",
     "qwen3_next": "shared_expert_intermediate_size",
 }
 EXPERTS = {

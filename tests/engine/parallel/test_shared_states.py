@@ -68,7 +68,10 @@ def test_more_ranks_than_key_heads_and_groups(tmp_path, kind, size, changes):
     torch.testing.assert_close(shared_logits(tmp_path, size), expected, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2_moe", "granitemoehybrid"])
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen3_next", "lfm2_moe", "granitemoehybrid", "nemotron_h_moe", "nemotron_h_latent"],
+)
 def test_experts_may_lie_whole(tmp_path, kind):
     expected = said_by(kind, tmp_path)
     logits = shared_logits(tmp_path, 2, enable_expert_parallel=True)
@@ -84,6 +87,7 @@ _WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
         ("qwen3_5_text", {"linear_key_head_dim": 16, "linear_value_head_dim": 32}),
         ("lfm2", {"block_auto_adjust_ff_dim": False}),
         ("granitemoehybrid_dense", {"mamba_n_heads": 8, "mamba_d_head": 48}),
+        ("nemotron_h", {"mamba_num_heads": 8, "mamba_head_dim": 32}),
         ("qwen3_next", {"moe_intermediate_size": 64, "linear_value_head_dim": 32}),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -205,6 +209,11 @@ REFUSED = {
         {"linear_num_key_heads": 1},
     ),
     "mamba_n_groups (3) is more than one and cannot be divided by it": ("bamba", {}),
+    "n_groups (3) is more than one and cannot be divided by it": ("nemotron_h", {"n_groups": 3}),
+    "mamba_num_heads (3) cannot be divided by it": (
+        "nemotron_h",
+        {"mamba_num_heads": 3, "n_groups": 1},
+    ),
     "mamba_n_heads (3) cannot be divided by it": (
         "bamba",
         {"mamba_n_heads": 3, "mamba_d_head": 48, "mamba_n_groups": 1},

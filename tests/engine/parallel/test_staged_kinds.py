@@ -26,6 +26,7 @@ _CONVS = {**_LAYERS, "layer_types": ["conv", "full_attention"] * 2}
 _MAMBAS = {"num_hidden_layers": 4, "attn_layer_indices": [1, 3]}
 _GROUPS = {**_MAMBAS, "mamba_n_groups": 2}
 _DELTA = {**_LAYERS, "linear_num_key_heads": 4, "linear_num_value_heads": 4}
+_NEMOTRON = ["linear_attention", "mlp", "full_attention"]
 _TWO_HEADS = {"num_key_value_heads": 2}
 # Two stages have a layer each that attends, and two ranks of one equal parts.
 CHANGES = {
@@ -33,11 +34,16 @@ CHANGES = {
     **dict.fromkeys(("lfm2", "lfm2_adjusted", "lfm2_moe"), _CONVS),
     **dict.fromkeys(("olmo_hybrid", "olmo_hybrid_nope"), _DELTA),
     **dict.fromkeys(("bamba", "bamba_limited"), _GROUPS),
+    "nemotron_h": {"layers_block_type": [*_NEMOTRON, "linear_attention", "full_attention"]},
+    "nemotron_h_latent": {"layers_block_type": [*_NEMOTRON, "moe", *_NEMOTRON, "moe"]},
+    "nemotron_h_moe": {"layers_block_type": [*_NEMOTRON, "moe", *_NEMOTRON, "moe"]},
+    "nemotron_h_biased": {"layers_block_type": [*_NEMOTRON[1:], *_NEMOTRON]},
     **dict.fromkeys(tiny_gemmas.GEMMAS, _TWO_HEADS),
 }
 # What they differ in from others is nothing that stages share.
 LIKE_OTHERS = {
     *("olmo_hybrid_nope", "lfm2_adjusted", "granitemoehybrid_attention", "bamba_limited"),
+    "nemotron_h_biased",
     *("qwen3_5_moe_text", "granitemoehybrid_dense", "lfm2", "gemma4_unified"),
 }
 NUM_OUTPUT = 12

@@ -23,7 +23,15 @@ _SHAPE = {
     **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "vocab_size": 160},
 }
-_DENSE = ("embed", "lm_head", "norm", "mlp.gate.", "block_sparse_moe.gate.", "router")
+_DENSE = (
+    "embed",
+    "lm_head",
+    "norm",
+    "mlp.gate.",
+    "block_sparse_moe.gate.",
+    "mixer.gate.",
+    "router",
+)
 
 
 def _compressed(written: str, weights: dict, **section):
@@ -133,6 +141,10 @@ _WIDTHS = {
     "qwen3_5_text": _DELTA,
     "olmo_hybrid": {**_DELTA, "linear_num_key_heads": 8},
     "lfm2": {"num_hidden_layers": 3},
+    "nemotron_h_moe": {
+        **{"mamba_num_heads": 4, "mamba_head_dim": 32, "moe_intermediate_size": 32},
+        **{"ssm_state_size": 14, "moe_shared_expert_intermediate_size": 64},
+    },
 }
 
 
@@ -223,6 +235,8 @@ def test_the_memory_told_is_that_of_the_codes(written, most, tmp_path):
         ("qwen3_5_text", "fp8_block"),
         ("olmo_hybrid", "w8a8"),
         ("lfm2", "w4a16"),
+        ("nemotron_h_moe", "w8a8"),
+        ("nemotron_h_moe", "fp8_block"),
     ],
 )
 def test_in_other_families_too(kind, written, tmp_path):

@@ -35,7 +35,7 @@ ANY_WAY = (
 PLAIN = ANY_WAY[:2]
 _KEEPS_LAYERS = (
     *("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text", "granitemoehybrid"),
-    *("gemma4", "gemma4_moe", "gemma4_shared"),
+    *("gemma4", "gemma4_moe", "gemma4_shared", "nemotron_h_moe"),
 )
 # The first says one token again and again.
 REPEATING = (
@@ -134,6 +134,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gated delta rules": ("qwen3_5_text", {}),
     "convolutions": ("lfm2", {}),
     "selective scans": ("granitemoehybrid", {}),
+    "layers without an MLP, experts without a gate": ("nemotron_h_moe", {}),
     "cache of codes": ("qwen3", {"cache": {"dtype": "int8"}}),
     "batch-invariant": ("qwen3", {"batch_invariant": True}),
     "batch-invariant, window": ("mistral", {"batch_invariant": True}),

@@ -40,6 +40,7 @@ TEMPLATES = {
     "minimax_m2": '{% if tools %}<minimax:tool_call>\n<invoke name="tool">{{ n }}</invoke>',
     "seed_oss": "{% if tools %}<seed:tool_call>\n<function=example>\n<parameter=a>",
     "cohere": '{% if tools %}<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ n }}"',
+    "nemotron": "{% if tools %}<TOOLCALL>{{ calls | tojson }}</TOOLCALL>",
     "hunyuan_a13b": "{% if tools %}<tool_calls>{{ calls | tojson }}</tool_calls>",
     "lfm2": "{% if tools %}<|tool_list_start|>{{ tools }}<|tool_list_end|><|tool_call_start|>",
     "gemma4": "{% if tools %}{{ '<|tool_call>call:' + name + '{' }}{{ '}<tool_call|>' }}",

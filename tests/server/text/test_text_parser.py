@@ -216,6 +216,7 @@ MALFORMED = [
     ("olmo3", "<function_calls>Nothing to call</function_calls>"),
     ("deepseek_v3", "<｜tool▁calls▁begin｜>function"),
     ("granite", "<|tool_call|>[]"),
+    ("nemotron", "<TOOLCALL>[add(a=1)]</TOOLCALL>"),
     ("glm45", "<tool_call>subtract\n</tool_call>"),
     ("glm45", "<tool_call>add\n<arg_key>a</arg_key>\n1\n</tool_call>"),
     ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>add<|tool_call_argument_begin|>{}"),

@@ -13,6 +13,7 @@ from kernels.moe import ExpertTensors, Gating, GatingKind, RouterWeights, Routin
 from kernels.packed import PackedParts
 from kernels.reference.feedback import feed_back as reference_feed_back
 from kernels.reference.inputs import build_inputs as reference_inputs
+from kernels.reference.layers import activate as reference_activate
 from kernels.reference.layers import silu_mul
 from kernels.reference.moe import add_experts as reference_add
 from kernels.reference.moe import add_gated as reference_add_gated
@@ -77,13 +78,16 @@ def test_tokens_fed_back_equal_the_twins(has_counts: bool) -> None:
     ("tokens", "experts", "top_k", "hidden", "inner"),
     [(3, 8, 2, 64, 70), (50, 4, 2, 100, 32), (1, 5, 5, 33, 16), (40, 3, 1, 64, 130)],
 )
-@pytest.mark.parametrize("kind", ["plain", "biased", "weighs_input", "some elsewhere"])
+@pytest.mark.parametrize("kind", ["plain", "biased", "weighs_input", "some elsewhere", "ungated"])
 def test_experts_equal_the_loop(
     tokens: int, experts: int, top_k: int, hidden: int, inner: int, kind: str
 ) -> None:
     random = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, hidden, generator=random)
-    gate_up = torch.randn(experts, 2 * inner, hidden, generator=random)
+    activate, entered = None, 2 * inner
+    if kind == "ungated":
+        activate, entered = partial(reference_activate, kind="relu2"), inner
+    gate_up = torch.randn(experts, entered, hidden, generator=random)
     down = torch.randn(experts, hidden, inner, generator=random)
 
     chosen = torch.rand(tokens, experts, generator=random).argsort(dim=1)[:, :top_k]
@@ -99,7 +103,7 @@ def test_experts_equal_the_loop(
         biases = (torch.randn(experts, 2 * inner), torch.randn(experts, hidden))
         tensors = ExpertTensors(gate_up, down, *biases)
     exact = ExpertTensors(*(None if part is None else part.double() for part in tensors))
-    first, *rest = chosen, weights, None, kind == "weighs_input", elsewhere
+    first, *rest = chosen, weights, activate, kind == "weighs_input", elsewhere
     actual = fused_moe(x, tensors, first, *rest).double()
     expected = reference_moe(x.double(), exact, first, *rest)
     assert (actual - expected).norm() <= expected.norm() * 1e-5

@@ -1,0 +1,120 @@
+"""What is loaded of an MLP, and of a mixture of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from engine.models.linear import Linear, LinearMethod, Weight
+from engine.models.loader import stored
+from engine.models.spec import MoeSpec
+from kernels.moe import ExpertTensors, RouterWeights
+
+
+class MlpWeights(NamedTuple):
+    """Two projections with an activation between them."""
+
+    gate_up: Linear  # without its gate where the MLP has none
+    down: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        return self.gate_up.num_bytes + self.down.num_bytes
+
+
+class LatentExperts(NamedTuple):
+    """What stands around experts that read a latent in place of the hidden state."""
+
+    enter: Linear
+    leave: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        return self.enter.num_bytes + self.leave.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """A mixture of experts: as tensors of all of them, or each expert by itself."""
+
+    router: RouterWeights
+    stacked: ExpertTensors | None
+    experts: tuple[MlpWeights, ...]  # empty where they are stacked
+    shared: MlpWeights | None
+    shared_gate: torch.Tensor | None  # [1, hidden_size]
+    scale: torch.Tensor | None = None  # [num_experts] float32, of what each expert gives
+    latent: LatentExperts | None = None  # None: experts read hidden states
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        tensors = (*self.router, self.shared_gate, self.scale, *(self.stacked or ()))
+        mlps = (*self.experts, self.shared, self.latent)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None) + sum(
+            mlp.num_bytes for mlp in mlps if mlp is not None
+        )
+
+
+def make_experts(
+    moe: MoeSpec,
+    weights: Mapping[str, torch.Tensor],
+    method: LinearMethod,
+    i: int,
+    *,
+    stacked: bool,
+) -> ExpertWeights:
+    """The experts of layer ``i``, from parameters that may be changed and kept; with ``stacked``,
+    as tensors of all of them."""
+
+    def biases(name: str) -> torch.Tensor | None:
+        tensor = weights.get(f"{i}.experts.{name}.bias")
+        return None if tensor is None else tensor.unflatten(0, (moe.num_held, -1))
+
+    names = f"{i}.experts.gate_up", f"{i}.experts.down"
+    gate_up_bias, down_bias = biases("gate_up"), biases("down")
+    experts: tuple[MlpWeights, ...] = ()
+    tensors: ExpertTensors | None = None
+    if stacked:
+        gate_up, down = (method.make_experts(stored(weights, name), moe.num_held) for name in names)
+        tensors = ExpertTensors(gate_up, down, gate_up_bias, down_bias)
+    else:
+        gate_ups, downs = (_each_expert(stored(weights, name), moe.num_held) for name in names)
+        experts = tuple(
+            MlpWeights(
+                method.make(gate_ups[e], None if gate_up_bias is None else gate_up_bias[e]),
+                method.make(downs[e], None if down_bias is None else down_bias[e]),
+            )
+            for e in range(moe.num_held)
+        )
+    shared = None
+    if moe.shared_intermediate_size:
+        parts = (stored(weights, f"{i}.shared.{name}.weight") for name in ("gate_up", "down"))
+        shared = MlpWeights(*(method.make(part, None) for part in parts))
+    latent = None
+    if moe.latent_size:
+        ways = (stored(weights, f"{i}.latent.{name}.weight") for name in ("enter", "leave"))
+        latent = LatentExperts(*(method.make(way, None) for way in ways))
+    return ExpertWeights(
+        router=RouterWeights(
+            weights[f"{i}.router"],
+            weights.get(f"{i}.router.bias"),
+            weights.get(f"{i}.router.correction"),
+        ),
+        stacked=tensors,
+        experts=experts,
+        shared=shared,
+        shared_gate=weights.get(f"{i}.shared.gate"),
+        scale=weights.get(f"{i}.experts.scale"),
+        latent=latent,
+    )
+
+
+def _each_expert(weight: Weight, count: int) -> tuple[Weight, ...]:
+    if isinstance(weight, torch.Tensor):
+        return weight.unflatten(0, (count, -1)).unbind(0)
+    return weight.split(count)

@@ -1,0 +1,152 @@
+"""Nemotron-H: state spaces (Mamba-2), attention, MLPs and experts, each a layer of its own in a
+checkpoint.
+
+    checkpoint:  M   -   M   *   E   M        M: state space, *: attention, -: MLP, E: experts
+    here:       [M   -] [M] [*   E] [M]
+
+An MLP, or what has its place, belongs to the mixer before it, so that its layer is like any other
+model's; a mixer that has none behind it is a layer without an MLP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from engine.models.config_reader import ConfigReader
+from engine.models.families.deepseek import corrected_experts
+from engine.models.families.mamba import time_step_limit
+from engine.models.families.shared import read_activation, read_decoder, with_checked_experts
+from engine.models.recurrence import MambaSpec
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
+
+# By the letters of ``hybrid_override_pattern``, and as Hugging Face lists them now and before.
+_KINDS = {
+    **{"M": "state", "linear_attention": "state", "mamba": "state"},
+    **{"*": "attention", "full_attention": "attention", "attention": "attention"},
+    **{"-": "mlp", "mlp": "mlp"},
+    **{"E": "experts", "moe": "experts"},
+}
+_LISTS = ("layers_block_type", "layer_types")
+_MOST_LAYERS = 10_000
+# How weights began (NVIDIA's own code has ``time_step_limit`` bound a time step, and not
+# ``time_step_min``, to which Hugging Face's clamps it), how sums are cut, layers that draft, and
+# norms' eps once more.
+_UNUSED = (
+    *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "chunk_size"),
+    *("rescale_prenorm_residual", "expand", "num_logits_to_keep", "use_mamba_kernels"),
+    *("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
+    *("mamba_ssm_cache_dtype", "rms_norm_eps", "norm_eps", "output_router_logits"),
+    "moe_shared_expert_overlap",
+)
+# Said of experts also where there are none.
+_OF_EXPERTS = (
+    *("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_latent_size"),
+    *("moe_shared_expert_intermediate_size", "num_experts_per_tok", "routed_scaling_factor"),
+    *("n_group", "topk_group", "norm_topk_prob"),
+)
+
+
+def nemotron_h(reader: ConfigReader) -> DecoderSpec:
+    """Nemotron-H, Nemotron Nano 2 and 3: no position embedding, squared ReLU without gates."""
+    for key in _UNUSED:
+        reader.ignore(key)
+    reader.require("mamba_hidden_act", "silu")
+    for key in ("residual_in_fp32", "attention_bias", "mamba_proj_bias"):
+        reader.require(key, False)
+    reader.refuse("sliding_window", "is set, which is not supported")
+    eps, layers = reader.number("layer_norm_epsilon", 1e-5), _layers(reader)
+    moe = _experts(reader) if any(layer.experts for layer in layers) else None
+    spec = read_decoder(
+        reader,
+        norm=NormSpec(eps),
+        head_dim=reader.count("attention_head_dim", 128),
+        max_positions=4096,
+        intermediate_size=21_504,
+        activation=read_activation(reader, "mlp_hidden_act", "relu2", gated=False),
+        gated=False,
+        mlp_bias=reader.flag("mlp_bias"),
+        layers=layers,
+        moe=moe,
+        recurrence=_states(reader, eps),
+    )
+    if moe is not None:
+        return with_checked_experts(reader, spec)
+    for key in _OF_EXPERTS:
+        reader.ignore(key)
+    return spec
+
+
+def _experts(reader: ConfigReader) -> MoeSpec:
+    """Experts as DeepSeek-V3's, and one of a width of its own that all tokens go to."""
+    reader.require("n_shared_experts", 1)
+    reader.require("mlp_bias", False)
+    return dataclasses.replace(
+        corrected_experts(reader),
+        latent_size=reader.optional_count("moe_latent_size") or 0,
+        shared_intermediate_size=reader.count("moe_shared_expert_intermediate_size", 7688),
+        shared_width_key="moe_shared_expert_intermediate_size",
+    )
+
+
+def _layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """Mixers, each with the MLP behind it."""
+    layers: list[LayerSpec] = []
+    mixer: int | None = None  # the one before, which has no MLP yet
+    key, kinds = _kinds(reader)
+    for i, kind in enumerate(kinds):
+        if kind in ("state", "attention"):
+            mixer = i
+            layers.append(
+                LayerSpec(recurrent=kind == "state", rope=False, mlp=False, stored=(i, i))
+            )
+            continue
+        if mixer is None:
+            raise reader.error(key, f"has no mixer before MLP {i}, which is not supported")
+        layers[-1] = dataclasses.replace(
+            layers[-1], mlp=True, experts=kind == "experts", stored=(mixer, i)
+        )
+        mixer = None
+    attending = [layer for layer in layers if not layer.recurrent]
+    if not attending or len(attending) == len(layers):
+        what = "attention" if not attending else "state space"
+        raise reader.error(key, f"has no {what}, which is not supported")
+    return tuple(layers)
+
+
+def _kinds(reader: ConfigReader) -> tuple[str, list[str]]:
+    """What each layer of the checkpoint is, and the key that says it."""
+    pattern: list[str] = list(reader.text("hybrid_override_pattern", ""))
+    key, told = "hybrid_override_pattern", pattern
+    for name in _LISTS:
+        if name in reader:
+            key, told = name, reader.texts(name)
+    unknown = [kind for kind in told if kind not in _KINDS]
+    if unknown:
+        raise reader.error(key, f"has {unknown[0]!r:.80}, which is not supported")
+    if not 0 < len(told) < _MOST_LAYERS:
+        raise reader.error(key, "must say what each layer is")
+    if reader.count("num_hidden_layers", len(told)) != len(told):
+        raise reader.error("num_hidden_layers", f"differs from the {len(told)} of '{key}'")
+    return key, [_KINDS[kind] for kind in told]
+
+
+def _states(reader: ConfigReader, eps: float) -> MambaSpec:
+    heads, groups = reader.count("mamba_num_heads", 128), reader.count("n_groups", 8)
+    if heads % groups:
+        raise reader.error("n_groups", f"must divide the {heads} heads")
+    width = reader.count("conv_kernel", 4)
+    if width < 2:
+        raise reader.error("conv_kernel", "must be at least 2")
+    return MambaSpec(
+        num_heads=heads,
+        num_groups=groups,
+        head_dim=reader.count("mamba_head_dim", 64),
+        state_size=reader.count("ssm_state_size", 128),
+        width=width,
+        norm_eps=eps,
+        conv_bias=reader.flag("use_conv_bias", True),
+        bias=reader.flag("use_bias"),
+        time_step_limit=time_step_limit(reader),
+        heads_key="mamba_num_heads",
+        groups_key="n_groups",
+    )
