@@ -23,6 +23,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_snapshots: int = 0  # of states, for texts that begin as others did
     state_bytes: int = 0  # what all of these take
     image_bytes: int = 0  # for embeddings of images, and for making them
+    trial_bytes: int = 0  # for what states are fed of drafts, until these are judged
 
     def describe(self) -> str:
         """The plan in one line, for people."""
@@ -47,6 +48,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"states of {self.num_states:,} sequences and {self.num_snapshots:,} snapshots "
             f"{self.state_bytes / 2**20:,.0f} MiB, "
+            + (f"drafts on trial {self.trial_bytes / 2**20:,.0f} MiB, " if self.trial_bytes else "")
         )
 
     def _describe_images(self) -> str:

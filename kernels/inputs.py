@@ -10,7 +10,9 @@ import torch
 class StepRows(NamedTuple):
     """The rows of a step; slices of one packed transfer, all int32.
 
-    A padding row of a captured batch has one token and starts at -1.
+    A padding row of a captured batch has one token and starts at -1. For layers that keep a state
+    rows may also be on trial, or without tokens (``kernels/recurrent.py``); where there are as many
+    rows as tokens, each has one.
     """
 
     slots: torch.Tensor  # [rows], each row's line in the persistent tensors

@@ -3,7 +3,10 @@
 A row's state lies at the row's slot (``StepRows.slots``) in tensors whose first dimension is those
 lines; a step reads it there and overwrites it in place. A row that starts at 0 begins with a zero
 state, whatever lies there. A row that starts at -1 pads a captured batch: it begins with zeros too,
-leaves every state alone, and what comes out of it means nothing.
+leaves every state alone, and what comes out of it means nothing. A row on trial, of which it is yet
+to be seen how many tokens stay, has ``~p`` as its start where its first token's position is p > 0:
+it begins with the state that lies there, and leaves that as it is. Rows that pad may be without
+tokens.
 """
 
 from __future__ import annotations

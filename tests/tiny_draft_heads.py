@@ -9,6 +9,7 @@ decoder layer is of Hugging Face.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from tests import tiny_models
 
-Kind = Literal["mtp", "eagle", "eagle3"]
+Kind = Literal["mtp", "qwen_mtp", "eagle", "eagle3"]
 
 NUM_LAYERS = 3  # of the models
 NUM_SCORED = 140  # tokens that the EAGLE-3 head scores
@@ -52,6 +53,12 @@ class Twin(nn.Module):
         self.fc = nn.Linear((3 if kind == "eagle3" else 2) * hidden, hidden, bias=kind == "eagle")
         if kind == "mtp":
             self.layer, self.rotary = model.model.layers[NUM_LAYERS], model.model.rotary_emb
+        elif kind == "qwen_mtp":
+            own = copy.deepcopy(config)
+            own.mlp_only_layers = []
+            attending = config.layer_types.index("full_attention")
+            self.layer = type(model.model.layers[0])(own, attending)
+            self.rotary = model.model.rotary_emb
         else:
             own = LlamaConfig(**_own_config(config, kind))
             own._attn_implementation = "eager"
@@ -59,7 +66,9 @@ class Twin(nn.Module):
             self.layer, self.rotary = LlamaDecoderLayer(own, 0), LlamaRotaryEmbedding(own)
             self.layer.input_layernorm = nn.Identity()
         if kind != "eagle":
-            self.token_norm, self.state_norm, self.norm = (Norm(hidden) for _ in range(3))
+            # Of Qwen what is stored is how far a norm's weights are from one.
+            make = type(model.model.norm) if kind == "qwen_mtp" else Norm
+            self.token_norm, self.state_norm, self.norm = (make(hidden) for _ in range(3))
         if kind == "eagle3":
             for name in "qkv":
                 given = getattr(self.layer.self_attn, f"{name}_proj")
@@ -75,6 +84,8 @@ class Twin(nn.Module):
     def features(self, token_ids: torch.Tensor) -> torch.Tensor:
         """What it reads of the model, of a text [n]: [n, size]."""
         model = self._model[0]
+        if self.kind == "qwen_mtp":
+            return model.model(token_ids[None]).last_hidden_state[0]
         states = model(token_ids[None], output_hidden_states=True).hidden_states
         if self.kind == "eagle3":  # what enters the layers 2, 3 // 2 and 3 - 3
             return torch.cat([states[layer][0] for layer in (0, 1, 2)], dim=-1)
@@ -103,11 +114,14 @@ class Twin(nn.Module):
             scores = torch.full((count, model.config.vocab_size), float("-inf"))
             scores[:, self.scored] = self.lm_head(self.norm(x))
             return x, scores
-        if self.kind == "mtp":
+        if self.kind.endswith("mtp"):
             tokens, features = self.token_norm(tokens), self.state_norm(features)
         x = self.fc(torch.cat((tokens, features), dim=-1))
         x = self.layer(x[None], position_ids=positions, **given)
         x = (x[0] if isinstance(x, tuple) else x)[0]
+        if self.kind == "qwen_mtp":  # which reads what its norm made
+            x = self.norm(x)
+            return x, model.lm_head(x)
         return x, model.lm_head(self.norm(x) if self.kind == "mtp" else x)
 
     @torch.no_grad()
@@ -155,6 +169,8 @@ class Twin(nn.Module):
         """An EAGLE head in its own directory, an ``mtp`` head in that of its model."""
         if self.kind == "mtp":
             return self._save_mtp(directory)
+        if self.kind == "qwen_mtp":
+            return self._save_qwen_mtp(directory)
         prefix = "midlayer." if self.kind == "eagle3" else "layers.0."
         layer = self.layer.state_dict()
         tensors = {prefix + name: tensor for name, tensor in layer.items()}
@@ -190,6 +206,26 @@ class Twin(nn.Module):
             prefix + "hnorm.weight": self.state_norm.weight,
             prefix + "shared_head.norm.weight": self.norm.weight,
         }
+        save_file(_plain(tensors), path, {"format": "pt"})
+        return directory
+
+    def _save_qwen_mtp(self, directory: Path) -> Path:
+        model = self._model[0]
+        model.save_pretrained(directory)
+        path = directory / "model.safetensors"
+        tensors = load_file(path) | {
+            "mtp.fc.weight": self.fc.weight,
+            "mtp.pre_fc_norm_embedding.weight": self.token_norm.weight,
+            "mtp.pre_fc_norm_hidden.weight": self.state_norm.weight,
+            "mtp.norm.weight": self.norm.weight,
+        }
+        layer = self.layer.state_dict()
+        if model.config.model_type == "qwen3_next":  # published expert by expert
+            gate_up, down = (layer.pop(f"mlp.experts.{name}_proj") for name in ("gate_up", "down"))
+            for expert, (both, last) in enumerate(zip(gate_up, down, strict=True)):
+                parts = zip(("gate", "up", "down"), (*both.chunk(2), last), strict=True)
+                layer |= {f"mlp.experts.{expert}.{name}_proj.weight": part for name, part in parts}
+        tensors |= {f"mtp.layers.0.{name}": tensor for name, tensor in layer.items()}
         save_file(_plain(tensors), path, {"format": "pt"})
         return directory
 

@@ -107,6 +107,7 @@ def plan_memory(
     share_bytes: int | None = None,
     lines_a_state: int = 1,
     image_bytes: int = 0,
+    num_drafts: int = 0,
 ) -> MemoryPlan:
     """How many blocks there are, and the longest context. Called once the weights are loaded.
 
@@ -114,7 +115,7 @@ def plan_memory(
     :class:`KVCache`. ``num_sharers``: processes that plan for as large a cache each; on a CPU they
     share its memory, of which all of them together may take ``share_bytes``, weights included.
     ``lines_a_state``: for each sequence that may have a state there are so many. ``image_bytes``:
-    what reading images takes.
+    what reading images takes. ``num_drafts``: the most of a sequence, judged by one step.
 
     Raises:
         ModelLoadError: not even one block fits, or ``max_model_len`` is longer than the model's.
@@ -132,7 +133,11 @@ def plan_memory(
         available, usual_bytes = available // num_sharers, usual_bytes // num_sharers
         if share_bytes is not None:
             available = max(0, min(available, share_bytes // num_sharers - weights_bytes))
-    available = max(0, available - image_bytes)
+    num_on_trial = min(
+        scheduler.on(device.type).step_tokens, scheduler.max_num_seqs * (1 + num_drafts)
+    )
+    trial_bytes = num_on_trial * spec.trial_bytes(dtype.itemsize) if num_drafts else 0
+    available = max(0, available - image_bytes - trial_bytes)
     num_states = _num_states(spec, scheduler, dtype, device, available, lines_a_state)
     num_snapshots = 0
     if cache.enable_prefix_caching:
@@ -190,6 +195,7 @@ def plan_memory(
         num_snapshots=num_snapshots,
         state_bytes=state_bytes,
         image_bytes=image_bytes,
+        trial_bytes=trial_bytes,
     )
 
 

@@ -15,9 +15,8 @@ from engine.models.layouts import EitherWay, Layout
 from engine.models.linear import Weight
 from engine.models.readers import Readers, read_ahead
 from engine.models.safetensors import Header, TensorEntry
-from engine.models.spec import DecoderSpec
 from engine.models.stored import Format, PackedPlace, PackedPlaces, find_packed
-from engine.models.tables import Spec, Tables, tables_of
+from engine.models.tables import Spec, Tables, laid_out_for, tables_of
 from engine.models.weights import Parameter, Target
 from engine.parallel.cutting import cut_dense, cut_packed
 from engine.parallel.shard import Cut, own_parameters
@@ -187,8 +186,7 @@ class _CheckpointWeights(Weights):
         """A whole tensor of the file as the decoder has it."""
         stored = torch.empty(entry.shape, dtype=dtype, device=self._device)
         self._readers.fill(header.path, entry.begin, entry.dtype, stored)
-        assert isinstance(self._spec, DecoderSpec)  # no encoder has another layout
-        return layout.arrange(self._spec, stored)
+        return layout.arrange(laid_out_for(self._spec), stored)
 
     def _read_packed(self, name: str, place: PackedPlace) -> PackedWeight:
         """A packed matrix, or what the rank has of it, on the CPU."""
@@ -344,12 +342,11 @@ def _assign(
             filled.add((target.parameter, target.part))
             shape = wanted[target.parameter].part_shape(target.part)
             if target.layout is not None:
-                assert isinstance(spec, DecoderSpec)
-                layout = target.layout
+                layout, decoder = target.layout, laid_out_for(spec)
                 if isinstance(layout, EitherWay):
-                    layout = layout.of(spec, shape, entry.shape)
+                    layout = layout.of(decoder, shape, entry.shape)
                     target = target._replace(layout=layout)
-                shape = layout.stored_shape(spec, shape)
+                shape = layout.stored_shape(decoder, shape)
             if (entry.shape or (1,)) != shape:  # a number by itself has no dimensions
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name}' has shape {list(entry.shape)}, "

@@ -47,6 +47,11 @@ class GatedDeltaSpec:
         """Of a sequence's sums over all its tokens, in float32."""
         return self.num_value_heads, self.key_dim, self.value_dim
 
+    @property
+    def fed_size(self) -> int:
+        """Numbers that a layer holds of a token on trial: what it is projected to."""
+        return self.channels + self.value_size + 2 * self.num_value_heads
+
 
 @dataclass(frozen=True)
 class ShortConvSpec:
@@ -60,6 +65,11 @@ class ShortConvSpec:
     def sums_shape(self) -> tuple[int, ...] | None:
         """There are none."""
         return None
+
+    @property
+    def fed_size(self) -> int:
+        """Numbers that a layer holds of a token on trial: what it is projected to."""
+        return 3 * self.channels
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,11 @@ class MambaSpec:
     def sums_shape(self) -> tuple[int, ...] | None:
         """Of a sequence's sums over all its tokens, in float32."""
         return self.num_heads, self.state_size, self.head_dim
+
+    @property
+    def fed_size(self) -> int:
+        """Numbers that a layer holds of a token on trial: what it is projected to."""
+        return self.projected_size
 
 
 RecurrenceSpec = GatedDeltaSpec | ShortConvSpec | MambaSpec

@@ -6,12 +6,14 @@
 is Qwen3-Next's (gated delta networks, Yang et al. 2024). Granite 4 has a selective state space in
 place of the rule (Mamba-2, Dao & Gu 2024); LFM2 has a convolution between two gates alone. The
 state lies on the device, a line for each slot of the runner's ``RowTable``, and a step reads and
-overwrites it in place (``kernels/recurrent.py``): nobody can take a token back from it.
+overwrites it in place (``kernels/recurrent.py``): nobody can take a token back from it, so that
+drafts are fed to it once they are judged (``trial.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -155,15 +157,21 @@ class GatedDelta:
 
     def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """See ``Mixer``."""
-        rows, inputs, sums = _kept(state, cache)
-        assert sums is not None
-        weights, do = self._weights, self._operations
+        weights = self._weights
         fused = project(weights.input, read, state.adapters, self._input_name)
         mixed, gate = fused[:, : self._channels], fused[:, self._channels :]
-        mixed = do.short_conv(mixed, weights.conv, None, inputs, rows, True)
-        gates = weights.gates(read)
-        y = do.gated_delta(mixed, gates, weights.log_a, weights.dt_bias, sums, rows, self._shape)
-        return do.gated_rms_norm(y, gate, weights.norm, self._eps, False)
+        y = _feed(state, partial(self._take, cache), mixed, weights.gates(read))
+        return self._operations.gated_rms_norm(y, gate, weights.norm, self._eps, False)
+
+    def _take(
+        self, cache: LayerMemory, mixed: torch.Tensor, gates: torch.Tensor, rows: StepRows
+    ) -> torch.Tensor:
+        """What the state gives for these tokens, [n, value heads, value_dim], as it takes them."""
+        assert isinstance(cache, LayerState)
+        assert cache.sums is not None
+        w, do = self._weights, self._operations
+        mixed = do.short_conv(mixed, w.conv, None, cache.inputs, rows, True)
+        return do.gated_delta(mixed, gates, w.log_a, w.dt_bias, cache.sums, rows, self._shape)
 
 
 class Mamba:
@@ -197,18 +205,26 @@ class Mamba:
 
     def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """See ``Mixer``."""
-        rows, inputs, sums = _kept(state, cache)
-        assert sums is not None
-        w, do = self._weights, self._operations
+        w = self._weights
         fused = project(w.input, read, state.adapters, self._input_name)
         gate, mixed, steps = fused.split(self._sizes, dim=1)
-        mixed = do.short_conv(mixed, w.conv, w.conv_bias, inputs, rows, True)
-        factors = w.log_a, w.dt_bias, w.skip
-        y = do.selective_scan(mixed, steps, *factors, sums, rows, self._shape)
+        y = _feed(state, partial(self._take, cache), mixed, steps)
         if self._shared_norm is not None:
             gated = y.view(gate.shape).float() * functional.silu(gate.float())
             return self._shared_norm(gated).to(y.dtype)
-        return do.gated_rms_norm(y.view(len(read), self._groups, -1), gate, w.norm, self._eps, True)
+        y = y.view(len(read), self._groups, -1)
+        return self._operations.gated_rms_norm(y, gate, w.norm, self._eps, True)
+
+    def _take(
+        self, cache: LayerMemory, mixed: torch.Tensor, steps: torch.Tensor, rows: StepRows
+    ) -> torch.Tensor:
+        """What the state gives for these tokens, [n, heads, head_dim], as it takes them."""
+        assert isinstance(cache, LayerState)
+        assert cache.sums is not None
+        w, do = self._weights, self._operations
+        mixed = do.short_conv(mixed, w.conv, w.conv_bias, cache.inputs, rows, True)
+        factors = w.log_a, w.dt_bias, w.skip
+        return do.selective_scan(mixed, steps, *factors, cache.sums, rows, self._shape)
 
 
 class ShortConv:
@@ -222,10 +238,14 @@ class ShortConv:
 
     def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """See ``Mixer``."""
-        rows, inputs, _ = _kept(state, cache)
+        fused = project(self._weights.input, read, state.adapters, self._input_name)
+        return _feed(state, partial(self._take, cache), fused)
+
+    def _take(self, cache: LayerMemory, fused: torch.Tensor, rows: StepRows) -> torch.Tensor:
+        """What the convolution gives for these tokens, [n, channels], as it takes them."""
+        assert isinstance(cache, LayerState)
         weights = self._weights
-        fused = project(weights.input, read, state.adapters, self._input_name)
-        return self._gated_conv(fused, weights.conv, weights.bias, inputs, rows)
+        return self._gated_conv(fused, weights.conv, weights.bias, cache.inputs, rows)
 
 
 def bind_recurrent(
@@ -245,13 +265,12 @@ def bind_recurrent(
     return GatedDelta(spec.recurrence, weights, operations, index)
 
 
-def _kept(
-    state: StepState, cache: LayerMemory
-) -> tuple[StepRows, torch.Tensor, torch.Tensor | None]:
-    """The step's rows, and what lies there of a layer."""
-    assert isinstance(cache, LayerState)
+def _feed(state: StepState, take: Callable[..., torch.Tensor], *fed: torch.Tensor) -> torch.Tensor:
+    """What ``take`` makes of a step's tokens; they can be fed again where some are on trial."""
     assert state.rows is not None
-    return state.rows, cache.inputs, cache.sums
+    if state.trial is not None:
+        state.trial.hold(take, *fed)
+    return take(*fed, state.rows)
 
 
 def _num_bytes(weights: RecurrentWeights) -> int:

@@ -407,5 +407,14 @@ class DecoderSpec:
         """What a sequence's states take, in all layers that keep one."""
         if self.recurrence is None:
             return 0
-        count = sum(layer.recurrent for layer in self.layers)
-        return count * layer_state_bytes(self.recurrence, itemsize)
+        return self._num_recurrent * layer_state_bytes(self.recurrence, itemsize)
+
+    def trial_bytes(self, itemsize: int) -> int:
+        """What is held of a token on trial (``engine/models/trial.py``), in all of these layers."""
+        if self.recurrence is None:
+            return 0
+        return self._num_recurrent * self.recurrence.fed_size * itemsize
+
+    @property
+    def _num_recurrent(self) -> int:
+        return sum(layer.recurrent for layer in self.layers)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.models.adapters import Adapters
+from engine.models.trial import Trial
 from kernels.inputs import StepRows
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of a step's positions
@@ -37,3 +38,4 @@ class StepState:
     per_layer: torch.Tensor | None = None  # [num_tokens, layers, per_layer_size], for each layer
     images: ImageTokens | None = None  # None: no token of the step is one of an image
     rows: StepRows | None = None  # whose tokens are which, for layers that keep a state
+    trial: Trial | None = None  # None: no token of the step is on trial

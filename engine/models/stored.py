@@ -18,7 +18,7 @@ from engine.errors import ModelLoadError
 from engine.models.layouts import Transposed
 from engine.models.safetensors import Header, TensorEntry, read_tensor
 from engine.models.spec import DecoderSpec
-from engine.models.tables import Spec, Tables
+from engine.models.tables import Spec, Tables, laid_out_for
 from engine.models.weights import Target
 from kernels.packed import PackedWeight
 
@@ -100,8 +100,7 @@ class PackedPlace:
             raise ModelLoadError(f"{self.path}: '{self.name}': {error}") from None
         if self.target.layout is None:
             return weight
-        assert isinstance(spec, DecoderSpec)  # no encoder has another layout
-        return weight.select(_output_order(spec, self.target, weight.shape[0]))
+        return weight.select(_output_order(laid_out_for(spec), self.target, weight.shape[0]))
 
     @property
     def path(self) -> Path:

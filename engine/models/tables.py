@@ -51,6 +51,13 @@ def tables_of(spec: Spec) -> Tables:
     return _decoder_tables(spec)
 
 
+def laid_out_for(spec: Spec) -> DecoderSpec:
+    """Whose heads and experts the layouts of its tensors speak of; encoders have none of these."""
+    decoder = spec.layer if isinstance(spec, DraftHeadSpec) else spec
+    assert isinstance(decoder, DecoderSpec)
+    return decoder
+
+
 def _decoder_tables(spec: DecoderSpec) -> Tables:
     wanted = weights.parameters(spec)
     targets = weights.targets(spec, wanted)

@@ -140,7 +140,7 @@ _PROJECTED = (
     *("model.vision_tower.", "model.multi_modal_projector."),
 )
 # What a checkpoint has beside the model that is served: parts for images, and layers for
-# multi-token prediction of another kind than ``num_draft_layers``.
+# multi-token prediction that are called otherwise than ``num_draft_layers`` more of its own.
 _UNREAD = {
     "ernie4_5_moe": ("model.mtp_",),
     "gemma3": ("vision_tower.", "multi_modal_projector."),
@@ -171,6 +171,11 @@ def is_redundant(spec: DecoderSpec, name: str) -> bool:
     is_computed = _COMPUTED.fullmatch(name) or _CACHE_SCALES.fullmatch(name)
     is_unread = is_computed is not None or _drafts(spec, name) or _reads_others(spec, name)
     return tied_copy or is_unread
+
+
+def names_mtp_apart(spec: DecoderSpec) -> bool:
+    """Whether checkpoints call what predicts several tokens ``mtp``, and not as one more layer."""
+    return "mtp." in _UNREAD.get(spec.architecture, ())
 
 
 def base_prefix(spec: DecoderSpec) -> str:

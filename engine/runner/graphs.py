@@ -29,6 +29,7 @@ from engine.models.decoder import Decoder, StepState
 from engine.runner.inputs import HostBatch, build, geometry
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
+from engine.runner.trials import RecordedTrial
 from engine.speculation.features import Features
 from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.inputs import StepRows
@@ -88,6 +89,7 @@ class DecodeGraph:
     greedy: Greedy | None = None  # in place of both
     adapters: RecordedAdapters | None = None  # of its rows; None: they have none
     turns: torch.Tensor | None = None  # [size], see ``Turns``; None: rows turn by their places
+    trial: RecordedTrial | None = None  # where it verifies drafts and the model keeps states
 
     @property
     def size(self) -> int:
@@ -147,7 +149,7 @@ class DecodeGraphs:
     ) -> DecodeGraph | None:
         """The smallest graph that holds the batch, whether or not it verifies drafts; None where
         running it as it is costs less, or rows have adapters: what adds these is not captured."""
-        if adapted or not batch.is_decode:
+        if adapted or not batch.is_decode or (verifies and self._model.spec.is_recurrent):
             return None
         num_rows = batch.slots.size
         for size in self._sizes:

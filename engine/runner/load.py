@@ -265,6 +265,7 @@ def plan_cache(plan: LoadPlan, loaded: Loaded) -> MemoryPlan:
         lines_a_state=num_row_lines(config, 1),
         share_bytes=config.host_share_bytes,
         image_bytes=image_bytes,
+        num_drafts=0 if config.speculation is None else config.speculation.num_draft_tokens,
     )
 
 

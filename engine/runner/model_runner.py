@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ from engine.runner.rows import RowTable
 from engine.runner.sampling import Sampler, StepMasks
 from engine.runner.snapshots import Snapshots
 from engine.runner.transfer import Downloads, Uploads
+from engine.runner.trials import StepTrial, begin_trial
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.types import Adapter, BlockCopy, EngineInfo, StateCopy, StepPlan, StepResult
@@ -74,6 +76,7 @@ class _Ready(NamedTuple):
     inputs: _Inputs | None  # where there is no graph
     drafts: StepDrafts | None
     masks: StepMasks | None
+    trial: StepTrial | None  # of a step with drafts, where the model keeps states
 
 
 class _States(NamedTuple):
@@ -237,19 +240,33 @@ class ModelRunner:
         """Bring a batch to where it is computed."""
         adapted = adapter_slots(self._adapters, batch, self._rows)
         graph = self._load_graph(batch, copies, adapted, drafts)
-        inputs = self._send(batch, copies, adapted, drafts) if graph is None else None
+        inputs = trial = None
+        if graph is None:
+            inputs = self._send(batch, copies, adapted, drafts)
+            if drafts is not None and self._info.is_recurrent:
+                state_rows, trial = begin_trial(batch, drafts, self._uploads)
+                state = replace(inputs.state, rows=state_rows, trial=trial.trial)
+                inputs = inputs._replace(state=state)
+        elif drafts is not None and graph.trial is not None:
+            trial = graph.trial.begin(batch, drafts, self._uploads)
         masks = self._sampler.masks(batch) if self._is_cpu and drafts is None else None
-        return _Ready(graph, inputs, drafts, masks)
+        return _Ready(graph, inputs, drafts, masks, trial)
 
     def _run(
         self, rows: PlanRows, batch: HostBatch, ready: _Ready
     ) -> tuple[SampledRows | None, Told]:
         """Compute a batch that has been loaded."""
-        graph, inputs, drafts, masks = ready
+        graph, inputs, drafts, masks, trial = ready
         if graph is not None:
-            return self._replay(graph, batch, drafts, masks), NOTHING_TOLD
-        assert inputs is not None
-        return self._compute(rows, batch, inputs, drafts, masks)
+            sampled, told = self._replay(graph, batch, drafts, masks), NOTHING_TOLD
+        else:
+            assert inputs is not None
+            states = partial(self._forward, batch, inputs)
+            sampled, told = self._choose(rows, batch, inputs, states, drafts, masks)
+        if trial is not None and sampled is not None and sampled.num_accepted is not None:
+            with self._spans("sample"):
+                trial.settle(sampled.num_accepted)
+        return sampled, told
 
     def _guess(self, plan: StepPlan) -> tuple[PlanRows, Guesses | None]:
         """The plan's rows, and guesses where they ask for them; see ``DraftModel.guess``."""
@@ -358,21 +375,6 @@ class ModelRunner:
             of_tokens, of_wanted = step_adapters(self._adapters, adapted, batch, operations)
             state = replace(state, adapters=of_tokens, wanted_adapters=of_wanted)
         return _Inputs(sent, inputs, state, seen)
-
-    def _compute(
-        self,
-        rows: PlanRows,
-        batch: HostBatch,
-        inputs: _Inputs,
-        drafts: StepDrafts | None,
-        masks: StepMasks | None,
-    ) -> tuple[SampledRows | None, Told]:
-        """From the inputs to the tokens."""
-
-        def states() -> _States:
-            return self._forward(batch, inputs)
-
-        return self._choose(rows, batch, inputs, states, drafts, masks)
 
     def _begin(
         self, rows: PlanRows, batch: HostBatch, ready: _Ready, saves: tuple[StateCopy, ...]

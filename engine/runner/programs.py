@@ -31,6 +31,7 @@ from engine.runner.graphs import DecodeGraph, Greedy, Kept, spare_batch, spare_r
 from engine.runner.inputs import HostBatch, build, geometry
 from engine.runner.rows import RowTable
 from engine.runner.transfer import Uploads
+from engine.runner.trials import RecordedTrial
 from engine.speculation.features import Features
 from kernels.attention import AttentionSpec, BatchGeometry
 from kernels.cpu.program import NotRecordableError, Program, Recorder, Workspace
@@ -49,6 +50,7 @@ class _Kind(NamedTuple):
 
     size: int  # rows
     adapted: bool  # whether some of them have adapters
+    on_trial: bool = False  # whether some verify drafts, where the model keeps states
 
 
 class ReadProgram(NamedTuple):
@@ -106,7 +108,7 @@ class DecodePrograms:
             return None
         if adapted:
             self._forget_moved()
-        kind = _Kind(batch.slots.size, adapted)
+        kind = _Kind(batch.slots.size, adapted, verifies and self._model.spec.is_recurrent)
         if verifies and kind not in self._programs:
             self._num_seen[kind] += 1
             if self._num_seen[kind] < _WORTH:
@@ -173,7 +175,8 @@ class DecodePrograms:
         positions = torch.zeros(size, dtype=torch.int64)  # of the tokens to be chosen
         turns = None if self._rows.turns is None else torch.zeros(size, dtype=torch.int64)
         record = Recorder(self._workspace)
-        run = partial(self._forward, size, rows, adapters, turns)
+        trial = RecordedTrial(size, self._spec.device) if kind.on_trial else None
+        run = partial(self._forward, size, rows, adapters, turns, trial)
         layers, (where, hidden, kept) = record(run)
         head, logits = record(partial(self._model.logits, hidden))
         sample, sampled = record(partial(self._sample, logits, rows.slots, positions))
@@ -181,7 +184,7 @@ class DecodePrograms:
         greedy = None if likeliest is None else Greedy(layers + choose, likeliest)
         forward = layers + head
         given = packed, where, logits, positions, sampled, kept, forward, sample
-        return DecodeGraph(*given, greedy, adapters, turns)
+        return DecodeGraph(*given, greedy, adapters, turns, trial)
 
     def _forward(
         self,
@@ -189,6 +192,7 @@ class DecodePrograms:
         rows: StepRows,
         adapters: RecordedAdapters | None = None,
         turns: torch.Tensor | None = None,
+        trial: RecordedTrial | None = None,
     ) -> tuple[BatchGeometry, torch.Tensor, Kept | None]:
         """Where the rows lie, their hidden states, and what is kept for a head that drafts."""
         table, spec = self._rows, self._spec
@@ -201,7 +205,8 @@ class DecodePrograms:
             slot_mapping=inputs.slot_mapping,
             positions=inputs.positions,
             rotations=self._model.rotations(inputs.positions if turns is None else turns),
-            rows=rows,
+            rows=rows if trial is None else trial.rows,
+            trial=None if trial is None else trial.trial,
             adapters=adapters,
             wanted_adapters=adapters,
         )

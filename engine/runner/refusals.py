@@ -25,10 +25,10 @@ def refuse_unkept(config: EngineConfig, spec: DecoderSpec) -> None:
 
 def _problems(config: EngineConfig) -> Iterator[tuple[str, str]]:
     speculation = config.speculation
-    if speculation is not None:
+    if speculation is not None and config.num_ranks > 1:
         yield (
             f"speculation {speculation.method!r}",
-            "from which refused drafts cannot be taken back",
+            "which several ranks do not settle together once drafts are judged",
         )
     if config.cache.offload_bytes:
         yield "kv_offload_bytes", "without which blocks in the host's memory are of no use"

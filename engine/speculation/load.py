@@ -130,7 +130,7 @@ def plan_draft(
     if own.is_recurrent:
         raise ModelLoadError(
             f"the draft model {model.directory} is a {own.architecture} model: these keep a state "
-            "of each sequence, from which refused drafts cannot be taken back"
+            "of each sequence, and draft for nobody here"
         )
     _check_vocabulary(config, Path(model.directory), own, spec)
     files = find_weights(config, model, attention.dtype, attention.device, config.seed + 1)

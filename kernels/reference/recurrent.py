@@ -41,7 +41,7 @@ def short_conv(
     width = weight.shape[0]
     y = x.new_empty(x.shape)
     for line, begin, end, start in _spans(rows):
-        history = state[line] if start > 0 else torch.zeros_like(state[0])
+        history = _begin(state, line, start)
         inputs = torch.cat((history, x[begin:end]))
         total = torch.zeros_like(x[begin:end], dtype=torch.float32)
         for tap in range(width):
@@ -115,7 +115,7 @@ def gated_delta(
     decay = torch.exp(-log_a.float().exp() * functional.softplus(alpha + dt_bias.float()))
     y = torch.empty_like(value)
     for line, begin, end, start in _spans(rows):
-        s = state[line].clone() if start > 0 else torch.zeros_like(state[0])
+        s = _begin(state, line, start)
         for t in range(begin, end):
             s = s * decay[t, :, None, None]
             recalled = (s * key[t, :, :, None]).sum(1)
@@ -167,7 +167,7 @@ def selective_scan(
     decay = torch.exp(-log_a.float().exp() * dt)
     y = torch.empty_like(x)
     for line, begin, end, start in _spans(rows):
-        s = state[line].clone() if start > 0 else torch.zeros_like(state[0])
+        s = _begin(state, line, start)
         for t in range(begin, end):
             new = write[t, :, :, None] * (dt[t, :, None] * x[t])[:, None]
             s = s * decay[t, :, None, None] + new
@@ -221,6 +221,11 @@ def _spans(rows: StepRows) -> Iterator[tuple[int, int, int, int]]:
     """Of each row its line, its first token, that behind its last, and where it starts."""
     bounds = rows.query_start.tolist()
     yield from zip(rows.slots.tolist(), bounds, bounds[1:], rows.starts.tolist(), strict=False)
+
+
+def _begin(state: torch.Tensor, line: int, start: int) -> torch.Tensor:
+    """What a row that starts there begins with."""
+    return state[line].clone() if start > 0 or start < -1 else torch.zeros_like(state[line])
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -36,8 +36,8 @@ from kernels.triton.chunks import (
     summed,
 )
 from kernels.triton.launch import await_turn, dot_width, launch
+from kernels.triton.recurrent import begins_with_state, softplus
 from kernels.triton.recurrent import gated_delta as walk
-from kernels.triton.recurrent import softplus
 from kernels.triton.tiles import sigmoid
 
 _STRIP = 32  # of a state's columns in one program
@@ -243,7 +243,7 @@ def _delta_chunks_kernel(
     start = tl.load(starts + row)
     line = tl.load(slots + row).to(tl.int64) * HEADS + head
     kept = state + line * KEY_DIM * VALUE_DIM + keys[:, None] * VALUE_DIM + columns[None, :]
-    s = tl.load(kept, mask=is_used & (start > 0), other=0.0)
+    s = tl.load(kept, mask=is_used & begins_with_state(start), other=0.0)
     key_head = head // (HEADS // KEY_HEADS)
     value = head * VALUE_DIM + columns
     at = (chunks_before(row, query_start, CHUNK, LEAST).to(tl.int64) * HEADS + head) * CHUNK

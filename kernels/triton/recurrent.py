@@ -109,6 +109,12 @@ def selective_scan(
 
 
 @triton.jit
+def begins_with_state(start):
+    """Whether a row with this start begins with the state that lies there, or with zeros."""
+    return (start > 0) | (start < -1)
+
+
+@triton.jit
 def softplus(x):
     """``log(1 + e^x)``, by its series where e^x is small: a sum with 1 would round it away."""
     u = tl.exp(tl.minimum(x, 20.0))
@@ -156,7 +162,7 @@ def _gated_delta_kernel(
     start = tl.load(starts + row)
     line = tl.load(slots + row).to(tl.int64) * HEADS + head
     places = state + line * KEY_DIM * VALUE_DIM + keys[:, None] * VALUE_DIM + columns[None, :]
-    s = tl.load(places, mask=is_used & (start > 0), other=0.0)
+    s = tl.load(places, mask=is_used & begins_with_state(start), other=0.0)
     rate = -tl.exp(tl.load(log_a + head))
     bias = tl.load(dt_bias + head)
     key_head = head // (HEADS // KEY_HEADS)
@@ -223,7 +229,7 @@ def _selective_scan_kernel(
     start = tl.load(starts + row)
     first = (tl.load(slots + row).to(tl.int64) * HEADS + head) * SIZE * HEAD_DIM
     places = state + first + lines[:, None] * HEAD_DIM + columns[None, :]
-    s = tl.load(places, mask=is_used & (start > 0), other=0.0)
+    s = tl.load(places, mask=is_used & begins_with_state(start), other=0.0)
     rate = -tl.exp(tl.load(log_a + head))
     bias, through = tl.load(dt_bias + head), tl.load(skip + head)
     group = head // (HEADS // GROUPS)

@@ -20,8 +20,8 @@ from kernels.inputs import StepRows
 from kernels.recurrent import CHUNK, ScanShape
 from kernels.triton.chunks import LEAST, decays, most_chunks, product, summed
 from kernels.triton.launch import await_turn, dot_width, launch
+from kernels.triton.recurrent import begins_with_state, softplus
 from kernels.triton.recurrent import selective_scan as walk
-from kernels.triton.recurrent import softplus
 
 _MOST_SUMS = 128 * 32  # of a state in one program
 
@@ -110,7 +110,7 @@ def _scan_chunks_kernel(
     start = tl.load(starts + row)
     line = (tl.load(slots + row).to(tl.int64) * HEADS + head) * SIZE * HEAD_DIM
     kept = state + line + lines[:, None] * HEAD_DIM + columns[None, :]
-    s = tl.load(kept, mask=is_used & (start > 0), other=0.0)
+    s = tl.load(kept, mask=is_used & begins_with_state(start), other=0.0)
     rate = -tl.exp(tl.load(log_a + head))
     bias, through = tl.load(dt_bias + head), tl.load(skip + head)
     shared = HEADS * HEAD_DIM + head // (HEADS // GROUPS) * SIZE + lines

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from kernels.inputs import StepRows
 from kernels.triton.launch import await_turn, launch
+from kernels.triton.recurrent import begins_with_state
 from kernels.triton.tiles import sigmoid
 
 _TILE = 512
@@ -132,7 +133,7 @@ def _conv_kernel(
     for tap in tl.static_range(KEPT):
         before = KEPT - tap
         # Before this step's first token: from the state, of which the last line is the newest.
-        is_old = is_used & (start > 0) & (within < before)
+        is_old = is_used & begins_with_state(start) & (within < before)
         value = tl.load(lines + (tap + within) * CHANNELS, mask=is_old, other=0.0)
         if not ONE_EACH:
             is_new = is_used & (within >= before)

@@ -15,7 +15,7 @@ State = tuple[str, int]  # a digest of all tokens that went into it, and their s
 class _Stateful(FakeRunner):
     """A row's state stands for its tokens so far. One that begins at its first token begins with
     none, and one that does not, with that of the tokens before, which lies there or in a line of
-    snapshots."""
+    snapshots. Of a row's drafts its state has those that were kept."""
 
     def _keep(self) -> dict[str, State]:
         if not hasattr(self, "states"):
@@ -30,8 +30,10 @@ class _Stateful(FakeRunner):
         for request_id in plan.removed:
             self._keep().pop(request_id, None)
         result = super()._run(plan)
+        drafted = {row.id for row in plan.rows if row.num_drafts}
         for row_id, line in plan.saves:
             assert 0 <= line < self._info.memory.num_snapshots, "no such line"
+            assert row_id not in drafted, "where its state will be is not known"
             self.snapshots[line] = self.states[row_id]
         return result
 
@@ -46,6 +48,11 @@ class _Stateful(FakeRunner):
                 assert states.get(planned.id) == before, f"{planned.id} has another's state"
             states[planned.id] = row.digest(planned.start + len(planned.token_ids) - 1)
         super()._write(plan)
+
+    def _choose(self, row: _Row, position: int) -> list[int]:
+        chosen = super()._choose(row, position)
+        self._keep()[row.request.id] = row.digest(len(row.tokens) - 1)
+        return chosen
 
     def _go_on(self, planned: ScheduledRow, newest: Sequence[int]) -> list[int]:
         chosen = super()._go_on(planned, list(newest))

@@ -88,10 +88,40 @@ def run_steps(
     found = {}
     for step in steps:
         places = [(slot, p) for slot, start, count in step for p in range(start, start + count)]
-        tokens = torch.tensor([100 * slot + max(p, 0) for slot, p in places])
-        y = case.layer(twin, tokens, state, step_rows(step))
+        y = case.layer(twin, _tokens(places), state, step_rows(step))
         found |= dict(zip(places, y.unbind(), strict=True))
     return found, state
+
+
+def run_on_trial(
+    case: Case, twin: Operations, tried: Sequence[tuple[int, int, int, int]]
+) -> tuple[dict[tuple[int, int], torch.Tensor], torch.Tensor]:
+    """As ``run_steps``, of texts that end with tokens on trial.
+
+    ``tried``: of each text its slot, how many tokens come before, are on trial, and of these stay.
+    The first are fed; the others are tried, which leaves every state alone; what stays is settled.
+    """
+    state = case.state.clone()
+    first = [(slot, 0, before) for slot, before, _, _ in tried]
+    places = [(slot, p) for slot, begin, count in first for p in range(begin, begin + count)]
+    y = case.layer(twin, _tokens(places), state, step_rows(first))
+    found = dict(zip(places, y.unbind(), strict=True))
+    left = state.clone()
+    places = [(slot, n + p) for slot, n, count, _ in tried for p in range(count)]
+    on_trial = [(slot, ~before, count) for slot, before, count, _ in tried]
+    y = case.layer(twin, _tokens(places), state, step_rows(on_trial))
+    assert torch.equal(state, left)
+    found |= dict(zip(places, y.unbind(), strict=True))
+    settled = [(LINES - 1, -1, 0)]
+    for slot, before, count, stay in tried:
+        settled += [(slot, before, stay), (LINES - 1, -1, count - stay)]
+    settled += [(LINES - 1, -1, 0)] * (len(settled) == len(places))
+    case.layer(twin, _tokens(places), state, step_rows(settled))
+    return found, state
+
+
+def _tokens(places: Sequence[tuple[int, int]]) -> torch.Tensor:
+    return torch.tensor([100 * slot + max(p, 0) for slot, p in places])
 
 
 def _apart(x: torch.Tensor) -> torch.Tensor:

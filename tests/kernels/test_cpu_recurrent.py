@@ -21,6 +21,7 @@ from tests.kernels.recurrent_cases import (
     Case,
     conv_case,
     delta_case,
+    run_on_trial,
     run_steps,
     scan_case,
     step_rows,
@@ -108,6 +109,39 @@ def test_layers_with_a_state(
     results = (torch.stack([values[at] for at in expected]) for values in (alone, expected))
     assert error(*results) < tolerance
     assert error(state, twins_state) < TOLERANCE[state.dtype]
+
+
+@pytest.mark.parametrize("way", ["vectors", *cpu_targets.STAND_INS])
+@given(
+    make=st.one_of(delta_cases, scan_cases, conv_cases),
+    tried=st.lists(
+        st.integers(1, 5).flatmap(
+            lambda count: st.tuples(st.integers(1, 4), st.just(count), st.integers(1, count))
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_tokens_on_trial_have_the_same_bits(
+    way: str,
+    make: Callable[[], Case],
+    tried: list[tuple[int, int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if each had come by itself, and of those that do not stay nothing is left."""
+    case, of_slots = make(), [(slot, *each) for slot, each in enumerate(tried)]
+    with monkeypatch.context() as patch:
+        cpu_targets.use(way, patch)
+        found, state = run_on_trial(case, operations, of_slots)
+        whole = [[(slot, 0, before + count) for slot, before, count, _ in of_slots]]
+        expected, _ = run_steps(case, operations, whole)
+        stays = [[(slot, 0, before + stay) for slot, before, _, stay in of_slots]]
+        _, left = run_steps(case, operations, stays)
+    assert all(torch.equal(found[place], value) for place, value in expected.items())
+    assert torch.equal(state, left)
 
 
 @pytest.mark.parametrize("way", ["vectors", *cpu_targets.STAND_INS])

@@ -17,6 +17,7 @@ from tests.kernels.recurrent_cases import (
     Case,
     conv_case,
     delta_case,
+    run_on_trial,
     run_steps,
     scan_case,
     step_rows,
@@ -26,16 +27,16 @@ DELTA = GatedDeltaShape(2, 4, 8, 6, allows_negative=True)
 SCAN = ScanShape(4, 2, 6, 8, (0.01, 2.0))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        delta_case(DELTA, torch.bfloat16),
-        scan_case(SCAN, torch.bfloat16),
-        conv_case(10, 4, torch.bfloat16, "silu", True),
-        conv_case(10, 3, torch.float32, "gated", False),
-        conv_case(10, 2, torch.float32, "plain", False),
-    ],
-)
+CASES = [
+    delta_case(DELTA, torch.bfloat16),
+    scan_case(SCAN, torch.bfloat16),
+    conv_case(10, 4, torch.bfloat16, "silu", True),
+    conv_case(10, 3, torch.float32, "gated", False),
+    conv_case(10, 2, torch.float32, "plain", False),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_text_is_the_same_however_it_is_cut(case: Case) -> None:
     """A row that starts at 0 finds nothing of whoever was there before."""
     whole, last = run_steps(case, reference, [[(2, 0, 9)], [(5, 0, 7)]])
@@ -49,6 +50,18 @@ def test_a_text_is_the_same_however_it_is_cut(case: Case) -> None:
     torch.testing.assert_close(state, last)
     untouched = [line for line in range(LINES) if line not in (2, 5)]  # nor by what pads
     assert torch.equal(state[untouched], case.state[untouched])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_on_trial_leave_nothing_but_what_stays(case: Case) -> None:
+    tried = [(2, 3, 4, 1), (5, 1, 5, 5), (0, 9, 2, 2), (3, 2, 3, 2)]
+    found, state = run_on_trial(case, reference, tried)
+    whole = [[(slot, 0, before + count) for slot, before, count, _ in tried]]
+    expected, _ = run_steps(case, reference, whole)
+    for place, value in expected.items():
+        torch.testing.assert_close(found[place], value)
+    stays = [[(slot, 0, before + stay) for slot, before, _, stay in tried]]
+    torch.testing.assert_close(state, run_steps(case, reference, stays)[1])
 
 
 def test_the_gated_delta_rule_is_hugging_faces() -> None:

@@ -22,13 +22,14 @@ NUM_OUTPUT = 120
 
 TWO_RANKS = ("--tensor-parallel-size", "2")
 FOUR_RANKS = (*TWO_RANKS, "--pipeline-parallel-size", "2")
+DRAFTING = ("--speculation", "ngram", "--prompt-lookup-min", "1")
 LAYERS = ["linear_attention", "full_attention"] * 2
 
 
 @pytest.fixture(
     scope="module",
-    params=[(), TWO_RANKS, pytest.param(FOUR_RANKS, marks=pytest.mark.slow)],
-    ids=["alone", "two ranks", "four ranks"],
+    params=[(), DRAFTING, TWO_RANKS, pytest.param(FOUR_RANKS, marks=pytest.mark.slow)],
+    ids=["alone", "with drafts", "two ranks", "four ranks"],
 )
 def served(request, tmp_path_factory):
     """(server, its model's directory, the prompt's tokens and how Hugging Face goes on)."""
@@ -81,7 +82,9 @@ def test_a_stream_goes_on_when_the_engine_dies(served):
 
 def test_what_a_state_does_not_bear_is_refused_in_a_line(served):
     _, directory, _, _ = served
-    command = [sys.executable, "-m", "server", "serve", str(directory), "--speculation", "ngram"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "server", "serve", str(directory)]
+    refused = subprocess.run(
+        [*command, *DRAFTING, *TWO_RANKS], capture_output=True, text=True, timeout=60
+    )
     assert refused.returncode != 0
     assert "speculation 'ngram': qwen3_5_text models keep a state of each seq" in refused.stderr

@@ -41,7 +41,7 @@ def make_draft_head(
 
     def norm(name: str) -> NormWeights | None:
         weight = weights.get(name)
-        return None if weight is None else NormWeights(weight)
+        return None if weight is None else NormWeights(weight + spec.layer.norm.offset)
 
     model_spec, borrowed = model
     layer = make_layer(spec.layer, weights, method, 0, stacked=stacked)

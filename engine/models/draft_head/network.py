@@ -7,7 +7,7 @@ foresees the token at t + 2:
     eagle3        x = f                       x += attention[norm(e), norm(f)]   x += mlp(norm(x))
 
 (EAGLE's first version has none of these norms but the MLP's.) From its second guess on it reads x,
-what it made itself, in the place of f.
+what it made itself, in the place of f; Qwen's mtp what its last norm makes of x.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class DraftHead:
         self.spec = spec.layer
         self.taps = spec.taps
         self._reads_both = spec.kind == "eagle3"
+        self._hands_on_normed = spec.kind == "qwen_mtp"
         self._modules = modules
         self._operations = operations = kernels.operations
         eps = spec.layer.norm.eps
@@ -126,12 +127,12 @@ class DraftHead:
             x, attended = x.index_select(0, wanted), attended.index_select(0, wanted)
         normed = block.mlp_norm.add(block.output(attended, None), x)
         x += block.mlp(normed, None, x)
-        return x
+        return self._norm(x) if self._hands_on_normed else x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32; -inf of tokens that it does not score."""
         modules = self._modules
-        said = modules.head.logits(self._norm(hidden))
+        said = modules.head.logits(hidden if self._hands_on_normed else self._norm(hidden))
         scores = finish_logits(modules.head_spec, said, self._operations).float()
         if modules.scored_ids is None:
             return scores

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.errors import ModelLoadError
+from engine.models import weights
 from engine.models.config_reader import ConfigReader
 from engine.models.draft_head.spec import DraftHeadSpec, mtp_prefix, own_name
 from engine.models.families import read_spec
@@ -29,6 +30,8 @@ def mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftH
     Raises:
         ModelLoadError: it has none.
     """
+    if weights.names_mtp_apart(spec):
+        return _qwen_mtp_spec(spec, present, where)
     if not spec.num_draft_layers:
         raise ModelLoadError(
             f"{where / 'config.json'}: 'num_nextn_predict_layers' is not set: the model has no "
@@ -47,6 +50,24 @@ def mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftH
         head,
         has_embedding=f"{prefix}embed_tokens.weight" in present,
         has_scores=f"{prefix}shared_head.head.weight" in present,
+    )
+
+
+def _qwen_mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftHeadSpec:
+    """That of Qwen3-Next and Qwen3.5: a layer that attends, whatever the model's last one does."""
+    if present and "mtp.fc.weight" not in present:
+        raise ModelLoadError(
+            f"{where}: missing tensor 'mtp.fc.weight': the checkpoint was saved without the head "
+            "for --speculation mtp"
+        )
+    attending = next(layer for layer in reversed(spec.layers) if not layer.recurrent)
+    layer = replace(attending, experts=spec.moe is not None)
+    return DraftHeadSpec(
+        kind="qwen_mtp",
+        layer=replace(spec, layers=(layer,), recurrence=None, tie_word_embeddings=False),
+        model_size=spec.hidden_size,
+        num_scored=spec.vocab_size,
+        has_embedding="mtp.embed_tokens.weight" in present,
     )
 
 

@@ -10,7 +10,7 @@ from engine.models import weights
 from engine.models.spec import DecoderSpec
 from engine.models.weights import Parameter, Target
 
-DraftHeadKind = Literal["mtp", "eagle", "eagle3"]
+DraftHeadKind = Literal["mtp", "qwen_mtp", "eagle", "eagle3"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class DraftHeadSpec:
         """What messages call it."""
         return f"{self.layer.architecture} {self.kind}"
 
+    @property
+    def is_in_model(self) -> bool:
+        """Whether its tensors are in its model's checkpoint."""
+        return self.kind in ("mtp", "qwen_mtp")
+
 
 def draft_head_parameters(spec: DraftHeadSpec) -> dict[str, Parameter]:
     """All parameters of a head, by name; those of its layer begin with ``0.``"""
@@ -45,7 +50,7 @@ def draft_head_parameters(spec: DraftHeadSpec) -> dict[str, Parameter]:
     found["fc.weight"] = Parameter((hidden,), (num_read,))
     if spec.fc_bias:
         found["fc.bias"] = Parameter((hidden,))
-    if spec.kind != "mtp":
+    if not spec.is_in_model:
         del found["0.attention_norm"]
     if spec.kind == "eagle3":
         found["0.qkv.weight"] = Parameter(found["0.qkv.weight"].parts, (2 * hidden,))
@@ -61,28 +66,28 @@ def draft_head_parameters(spec: DraftHeadSpec) -> dict[str, Parameter]:
 
 def draft_head_targets(spec: DraftHeadSpec, wanted: Mapping[str, Parameter]) -> dict[str, Target]:
     """Where each tensor of a checkpoint goes, by its full name (see ``own_name``)."""
-    prefix, names = (mtp_prefix(spec), _MTP) if spec.kind == "mtp" else ("layers.0.", _EAGLE)
+    prefix, names = mtp_prefix(spec) if spec.is_in_model else "", _NAMES[spec.kind]
+    of_layer = prefix if spec.kind == "mtp" else prefix + "layers.0."
     places = {
-        prefix + name.removeprefix("model.layers.0."): target
+        of_layer + name.partition("layers.0.")[2]: target
         for name, target in weights.targets(spec.layer, wanted).items()
         if target.parameter.startswith("0.")
     }
     for name, parameter in names.items():
         if parameter in wanted:
-            full = prefix + name if spec.kind == "mtp" else name
-            places[full] = Target(parameter, 0)
+            places[prefix + name] = Target(parameter, 0)
     return places
 
 
 def mtp_prefix(spec: DraftHeadSpec) -> str:
-    """What the tensors of an ``mtp`` layer begin with."""
-    return f"model.layers.{spec.index}."
+    """What the tensors of a head in its model's checkpoint begin with."""
+    return "mtp." if spec.kind == "qwen_mtp" else f"model.layers.{spec.index}."
 
 
 def own_name(spec: DraftHeadSpec, name: str) -> str:
     """A tensor's full name: EAGLE's heads are written with and without ``model.``, the layer of
     EAGLE-3's under two names."""
-    if spec.kind == "mtp":
+    if spec.is_in_model:
         return name
     name = name.removeprefix("model.")
     return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
@@ -91,9 +96,10 @@ def own_name(spec: DraftHeadSpec, name: str) -> str:
 def is_unused(spec: DraftHeadSpec, name: str) -> bool:
     """Whether a tensor may be passed over: the model's own, computed here, or a map of tokens,
     which is read by itself."""
-    if spec.kind == "mtp":
+    if spec.is_in_model:
         is_foreign = not name.startswith(mtp_prefix(spec))
-        return is_foreign or weights.is_redundant(spec.layer, name)
+        # Qwen's model passes over all that is called so, and its head over none of it.
+        return is_foreign or (spec.kind == "mtp" and weights.is_redundant(spec.layer, name))
     return name in TOKEN_MAPS or weights.is_redundant(spec.layer, "model." + name)
 
 
@@ -108,6 +114,13 @@ _MTP = {
     "embed_tokens.weight": "embedding",
     "shared_head.head.weight": "head",
 }
+_QWEN_MTP = {
+    "fc.weight": "fc.weight",
+    "pre_fc_norm_embedding.weight": "token_norm",
+    "pre_fc_norm_hidden.weight": "state_norm",
+    "norm.weight": "norm",
+    "embed_tokens.weight": "embedding",
+}
 _EAGLE = {
     "fc.weight": "fc.weight",
     "fc.bias": "fc.bias",
@@ -116,4 +129,10 @@ _EAGLE = {
     "norm.weight": "norm",
     "embed_tokens.weight": "embedding",
     "lm_head.weight": "head",
+}
+_NAMES: Mapping[DraftHeadKind, Mapping[str, str]] = {
+    "mtp": _MTP,
+    "qwen_mtp": _QWEN_MTP,
+    "eagle": _EAGLE,
+    "eagle3": _EAGLE,
 }

@@ -21,7 +21,7 @@ _LFM2_UNUSED = (
     *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale"),
     *("block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads"),
 )
-# Of layers for multi-token prediction, which are not read.
+# Of layers for multi-token prediction: whether there is one, its tensors tell.
 _MTP = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 
 

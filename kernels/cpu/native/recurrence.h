@@ -97,6 +97,11 @@ template <bool RECALLS>
   if constexpr (RECALLS) std::memcpy(recalled, others, sizeof others);
 }
 
+// Whether a row with this start begins with the state that lies there, or with zeros; and whether it
+// leaves there what it comes to (kernels/recurrent.py).
+inline bool begins_with_state(int32_t start) { return start > 0 || start < -1; }
+inline bool keeps_state(int32_t start) { return start >= 0; }
+
 // Where the strip of a head's state lies that a row works on, beginning with what it holds, or with
 // zeros, and ending where it is kept, or nowhere. One that is narrower than others is padded.
 class StateStrip {
@@ -104,10 +109,10 @@ class StateStrip {
   // state[keys][columns] of which this is columns [first, first + count), count <= STRIP;
   // tile[keys * STRIP] is the thread's own.
   StateStrip(float* state, int64_t keys, int64_t columns, int64_t first, int32_t start, float* tile)
-      : keys_(keys), count_(std::min(columns - first, STRIP)), is_kept_(start >= 0),
+      : keys_(keys), count_(std::min(columns - first, STRIP)), is_kept_(keeps_state(start)),
         kept_{state + first, columns}, tile_{tile, STRIP} {
     static constexpr float ZEROS[STRIP] = {};
-    if (start <= 0) {
+    if (!begins_with_state(start)) {
       from_ = {ZEROS, 0};
     } else if (count_ == STRIP) {
       from_ = {kept_.first, kept_.stride};
@@ -119,6 +124,7 @@ class StateStrip {
   }
 
   int64_t count() const { return count_; }
+  bool is_kept() const { return is_kept_; }
 
   // Each token's pass; the last one's leaves the state where it is kept.
   template <bool RECALLS>

@@ -113,6 +113,7 @@ void delta_strip(const T* mixed, const float* factors, float* state, int64_t beg
     store_strip(y + t * heads * shape.value_dim + at, result, strip.count());
     std::swap(key, last_key);
   }
+  if (!strip.is_kept()) return;
   Strip nothing;
   strip.pass<true>(update, zeros, zeros, &nothing, true);
 }

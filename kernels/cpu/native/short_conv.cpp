@@ -58,7 +58,7 @@ void conv_block(const Conv<T>& conv, T* state, int64_t begin, int64_t end, int32
   // The channels as they were at token t of this step, or before it.
   const auto input = [&](int64_t t) {
     if (t >= 0) return in + t * stride + first;
-    return start > 0 ? state + (kept + t) * channels + first : ZEROS;
+    return begins_with_state(start) ? state + (kept + t) * channels + first : ZEROS;
   };
   for (int64_t i = 0; i < kept; ++i)
     std::copy_n(input(count - kept + i), last - first, tail + i * BLOCK);
@@ -72,7 +72,7 @@ void conv_block(const Conv<T>& conv, T* state, int64_t begin, int64_t end, int32
     for (; c + LANES <= last; c += LANES) convolve(conv, taps, next, gate, c, LANES, y);
     if (c < last) convolve(conv, taps, next, gate, c, last - c, y);
   }
-  if (start >= 0)
+  if (keeps_state(start))
     for (int64_t i = 0; i < kept; ++i)
       std::copy_n(tail + i * BLOCK, last - first, state + i * channels + first);
 }

@@ -270,8 +270,10 @@ def test_random_weights_serve(model):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"speculation": SpeculationConfig(method="ngram")}, "speculation 'ngram'"),
-        ({"speculation": SpeculationConfig(method="mtp")}, "speculation 'mtp'"),
+        (
+            {"speculation": SpeculationConfig(method="ngram"), "tensor_parallel_size": 2},
+            "speculation 'ngram'",
+        ),
         ({"cache": CacheConfig(offload_bytes=MIB)}, "kv_offload_bytes"),
     ],
 )
@@ -284,11 +286,13 @@ def test_what_a_state_does_not_bear_is_refused(tmp_path, changes, named):
 def test_no_model_with_states_drafts(tmp_path):
     directory = tiny_models.save("lfm2", tmp_path / "draft")
     speculation = SpeculationConfig(method="draft", draft_model=str(directory))
-    with pytest.raises(ModelLoadError, match="is a lfm2 model: these keep a state"):
+    with pytest.raises(
+        ModelLoadError, match="is a lfm2 model: these keep a state of each sequence, and draft"
+    ):
         make(tiny_models.save("llama", tmp_path / "model"), speculation=speculation)
 
 
-def _plan(spec, free_bytes: int, monkeypatch, **changes):
+def _plan(spec, free_bytes: int, monkeypatch, *, num_drafts: int = 0, **changes):
     monkeypatch.setattr(storage, "available_bytes", lambda _device: free_bytes)
     return storage.plan_memory(
         spec,
@@ -299,6 +303,7 @@ def _plan(spec, free_bytes: int, monkeypatch, **changes):
         dtype=torch.float32,
         device=torch.device("cpu"),
         weights_bytes=MIB,
+        num_drafts=num_drafts,
     )
 
 
@@ -318,3 +323,14 @@ def test_as_many_sequences_run_as_there_is_room_for_states(tmp_path, monkeypatch
     assert _plan(spec, 1024 * MIB, monkeypatch, enable_prefix_caching=False).num_snapshots == 0
     with pytest.raises(ModelLoadError, match="no memory for states"):
         _plan(spec, 7 * each, monkeypatch)
+
+
+def test_what_drafts_feed_is_planned_for(tmp_path, monkeypatch):
+    spec = read_config(str(tiny_models.save("qwen3_5_text", tmp_path))).spec
+    assert spec.trial_bytes(4) == 2 * 4 * (2 * 2 * 8 + 4 * 12 + 4 * 12 + 2 * 4)
+    without, drafting = (_plan(spec, 1024 * MIB, monkeypatch, num_drafts=count) for count in (0, 3))
+    assert without.trial_bytes == 0
+    assert "drafts on trial" not in without.describe()
+    assert drafting.trial_bytes == 8 * 4 * spec.trial_bytes(4)
+    assert "drafts on trial" in drafting.describe()
+    assert without.free_bytes - drafting.free_bytes == drafting.trial_bytes

@@ -107,6 +107,8 @@ class Life:
         self.runner = self._make_runner(info)
         self.now_s = 0.0  # a second a step
         self.num_drafts = rng.choice((0, 1, 3, 5)) if seed % 3 == 2 else 0
+        if self.keeps_states:
+            self.num_drafts = random.Random(f"drafts {seed}").choice((0, 1, 3, 5))
         self.core = EngineCore(
             self.config,
             _Watched(self),

@@ -9,9 +9,12 @@ import pytest
 
 from engine.kv_cache.pool import BlockPool
 from engine.kv_cache.snapshots import SnapshotPool
-from engine.scheduler import planner, snapshots
+from engine.scheduler import planner, results, snapshots
 from engine.scheduler.step import StepBuilder
+from engine.types import StateCopy
+from tests.engine.fakes import FakeRunner
 from tests.engine.scheduler.lives import BrokenContract, Life
+from tests.engine.stateful_fakes import _Stateful
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: list[Plant] = []
@@ -97,6 +100,39 @@ def a_line_is_lost_with_its_step(patch: pytest.MonkeyPatch) -> None:
 @planted
 def a_step_never_lands(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SnapshotPool, "land", lambda self, lines: None)
+
+
+@planted
+def a_state_is_copied_behind_drafts(patch: pytest.MonkeyPatch) -> None:
+    lay = planner.plan_drafts
+
+    def lay_and_save(step: StepBuilder, state, speculator) -> None:
+        lay(step, state, speculator)
+        for seq in step.seqs:
+            if seq.draft_ids and state.pool.snapshots is not None and seq.id not in step.saves:
+                digest = seq.chain.digests(seq.token_ids, 1)[:1]
+                if digest and (line := state.pool.snapshots.take(digest[0], in_passing=True)):
+                    step.saves[seq.id] = StateCopy(seq.id, line)
+
+    patch.setattr(planner, "plan_drafts", lay_and_save)
+
+
+@planted
+def a_kept_token_is_computed_again(patch: pytest.MonkeyPatch) -> None:
+    settle = results.settle
+
+    def short(seq, new_tokens, state, speculator) -> None:
+        num_refused = len(seq.draft_ids) + 1 - len(new_tokens)
+        settle(seq, new_tokens, state, speculator)
+        if num_refused and seq.num_computed > seq.num_prompt:
+            seq.num_computed -= 1  # and is computed once more: keys and values are the same
+
+    patch.setattr(results, "settle", short)
+
+
+@planted
+def a_refused_draft_stays_in_the_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(_Stateful, "_choose", FakeRunner._choose)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

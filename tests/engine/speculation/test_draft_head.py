@@ -22,17 +22,22 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 KINDS = ("mtp", "eagle", "eagle3")
 
 
-@pytest.fixture(scope="module", params=(*KINDS, "glm4_moe"))
+QWENS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+@pytest.fixture(scope="module", params=(*KINDS, "glm4_moe", *QWENS))
 def twin(request):
     if request.param in ("mtp", "glm4_moe"):
         model = "deepseek_v3" if request.param == "mtp" else request.param
         return tiny_draft_heads.build("mtp", tiny_draft_heads.build_mtp(model))
+    if request.param in QWENS:
+        return tiny_draft_heads.build("qwen_mtp", tiny_models.build(request.param))
     return tiny_draft_heads.build(request.param, tiny_models.build("llama"))
 
 
 def saved(twin, directory) -> tuple[str, SpeculationConfig]:
     """The model's directory, and how it is to speculate."""
-    if twin.kind == "mtp":
+    if twin.kind.endswith("mtp"):
         return str(twin.save(directory)), SpeculationConfig(method="mtp", adaptive=False)
     model = tiny_models.save("llama", directory / "model")
     head = str(twin.save(directory / "head"))
@@ -85,7 +90,9 @@ def test_scores_are_those_of_the_twin(twin, schedule, tmp_path, monkeypatch):
         for (_, logits), wanted in zip(chain, expected, strict=True):
             # EAGLE's first head has no norm behind it: its scores are large.
             size = wanted[wanted.isfinite()].abs().max().clamp(min=1.0)
-            torch.testing.assert_close(logits[0] / size, wanted / size, atol=1e-4, rtol=0.0)
+            # Hugging Face takes a delta rule's tokens in chunks, and rounds otherwise.
+            near = 5e-4 if twin.kind == "qwen_mtp" else 1e-4
+            torch.testing.assert_close(logits[0] / size, wanted / size, atol=near, rtol=0.0)
             num_compared += 1
     assert num_compared > 60
 
@@ -96,6 +103,9 @@ def test_what_is_not_there_is_told(tmp_path):
         EngineCore.load(config_of(llama, SpeculationConfig(method="mtp")))
     with pytest.raises(ModelLoadError, match="needs draft_model"):
         EngineCore.load(config_of(llama, SpeculationConfig(method="eagle")))
+    qwen = str(tiny_models.save("qwen3_5_text", tmp_path / "qwen"))
+    with pytest.raises(ModelLoadError, match=r"missing tensor 'mtp\.fc\.weight'"):
+        EngineCore.load(config_of(qwen, SpeculationConfig(method="mtp")))
     missing = SpeculationConfig(method="eagle", draft_model=str(tmp_path / "nothing"))
     with pytest.raises(ModelLoadError, match=r"nothing/config\.json: missing"):
         EngineCore.load(config_of(llama, missing))

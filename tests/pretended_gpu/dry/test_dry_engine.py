@@ -221,6 +221,24 @@ def test_drafts_are_made_and_judged_without_waiting(
         assert kind != "qwen3" or drafts.num_accepted_tokens == drafts.num_draft_tokens
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "qwen3_5_text",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lfm2", "granitemoehybrid")),
+    ],
+)
+def test_states_are_fed_what_stays_of_drafts_without_waiting(kind: str, tmp_path: Path) -> None:
+    guessing = SpeculationConfig(method="ngram", min_ngram=1, adaptive=False, num_draft_tokens=3)
+    model = saved(kind, tmp_path)
+    requests = requests_with_drafts(guesses_are_known=True)
+    expected = on_cpu(config_of(model), requests)
+    with on_pretended_gpu(config_of(model, speculation=guessing), "main") as rig:
+        assert texts(rig.core, requests) == expected
+        drafts = rig.core.stats.drafts
+        assert 0 < drafts.num_accepted_tokens < drafts.num_draft_tokens
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngram, rejection", "another model, rejection"])
 def test_nothing_is_compiled_for_drafts_while_requests_wait(name: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.kernels.recurrent_cases import (
     Case,
     conv_case,
     delta_case,
+    run_on_trial,
     run_steps,
     scan_case,
     step_rows,
@@ -66,6 +67,32 @@ def test_a_key_that_comes_again_and_again(alpha: float) -> None:
         sides.append((twin.gated_delta(mixed, gates, ones, ones, own, rows, shape), own))
     for found, expected in zip(*sides, strict=True):
         close(found, expected, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        delta_case(GatedDeltaShape(1, 3, 24, 20), torch.float32),
+        scan_case(ScanShape(4, 2, 20, 24, UNLIMITED), torch.float32),
+        conv_case(20, 4, torch.float32, "silu", True),
+        conv_case(20, 3, torch.float32, "gated", False),
+    ],
+    ids=["delta", "scan", "conv", "gated"],
+)
+@pytest.mark.parametrize(
+    "tried",
+    [
+        [(2, 3, 4, 1), (5, 1, 5, 5), (0, 9, 2, 2), (3, 2, 3, 2)],
+        [(2, 3, 2, 1), (5, 1, 2, 2), (0, 9, 2, 1)],  # rows that settle could have one token each
+        [(1, 2, LEAST + 4, 3), (4, 5, LEAST + 1, LEAST), (3, LEAST, 2, 1)],  # in chunks
+    ],
+    ids=["some", "two", "many"],
+)
+def test_tokens_on_trial_leave_nothing_but_what_stays(case: Case, tried: list) -> None:
+    sides = [run_on_trial(case, twin, tried) for twin in (operations, reference)]
+    for place, value in sides[1][0].items():
+        close(sides[0][0][place], value, 1e-4)
+    close(sides[0][1], sides[1][1], 1e-4)
 
 
 def test_chunks_are_found_among_many_rows() -> None:

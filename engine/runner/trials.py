@@ -1,0 +1,158 @@
+"""Rows that verify drafts, as the layers see them that keep a state: whole, and then settled.
+
+    batch      rows (t) (x) (y) (z) (u)     single tokens (``engine/runner/drafts.py``), and another
+    on trial   rows (t x y z) (u)           a state takes tokens one after the other
+    settled    rows () (t x) (y z u)        x was kept, y was not: the second of three is fed
+
+See ``engine.models.trial``. The rows of what settles cover all tokens that are held, as rows lie
+side by side: those between two sequences' kept tokens pad, and leave every state alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.models.trial import Trial
+from engine.runner.drafts import StepDrafts
+from engine.runner.inputs import HostBatch
+from engine.runner.transfer import Uploads
+from kernels.inputs import StepRows
+
+_NONE = np.empty(0, np.int32)
+_PADS = np.int32(-1)  # where rows start that leave every state alone
+
+
+class _HostRows:
+    """The rows of a batch with those whole that verify drafts: R rows, T of them on trial."""
+
+    def __init__(self, batch: HostBatch) -> None:
+        # Sequences have one row each, but for those whose tokens are rows of their own.
+        firsts = np.flatnonzero(np.diff(batch.slots, prepend=np.int32(-1)))
+        sizes = np.diff(firsts, append=batch.slots.size)
+        self.tried = np.flatnonzero(sizes > 1)  # [T]
+        self.sizes = sizes[self.tried]  # [T], tokens of each
+        self.slots = batch.slots[firsts]  # [R]
+        self.query_start = batch.query_start[np.append(firsts, batch.slots.size)]  # [R + 1]
+        self.starts = batch.starts[firsts]  # [R]
+
+    def on_trial(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Slots, where each begins, and starts."""
+        starts = self.starts.copy()
+        starts[self.tried] = ~starts[self.tried]
+        return self.slots, self.query_start, starts
+
+    def tokens(self) -> np.ndarray:
+        """[n] int32, those on trial."""
+        places = np.arange(self.sizes.sum()) - np.repeat(self.begins, self.sizes)
+        return (np.repeat(self.query_start[self.tried], self.sizes) + places).astype(np.int32)
+
+    @property
+    def begins(self) -> np.ndarray:
+        """[T], where each begins among the tokens on trial."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    def settled(
+        self, begins: np.ndarray, num_held: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Slots, where each begins, and starts of the rows that settle, as if of each sequence the
+        newest token stayed alone. ``begins`` [T] are theirs among so many tokens that are held."""
+        num_rows = 2 * self.tried.size + 1
+        num_rows += num_rows == num_held  # see ``StepRows``
+        slots = np.zeros(num_rows, np.int32)
+        bounds = np.full(num_rows + 1, num_held, np.int32)
+        starts = np.full(num_rows, _PADS)
+        of_tried, ends = slice(1, 2 * self.tried.size, 2), slice(2, 2 * self.tried.size + 1, 2)
+        bounds[0], bounds[of_tried], bounds[ends] = 0, begins, begins + 1
+        slots[of_tried], starts[of_tried] = self.slots[self.tried], self.starts[self.tried]
+        return slots, bounds, starts
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrial:
+    """What a step has on trial, and what settles it."""
+
+    trial: Trial
+    rows: StepRows  # as if of each sequence the newest token stayed alone
+    groups: torch.Tensor  # [T] int32, which of the step's judged groups each sequence is
+
+    def settle(self, num_accepted: torch.Tensor) -> None:
+        """Feed the states what stays; nothing waits for the device. Once.
+
+        Args:
+            num_accepted: [G] int64, drafts kept of each judged group.
+        """
+        kept = num_accepted.index_select(0, self.groups)
+        self.rows.query_start[2 : 2 * self.groups.numel() + 1 : 2].add_(kept)
+        self.trial.settle(self.rows)
+
+
+def begin_trial(
+    batch: HostBatch, drafts: StepDrafts, uploads: Uploads
+) -> tuple[StepRows, StepTrial]:
+    """The rows of a step with drafts as the layers with a state read them, and what they hold.
+
+    Args:
+        batch: of single tokens, where they verify drafts.
+        drafts: of the step.
+        uploads: for what such a step needs more than others.
+    """
+    rows = _HostRows(batch)
+    if batch.is_decode:
+        tokens = _NONE
+        settled = rows.settled(rows.query_start[rows.tried], batch.token_ids.size)
+    else:  # the tokens of prompts are many, and not on trial
+        tokens = rows.tokens()
+        settled = rows.settled(rows.begins, tokens.size)
+    sent = uploads.send((*rows.on_trial(), *settled, _groups(drafts), tokens))
+    trial = Trial(sent[7] if tokens.size else None)
+    return _rows(sent[:3]), StepTrial(trial, _rows(sent[3:6]), sent[6])
+
+
+class RecordedTrial:
+    """What a recorded or captured step of single tokens has on trial, whatever it verifies.
+
+    Args:
+        size: its tokens.
+        device: of the kernels.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        # One row more than tokens: so many that they never have one each (``StepRows``).
+        self._num_rows = size + 1
+        self._packed = torch.zeros(3 * self._num_rows + 1, dtype=torch.int32, device=device)
+        slots, query_start, starts = self._packed.split(
+            (self._num_rows, self._num_rows + 1, self._num_rows)
+        )
+        starts.fill_(int(_PADS))
+        self.rows = _rows((slots, query_start, starts))
+        self.trial = Trial()
+
+    def begin(self, batch: HostBatch, drafts: StepDrafts, uploads: Uploads) -> StepTrial:
+        """Bring a batch to where the step reads its rows; see ``begin_trial``."""
+        rows, num_tokens = _HostRows(batch), self._num_rows - 1
+        slots, query_start, starts = rows.on_trial()
+        spare = self._num_rows - slots.size
+        columns = (
+            np.pad(slots, (0, spare)),
+            np.pad(query_start, (0, spare), constant_values=np.int32(num_tokens)),
+            np.pad(starts, (0, spare), constant_values=_PADS),
+        )
+        uploads.fill(self._packed, columns)
+        settled = rows.settled(rows.query_start[rows.tried], num_tokens)
+        sent = uploads.send((*settled, _groups(drafts)))
+        return StepTrial(self.trial, _rows(sent[:3]), sent[3])
+
+
+def _rows(parts: Sequence[torch.Tensor]) -> StepRows:
+    """Rows of which no token is read."""
+    slots, query_start, starts = parts
+    return StepRows(slots, query_start, starts, slots[:0])
+
+
+def _groups(drafts: StepDrafts) -> np.ndarray:
+    """[T] int32, the judged groups with drafts."""
+    return np.flatnonzero(drafts.sizes > 1).astype(np.int32)

@@ -1,0 +1,238 @@
+"""Drafts for models that keep a state of each sequence: what a refused one has been fed to must
+leave nothing there."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
+from engine.core import EngineCore
+from engine.models.trial import Trial
+from engine.passes import PassPace
+from engine.runner import load_runner, programs, trials
+from engine.runner.programs import DecodePrograms
+from engine.speculation.proposer import Drafter
+from engine.speculation.speculator import Speculator
+from engine.types import Request, SamplingParams
+from tests import tiny_models
+
+KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid")
+NUM_OUTPUT = 24
+_RNG = random.Random(5)
+_STEM = [_RNG.randrange(3, 160) for _ in range(18)]
+PROMPTS = [
+    [5, 6, 7, 8, 9, 10] * 4,
+    [*_STEM, 11, 12],
+    [*_STEM, 40],
+    *([_RNG.randrange(3, 160) for _ in range(n)] for n in (1, 5, 33)),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request, tmp_path_factory) -> str:
+    return str(tiny_models.save(request.param, tmp_path_factory.mktemp(request.param)))
+
+
+@dataclass
+class Oracle:
+    """A proposer that knows the texts, and is wrong now and then."""
+
+    texts: dict[str, list[int]]
+    rng: random.Random = field(default_factory=lambda: random.Random(2))
+
+    def begin(self, request: Request) -> Drafter:
+        return _Guesser([*request.prompt_token_ids, *self.texts[request.id]], self.rng)
+
+    def finish(self, request: Request, token_ids: list[int]) -> None:
+        pass
+
+
+@dataclass
+class _Guesser:
+    text: list[int]
+    rng: random.Random
+
+    def propose(self, token_ids: list[int], most: int) -> tuple[int, ...]:
+        start = len(token_ids)
+        right = self.text[start : start + self.rng.randint(0, most)]
+        return tuple(t if self.rng.random() < 0.7 else self.rng.randrange(3, 160) for t in right)
+
+    def look_s(self, num_unseen: int) -> float:
+        return 0.0
+
+
+def make(directory: str, proposer: Oracle | None = None, **changes: Any) -> EngineCore:
+    cache = {"block_size": 4, "num_blocks": 128}
+    cache |= {key: changes.pop(key) for key in tuple(cache) if key in changes}
+    own = ("attention_backend", "speculation", "enforce_eager", "dtype")
+    given = {key: changes.pop(key) for key in own if key in changes}
+    speculation = SpeculationConfig(method="ngram", min_ngram=1, adaptive=False)
+    if proposer is not None:
+        given["speculation"] = speculation
+    config = EngineConfig(
+        model=directory,
+        num_threads=1,
+        cache=CacheConfig(**cache),
+        scheduler=SchedulerConfig(**{"max_num_seqs": 4, **changes}),
+        **{"dtype": "float32", **given},
+    )
+    speculator = None if proposer is None else Speculator(speculation, proposer)
+    return EngineCore(config, load_runner(config), speculator=speculator)
+
+
+def texts(core: EngineCore, requests: list[Request]) -> dict[str, list[int]]:
+    for each in requests:
+        core.add(each)
+    found: dict[str, list[int]] = {}
+    while core.has_work:
+        output = core.step()
+        assert not output.errors
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            found.setdefault(row_id, []).extend(tokens)
+    assert core.check() == []
+    return found
+
+
+def requests_of(**sampling: Any) -> list[Request]:
+    params = {"temperature": 0.0, "max_tokens": NUM_OUTPUT, "ignore_eos": True, **sampling}
+    return [
+        Request(
+            id=f"{index}",
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(**{"seed": index, **params}),
+        )
+        for index, prompt in enumerate(PROMPTS)
+    ]
+
+
+GREEDY: dict[str, Any] = {}
+SEEDED: dict[str, Any] = {"temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def told(model) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """What there is without drafts: greedy, and seeded."""
+    greedy, seeded = (texts(make(model), requests_of(**way)) for way in (GREEDY, SEEDED))
+    return greedy, seeded
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "plenty": {},
+    "chunks of seven": {"max_num_batched_tokens": 7},
+    "few at once": {"max_num_seqs": 2},
+    "preempted": {"num_blocks": 30},
+    "overlapped": {"overlap": True},
+    "in passes": {"max_step_passes": 4},
+    "plain torch": {"attention_backend": "reference"},
+    "not recorded": {"enforce_eager": True},
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_texts_are_those_without_drafts(model, told, schedule, monkeypatch):
+    """Seeded, then greedy, and again from snapshots that were made between drafts."""
+    monkeypatch.setattr(PassPace, "most", lambda pace, _rows: pace._most)
+    greedy, seeded = told
+    core = make(model, oracle := Oracle(seeded), **SCHEDULES[schedule])
+    assert texts(core, requests_of(**SEEDED)) == seeded
+    oracle.texts = greedy
+    for _ in range(2):
+        assert texts(core, requests_of(**GREEDY)) == greedy
+    stats = core.stats
+    assert 0 < stats.drafts.num_accepted_tokens < stats.drafts.num_draft_tokens
+    assert (stats.num_preemptions > 0) == (schedule == "preempted")
+    assert stats.prefix_cache_hits > 0 or schedule == "preempted"  # where room is short
+
+
+def test_steps_with_drafts_are_recorded(model, monkeypatch):
+    """In bfloat16, whose products are native: the text is that of steps without drafts still."""
+    found: list[bool] = []
+    find = DecodePrograms.find
+
+    def watched(self, batch, *, verifies=False, adapted=False):
+        graph = find(self, batch, verifies=verifies, adapted=adapted)
+        if verifies:
+            found.append(graph is not None and graph.trial is not None)
+        return graph
+
+    monkeypatch.setattr(DecodePrograms, "find", watched)
+    monkeypatch.setattr(programs, "_WORTH", 2)  # times that a number of rows has come
+    requests = requests_of(max_tokens=40)
+    expected = texts(make(model, dtype="bfloat16"), requests)
+    assert texts(make(model, Oracle(expected), dtype="bfloat16"), requests) == expected
+    assert sum(found) > 10
+    assert sum(found) < len(found)  # numbers of rows that came seldom
+
+
+def one_draft_is_lost(patch: pytest.MonkeyPatch) -> None:
+    settle = trials.StepTrial.settle
+
+    def short(self, num_accepted):
+        settle(self, (num_accepted - 1).clamp(min=0))
+
+    patch.setattr(trials.StepTrial, "settle", short)
+
+
+def none_is_fed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Trial, "settle", lambda self, rows: None)
+
+
+def drafts_are_fed_in_earnest(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        trials._HostRows, "on_trial", lambda self: (self.slots, self.query_start, self.starts)
+    )
+
+
+@pytest.mark.parametrize("plant", [one_draft_is_lost, none_is_fed, drafts_are_fed_in_earnest])
+def test_a_planted_bug_is_noticed(model, told, plant, monkeypatch):
+    plant(monkeypatch)
+    assert texts(make(model, Oracle(told[0])), requests_of()) != told[0]
+
+
+@pytest.mark.parametrize("draft", ["ngram", "suffix", "draft"])
+def test_who_guesses_changes_no_text(model, told, draft, tmp_path):
+    small = tiny_models.save("llama", tmp_path) if draft == "draft" else None
+    speculation = SpeculationConfig(
+        method=draft, draft_model=small and str(small), min_ngram=1, adaptive=False
+    )
+    core = make(model, speculation=speculation)
+    assert texts(core, requests_of()) == told[0]
+    assert core.stats.drafts.num_draft_tokens > 0
+
+
+def test_a_text_goes_on_after_its_engine_has_died(model, told):
+    first, expected = requests_of()[0], told[0]
+    resumed = Request(
+        id=first.id,
+        prompt_token_ids=first.prompt_token_ids,
+        sampling=first.sampling,
+        resumed_token_ids=tuple(expected[first.id][:5]),
+    )
+    rest = texts(make(model, Oracle(expected)), [resumed])
+    assert rest == {first.id: expected[first.id][5:]}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_with_drafts_that_fails_is_run_again(model, told, overlap, monkeypatch, caplog):
+    """Once its drafts have been fed, or before."""
+    caplog.set_level(logging.CRITICAL)
+    requests, expected = requests_of(), told[0]
+    core, calls = make(model, Oracle(expected), overlap=overlap), iter(range(10_000))
+    settle = Trial.settle
+
+    def failing(self, rows):
+        call = next(calls)
+        if call == 3:
+            raise RuntimeError("a passing fault")
+        settle(self, rows)
+        if call == 9:
+            raise RuntimeError("another")
+
+    monkeypatch.setattr(Trial, "settle", failing)
+    assert texts(core, requests) == expected
+    assert next(calls) > 12
