@@ -131,7 +131,7 @@ def test_a_norm_with_a_weight_for_each_head() -> None:
 @settings(max_examples=40, deadline=None)
 def test_gates(name: str, rows: int, dim: int, dtype: torch.dtype) -> None:
     gate_up = (torch.randn(rows, 2 * dim) * 8).to(dtype)
-    # Errors are of the largest result, which must not be one of those that cancel to nearly nothing.
+    # Results that cancel to nearly nothing must not be all there is to judge errors by.
     gate_up[-1, dim - 1] = gate_up[-1, -1] = 4.0
     gate_up[0, 0] = -300.0
     expected = getattr(reference, name)(gate_up.double())

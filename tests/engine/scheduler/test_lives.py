@@ -78,8 +78,8 @@ def test_prompts_with_other_images_share_what_comes_before_these_alone(
     assert hits >= 100
     monkeypatch.setattr(prefix.PrefixChain, "_seen", lambda *_: b"")
     lives = (_PicturedLife(seed) for seed in range(60))
-    # Blocks of another image, or of models that keep a state, the snapshot that is named as they are.
-    with pytest.raises(BrokenContract, match="reads foreign KV|has another's state"):
+    # Blocks of another image, or in models that keep a state, the snapshot of their name.
+    with pytest.raises(BrokenContract, match=r"reads foreign KV|has another's state"):
         any(life.run() for life in lives)
 
 

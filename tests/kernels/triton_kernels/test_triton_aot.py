@@ -166,6 +166,7 @@ def test_codes_of_a_cache_are_rounded_as_the_references(tmp_path: Path) -> None:
     assert "fma.rn" not in ptx
 
 
+@pytest.mark.slow
 def test_layers_with_a_state_compile_for_hopper(tmp_path: Path) -> None:
     reports = compile_cases(tmp_path, "recurrent-qwen3-next-granite-4")
     assert {report["kernel"] for report in reports} >= {

@@ -59,7 +59,7 @@ def with_operations(**changed: Any) -> Kernels:
         (replace(SPEC, windows=(None, 20), looks_ahead=True), False),
         (LATENT, False),
         (STATES, False),
-        (replace(STATES, dtype=torch.bfloat16), False),
+        pytest.param(replace(STATES, dtype=torch.bfloat16), False, marks=pytest.mark.slow),
         (replace(SPEC, cache_dtype=torch.int8), False),
         (replace(SPEC, cache_dtype=torch.float8_e4m3fn, dtype=torch.float16), False),
     ],

@@ -76,7 +76,11 @@ def test_a_row_has_the_same_bits_beside_others() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize(
-    ("inputs", "group"), [(128, 32), (192, 64), (100, 100), (176, 16), (2080, 32)]
+    ("inputs", "group"),
+    [
+        *((128, 32), (192, 64), (100, 100), (176, 16)),
+        pytest.param(2080, 32, marks=pytest.mark.slow),
+    ],
 )
 def test_products_of_codes_equal_the_twins(
     kind: str, inputs: int, group: int, is_whole: bool
