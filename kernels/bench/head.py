@@ -1,6 +1,6 @@
 """Measures how a CPU's head finds the likeliest token: by its whole weight, or by codes first.
 
-    python -m kernels.bench.head [--threads 2] [--rows 1,2,4,8] [--shapes 32000x256,151936x896]
+    python -m kernels.bench.head [--threads 2] [--rows 1,4,8,16,64] [--shapes 32000x256,151936x896]
 
 Each is measured in turn with the other, and the medians count. What the tokens are is compared on
 the way. The last line printed is JSON.
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0; 1 where the two name different tokens, 2 without kernels."""
     parser = argparse.ArgumentParser(prog="python -m kernels.bench.head", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rows", default="1,2,4,8")
+    parser.add_argument("--rows", default="1,4,8,16,64")
     parser.add_argument("--shapes", default=_SHAPES)
     options = parser.parse_args(argv)
     if not is_available():

@@ -16,7 +16,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -121,7 +121,7 @@ class _Cluster:
     # ------------------------------------------------------------ places
 
     @contextlib.contextmanager
-    def _placed(self) -> Any:
+    def _placed(self) -> Iterator[None]:
         """Hold a bundle of resources on each machine; the first on this one, which has the API."""
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
@@ -194,7 +194,7 @@ class _Cluster:
                 self._start(rank)
         return None
 
-    def _end(self, *_: Any) -> None:
+    def _end(self) -> None:
         """Let the first machine finish what it serves; asked again, at once."""
         if self._is_ending:
             raise SystemExit(1)
@@ -211,7 +211,7 @@ class _Cluster:
 
 
 @contextlib.contextmanager
-def _on_signals(act: Any) -> Any:
+def _on_signals(act: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and SIGINT call ``act``."""
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -23,7 +22,9 @@ class RayNode:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._secret: str | None = None
+        self._secret: int | None = (
+            None  # a file in memory, gone with this process
+        )
 
     def address(self) -> str:
         """This machine's address, as Ray's other machines reach it."""
@@ -34,11 +35,11 @@ class RayNode:
     def start(self, flags: Sequence[str], secret: str) -> None:
         """Start ``quire serve`` with ``flags`` and a secret that all machines have."""
         if self._secret is None:
-            file, self._secret = tempfile.mkstemp(prefix="quire-node-")  # of this user alone
-            with open(file, "w") as writer:
-                writer.write(secret)
-        command = [sys.executable, "-m", "server", "serve", *flags]
-        command += ["--node-secret-file", self._secret]
+            self._secret = os.memfd_create("quire-node-secret")
+            os.write(self._secret, secret.encode())
+        # To be opened by processes of this user alone.
+        place = f"/proc/{os.getpid()}/fd/{self._secret}"
+        command = [sys.executable, "-m", "server", "serve", *flags, "--node-secret-file", place]
         self._process = subprocess.Popen(command, preexec_fn=_end_with_parent)
 
     def poll(self) -> int | None:
@@ -57,9 +58,6 @@ class RayNode:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace_s)
             self._process.kill()
-        if self._secret is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._secret)
 
 
 def _end_with_parent() -> None:

@@ -113,7 +113,7 @@ def test_two_machines_answer_as_one_and_nothing_of_them_is_left(
         nodes = {flag_of(process, "--node-rank"): process for process in node_processes(port)}
         assert set(nodes) == {"0", "1"}
         secrets = {flag_of(p, "--node-secret-file") for p in nodes.values()}
-        assert all(os.stat(secret).st_mode & 0o777 == 0o600 for secret in secrets)
+        assert all(secret.startswith("/proc/") for secret in secrets), "on no disk"
         # Streams wait for a machine that is lost, and go on when it is back.
         nodes["1"].send_signal(signal.SIGKILL)
         again = ours.chat(max_tokens=40)

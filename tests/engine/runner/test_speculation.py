@@ -19,16 +19,10 @@ from engine.text.tokenizer import Tokenizer
 from engine.types import EngineOutput, Grammar, Request, SamplingParams
 from kernels.cpu.linear import is_available
 from tests import tiny_models
+from tests.engine.running import prompts_that_share
 
 NUM_OUTPUT = 24
-_RNG = random.Random(7)
-_STEM = [_RNG.randrange(3, 160) for _ in range(18)]
-PROMPTS = [
-    [5, 6, 7, 8, 9, 10] * 4,
-    [*_STEM, 11, 12],
-    [*_STEM, 40],
-    *([_RNG.randrange(3, 160) for _ in range(n)] for n in (1, 5, 33)),
-]
+PROMPTS = prompts_that_share(seed=7)
 
 
 @pytest.fixture(scope="module")

@@ -20,17 +20,11 @@ from engine.speculation.proposer import Drafter
 from engine.speculation.speculator import Speculator
 from engine.types import Request, SamplingParams
 from tests import tiny_models
+from tests.engine.running import Guesser, prompts_that_share, texts
 
 KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid")
 NUM_OUTPUT = 24
-_RNG = random.Random(5)
-_STEM = [_RNG.randrange(3, 160) for _ in range(18)]
-PROMPTS = [
-    [5, 6, 7, 8, 9, 10] * 4,
-    [*_STEM, 11, 12],
-    [*_STEM, 40],
-    *([_RNG.randrange(3, 160) for _ in range(n)] for n in (1, 5, 33)),
-]
+PROMPTS = prompts_that_share(seed=5)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -46,24 +40,11 @@ class Oracle:
     rng: random.Random = field(default_factory=lambda: random.Random(2))
 
     def begin(self, request: Request) -> Drafter:
-        return _Guesser([*request.prompt_token_ids, *self.texts[request.id]], self.rng)
+        text = [*request.prompt_token_ids, *self.texts[request.id]]
+        return Guesser(text, self.rng, wrong=range(3, 160), right=0.7)
 
     def finish(self, request: Request, token_ids: list[int]) -> None:
         pass
-
-
-@dataclass
-class _Guesser:
-    text: list[int]
-    rng: random.Random
-
-    def propose(self, token_ids: list[int], most: int) -> tuple[int, ...]:
-        start = len(token_ids)
-        right = self.text[start : start + self.rng.randint(0, most)]
-        return tuple(t if self.rng.random() < 0.7 else self.rng.randrange(3, 160) for t in right)
-
-    def look_s(self, num_unseen: int) -> float:
-        return 0.0
 
 
 def make(directory: str, proposer: Oracle | None = None, **changes: Any) -> EngineCore:
@@ -85,19 +66,6 @@ def make(directory: str, proposer: Oracle | None = None, **changes: Any) -> Engi
     return EngineCore(config, load_runner(config), speculator=speculator)
 
 
-def texts(core: EngineCore, requests: list[Request]) -> dict[str, list[int]]:
-    for each in requests:
-        core.add(each)
-    found: dict[str, list[int]] = {}
-    while core.has_work:
-        output = core.step()
-        assert not output.errors
-        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
-            found.setdefault(row_id, []).extend(tokens)
-    assert core.check() == []
-    return found
-
-
 def requests_of(**sampling: Any) -> list[Request]:
     params = {"temperature": 0.0, "max_tokens": NUM_OUTPUT, "ignore_eos": True, **sampling}
     return [
@@ -117,7 +85,7 @@ SEEDED: dict[str, Any] = {"temperature": 1.0}
 @pytest.fixture(scope="module")
 def told(model) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """What there is without drafts: greedy, and seeded."""
-    greedy, seeded = (texts(make(model), requests_of(**way)) for way in (GREEDY, SEEDED))
+    greedy, seeded = (texts(make(model), *requests_of(**way)) for way in (GREEDY, SEEDED))
     return greedy, seeded
 
 
@@ -139,10 +107,10 @@ def test_texts_are_those_without_drafts(model, told, schedule, monkeypatch):
     monkeypatch.setattr(PassPace, "most", lambda pace, _rows: pace._most)
     greedy, seeded = told
     core = make(model, oracle := Oracle(seeded), **SCHEDULES[schedule])
-    assert texts(core, requests_of(**SEEDED)) == seeded
+    assert texts(core, *requests_of(**SEEDED)) == seeded
     oracle.texts = greedy
     for _ in range(2):
-        assert texts(core, requests_of(**GREEDY)) == greedy
+        assert texts(core, *requests_of(**GREEDY)) == greedy
     stats = core.stats
     assert 0 < stats.drafts.num_accepted_tokens < stats.drafts.num_draft_tokens
     assert (stats.num_preemptions > 0) == (schedule == "preempted")
@@ -163,8 +131,8 @@ def test_steps_with_drafts_are_recorded(model, monkeypatch):
     monkeypatch.setattr(DecodePrograms, "find", watched)
     monkeypatch.setattr(programs, "_WORTH", 2)  # times that a number of rows has come
     requests = requests_of(max_tokens=40)
-    expected = texts(make(model, dtype="bfloat16"), requests)
-    assert texts(make(model, Oracle(expected), dtype="bfloat16"), requests) == expected
+    expected = texts(make(model, dtype="bfloat16"), *requests)
+    assert texts(make(model, Oracle(expected), dtype="bfloat16"), *requests) == expected
     assert sum(found) > 10
     assert sum(found) < len(found)  # numbers of rows that came seldom
 
@@ -191,7 +159,7 @@ def drafts_are_fed_in_earnest(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("plant", [one_draft_is_lost, none_is_fed, drafts_are_fed_in_earnest])
 def test_a_planted_bug_is_noticed(model, told, plant, monkeypatch):
     plant(monkeypatch)
-    assert texts(make(model, Oracle(told[0])), requests_of()) != told[0]
+    assert texts(make(model, Oracle(told[0])), *requests_of()) != told[0]
 
 
 @pytest.mark.parametrize("draft", ["ngram", "suffix", "draft"])
@@ -201,7 +169,7 @@ def test_who_guesses_changes_no_text(model, told, draft, tmp_path):
         method=draft, draft_model=small and str(small), min_ngram=1, adaptive=False
     )
     core = make(model, speculation=speculation)
-    assert texts(core, requests_of()) == told[0]
+    assert texts(core, *requests_of()) == told[0]
     assert core.stats.drafts.num_draft_tokens > 0
 
 
@@ -213,7 +181,7 @@ def test_a_text_goes_on_after_its_engine_has_died(model, told):
         sampling=first.sampling,
         resumed_token_ids=tuple(expected[first.id][:5]),
     )
-    rest = texts(make(model, Oracle(expected)), [resumed])
+    rest = texts(make(model, Oracle(expected)), resumed)
     assert rest == {first.id: expected[first.id][5:]}
 
 
@@ -234,5 +202,5 @@ def test_a_step_with_drafts_that_fails_is_run_again(model, told, overlap, monkey
             raise RuntimeError("another")
 
     monkeypatch.setattr(Trial, "settle", failing)
-    assert texts(core, requests) == expected
+    assert texts(core, *requests) == expected
     assert next(calls) > 12

@@ -18,6 +18,7 @@ from engine.runner import load_runner
 from engine.types import Request, SamplingParams
 from tests import tiny_models
 from tests.engine.handmade import Hand, load, request
+from tests.engine.running import texts
 
 MIB = 2**20
 KINDS = ("qwen3_5_text", "olmo_hybrid", "lfm2_moe", "granitemoehybrid")
@@ -47,19 +48,6 @@ def make(directory, **changes) -> EngineCore:
         },
     )
     return EngineCore(config, load_runner(config))
-
-
-def texts(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
-    for each in requests:
-        core.add(each)
-    found: dict[str, list[int]] = {}
-    while core.has_work:
-        output = core.step()
-        assert not output.errors
-        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
-            found.setdefault(row_id, []).extend(tokens)
-    assert core.check() == []
-    return found
 
 
 def cached(core: EngineCore, *requests: Request) -> dict[str, int]:

@@ -10,6 +10,7 @@ from engine.plan_rows import PlanRows, ScheduledRow
 from engine.speculation.proposer import Drafter
 from engine.types import EngineInfo, Request, StepResult
 from tests.engine.fakes import VOCAB, FakeRunner, expected_output
+from tests.engine.running import Guesser
 
 if TYPE_CHECKING:
     from tests.engine.scheduler.lives import Life
@@ -23,24 +24,10 @@ class Guesses:
 
     def begin(self, request: Request) -> Drafter:
         text = [*request.prompt_token_ids, *expected_output(request, self._life.limit)[0]]
-        return _Guesser(text, self._life.rng)
+        return Guesser(text, self._life.rng, wrong=range(VOCAB))
 
     def finish(self, request: Request, token_ids: list[int]) -> None:
         pass
-
-
-@dataclass
-class _Guesser:
-    text: list[int]
-    rng: random.Random
-
-    def propose(self, token_ids: list[int], most: int) -> tuple[int, ...]:
-        start = len(token_ids)
-        right = self.text[start : start + self.rng.randint(0, most)]
-        return tuple(t if self.rng.random() < 0.8 else self.rng.randrange(VOCAB) for t in right)
-
-    def look_s(self, num_unseen: int) -> float:
-        return 0.0
 
 
 class Lazy(FakeRunner):

@@ -87,7 +87,8 @@ class Digits {
               Int8Rows::layout_of(a_row_ * rows, width_, amx)} {
     for (int64_t r = 0; r < rows; ++r) {
       losses_.get()[r] = 0;
-      norms_.get()[r] = a_row_ == 1 ? round(x + r * inputs, r, inputs) : split(x + r * inputs, r, inputs);
+      const bf16* row = x + r * inputs;
+      norms_.get()[r] = a_row_ == 1 ? round(row, r, inputs) : split(row, r, inputs);
     }
   }
 

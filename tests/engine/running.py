@@ -1,0 +1,56 @@
+"""Engines run to the end of some requests, and proposers whose guesses are wrong now and then."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from engine.core import EngineCore
+from engine.types import Request
+
+
+def texts(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
+    """The output tokens of each request, after which no block is held and the books agree."""
+    for each in requests:
+        core.add(each)
+    found: dict[str, list[int]] = {}
+    while core.has_work:
+        output = core.step()
+        assert not output.errors
+        for row_id, tokens in zip(output.ids, output.token_ids, strict=True):
+            found.setdefault(row_id, []).extend(tokens)
+    assert core.check() == []
+    return found
+
+
+def prompts_that_share(seed: int) -> list[list[int]]:
+    """One that repeats itself, two that begin alike, and others of several lengths."""
+    rng = random.Random(seed)
+    stem = [rng.randrange(3, 160) for _ in range(18)]
+    return [
+        [5, 6, 7, 8, 9, 10] * 4,
+        [*stem, 11, 12],
+        [*stem, 40],
+        *([rng.randrange(3, 160) for _ in range(n)] for n in (1, 5, 33)),
+    ]
+
+
+@dataclass
+class Guesser:
+    """Knows the text of one request: guesses some of what follows, most of it rightly."""
+
+    text: list[int]
+    rng: random.Random
+    wrong: range  # ids to guess wrongly by
+    right: float = 0.8  # share of guesses
+
+    def propose(self, token_ids: list[int], most: int) -> tuple[int, ...]:
+        start = len(token_ids)
+        known = self.text[start : start + self.rng.randint(0, most)]
+        return tuple(
+            token if self.rng.random() < self.right else self.rng.choice(self.wrong)
+            for token in known
+        )
+
+    def look_s(self, num_unseen: int) -> float:
+        return 0.0
