@@ -22,9 +22,7 @@ class RayNode:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._secret: int | None = (
-            None  # a file in memory, gone with this process
-        )
+        self._secret: int | None = None  # a file in memory, gone with this process
 
     def address(self) -> str:
         """This machine's address, as Ray's other machines reach it."""
