@@ -123,6 +123,7 @@ def test_the_widest_heads_compile_for_hopper(tmp_path: Path) -> None:
     check(compile_cases(tmp_path, "decode-gemma4-31b-full", "prefill-gemma4-31b-full"))
 
 
+@pytest.mark.slow
 def test_batch_invariant_attention_is_of_the_same_products(tmp_path: Path) -> None:
     """A query's are of one shape alone and in a chunk: so are the bits (runs.py)."""
     for name in ("llama-8b", "gemma2-9b"):
