@@ -401,4 +401,84 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanMoEV1Config",
         {"head_dim": 8, "pad_token_id": 0, "num_experts": 6, "moe_topk": 3, "attention_bias": True},
     ),
+    "afmoe": (
+        "AfmoeConfig",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"head_dim": 16, "sliding_window": 12, "route_scale": 1.7, "mup_enabled": True},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "cwm": (
+        "CwmConfig",
+        {
+            **{"head_dim": 16, "sliding_window": 12, "pad_token_id": 0},
+            **_rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+        },
+    ),
+    "exaone_moe": (
+        "ExaoneMoeConfig",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"num_shared_experts": 2, "n_group": 3, "topk_group": 2, "sliding_window": 12},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "hy_v3": (
+        "HYV3Config",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"head_dim": 16, "num_shared_experts": 2},
+        },
+    ),
+    "mellum": (
+        "MellumConfig",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"head_dim": 16, "sliding_window": 12},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "rope_parameters": {
+                "full_attention": {
+                    **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0},
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "mistral4": (
+        "Mistral4Config",
+        {
+            **{**_DEEPSEEK, "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1},
+            **_rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.5,
+            ),
+        },
+    ),
+    "vaultgemma": (
+        "VaultGemmaConfig",
+        {
+            **{"head_dim": 16, "query_pre_attn_scalar": 9, "sliding_window": 12},
+            **{"attn_logit_softcapping": 5.0, "final_logit_softcapping": 4.0, "pad_token_id": 0},
+        },
+    ),
+    "youtu": (
+        "YoutuConfig",
+        {
+            **{"num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16, "pad_token_id": 0},
+            **{"qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12},
+        },
+    ),
 }

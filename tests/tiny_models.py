@@ -33,7 +33,7 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
     config._attn_implementation = "eager"
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = _new(config_class, config)
         for name, parameter in model.named_parameters():
             # Norms away from one, biases away from zero, scores far enough apart to be chosen by.
             is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
@@ -45,6 +45,16 @@ def build(kind: str, seed: int = 0, **changes: Any) -> Any:
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.5)
     return model.eval()
+
+
+def _new(config_class: str, config: Any) -> Any:
+    import transformers
+
+    if config_class == "Mistral4Config":  # known to the class of whole models with images alone
+        from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
+
+        return Mistral4ForCausalLM(config)
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
 def save(kind: str, directory: Path, seed: int = 0, **changes: Any) -> Path:

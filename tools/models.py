@@ -20,76 +20,92 @@ _PAGE = """\
 <!-- made by python -m tools.models -->
 # Models
 
-A model is a directory in Hugging Face format: `config.json`, safetensors (one file or shards) and
-a tokenizer. Its `model_type` decides who reads the config. A `model_type` that is not below is
-refused with this list, and so is, by name, any key of a config that its reader does not
-understand: a key that is ignored is a wrong answer. Code from a model's directory is never run.
+Quire serves a model from a directory in Hugging Face format: `config.json`, safetensors (one file
+or shards) and a tokenizer. The config's `model_type` selects the family from the table below. An
+unknown `model_type` is refused with this list. So is any config key that the family's reader does
+not understand, because a key that is ignored silently gives wrong answers. Code from a model's
+directory is never run.
+
+## Families
 
 | `model_type` | Models | What differs from Llama |
 |---|---|---|
 {families}
 
-Each family is held against Hugging Face's own code on a tiny random model: logits to 1e-4 in
-float32 (2e-4 with states, which are summed in chunks there), and, but for those that differ from
-another in names and numbers alone, greedy text under any chunking, batch and preemption. No weights
-of a published model have been tried, as none could be downloaded where this was made: a published
-config may have a key that its reader does not know, which the error names.
+**How they are tested.** Each family is compared with Hugging Face's own implementation on a tiny
+random model: logits must agree within 1e-4 in float32 (2e-4 for layers with a state, which
+Hugging Face sums in chunks), and greedy text must be the same under any chunking, batching and
+preemption. Families that differ from another in names and numbers alone are compared by logits
+only. No published weights have been tried, because none could be downloaded where Quire was
+developed. If a published config has a key that is not understood, the error names it.
 
-Images are taken by {images}. Their encoders are
-held against Hugging Face's own on tiny random models, images of one cell and of uneven windows
-among them: every embedding to 1e-5 of the largest, in float32. Of an encoder that is quantised, or
-whose config has a key that is not understood, the reason is logged and text alone is served; so it
-is of the other models that read images, where what is for images is passed over.
+## Images
 
-Gemma 4's layers have heads of two kinds, and each kind its own shape of the KV cache. Layers that
-share keys and values with an earlier one (E2B, E4B) have none in the cache. Heads of 512, which it
-has where all is seen, have kernels on a CPU, and on a GPU in bfloat16 and float16: these have been
-compiled and interpreted, and not run on one yet. `quire quantize` does not take it.
+{images} accept images. Their encoders are compared with Hugging Face's on tiny random models,
+images of one cell and of uneven windows included: every embedding must agree within 1e-5 of the
+largest, in float32.
 
-Layers with the gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid), a selective state space
-(Mamba-2: Granite 4.0 H, Bamba, Nemotron-H) or a short convolution (LFM2) keep a state of each
-sequence in place of keys and values, as large for a long text as for a short one
-([kv-cache.md](kv-cache.md#states)).
-With such models `--speculation` and `--kv-offload-bytes` are refused at start, and so is `quire
-quantize`; ranks and stages have the states of their heads and layers ([parallel.md](parallel.md));
-`--quantization` rounds them as they load, but for the small projections that a delta rule's decay
-comes from. On a GPU these layers' kernels, which take prompts 64 tokens at a time, have not been
-run yet. Models of state spaces alone, Jamba and Falcon-H1 are refused by name.
+Other multimodal models are served as text models. So is a model whose image encoder is quantised
+or has a config key that is not understood; the reason is logged at start.
 
-Encoders, which make embeddings and score pairs of texts ([embeddings.md](embeddings.md)):
+## Gemma 4
+
+Gemma 4 has two kinds of heads, each with its own KV-cache shape. Layers that share keys and
+values with an earlier layer (E2B, E4B) take no cache of their own. Its heads of 512 have kernels
+for CPUs, and for GPUs in bfloat16 and float16; the GPU kernels have been compiled and interpreted
+but not run on a GPU yet. `quire quantize` does not support Gemma 4.
+
+## Models with a state
+
+Some layers keep a fixed-size state of each sequence instead of keys and values
+([kv-cache.md](kv-cache.md#states)): gated delta rules (Qwen3-Next, Qwen3.5, OLMo Hybrid),
+selective state spaces (Mamba-2: Granite 4.0 H, Bamba, Nemotron-H) and short convolutions (LFM2).
+
+| With such models | |
+|---|---|
+| [`--speculation`](speculation.md) | yes, but no draft model with a state and no drafts on several ranks |
+| `--quantization` | yes, but for the small projections of a delta rule's decay |
+| [tensor and pipeline parallelism](parallel.md) | yes |
+| `--kv-offload-bytes`, `quire quantize` | refused |
+
+Their GPU kernels, which take prompts 64 tokens at a time, have not been run on a GPU yet. Jamba,
+Falcon-H1 and models of state spaces alone are refused.
+
+## Encoders
+
+Encoders make embeddings and score pairs of texts ([embeddings.md](embeddings.md)). They are
+compared with Hugging Face's in the same way.
 
 | `model_type` | Models |
 |---|---|
 {encoders}
 
-Their vectors and scores are held against Hugging Face's in the same way.
+## Parts
 
-Rotary embeddings: {ropes};
-on a part of the head, with a base of their own in windowed layers, or by neighbouring dimensions,
-where the family has it so.
+- **Rotary embeddings:** {ropes}; on a part of the head, with a separate base in windowed layers,
+  or interleaved, as the family has it.
+- **Latent attention** (DeepSeek and relatives): the cache holds a token's latent in place of its
+  keys and values, and the matrices that expand latents are absorbed into queries and outputs.
+  These matrices keep the model's dtype under `--quantization`; a checkpoint that has them
+  quantised (`kv_b_proj`) is expanded at load, because an absorbed matrix is multiplied along its
+  outputs.
+- **Draft heads:** the multi-token-prediction layer of DeepSeek-V3, GLM-4.5 and later, Qwen3-Next
+  and Qwen3.5 (`--speculation mtp`), EAGLE and EAGLE-3 heads for any decoder (`--speculation
+  eagle`); see [speculation.md](speculation.md).
+- **Windows and chunks:** where every layer has a window, blocks behind it are freed as a text
+  grows. Attention within chunks (Llama 4) works with every attention backend.
+- **Mixtures of experts:** all experts of a layer are one grouped product on a GPU and one native
+  call on a CPU, quantised like other layers ([architecture.md](architecture.md)).
+  `--batch-invariant` supports them on a CPU with AVX2, AVX512-BF16 or NEON in bfloat16 or int8,
+  and on a GPU in bfloat16 or float16, quantised or not.
 
-Latent attention (DeepSeek): a token's latent is cached in place of its keys and values, and the
-matrices that would make those of it are absorbed into queries and outputs; these two are held in
-the model's dtype when the other weights are rounded, and widened where a checkpoint has them in
-codes (`kv_b_proj`): absorbed, one of them is multiplied along its outputs.
+## Number formats
 
-Heads that draft: the layer for multi-token prediction of DeepSeek-V3 and GLM-4.5 and later
-(`--speculation mtp`), EAGLE and EAGLE-3 heads for any decoder (`--speculation eagle`); see
-[speculation.md](speculation.md).
+Models run in float32, bfloat16 or float16, whatever the checkpoint was saved in. `--quantization
+int8|int4|nf4|fp8` rounds the weights of any family at load, and quantised checkpoints load as
+they are ([quantisation.md](quantisation.md)):
 
-Attention within chunks (Llama 4) is attention of shorter rows: each backend serves it. Where every
-layer has a window, blocks behind it are given back as a text grows.
-
-Mixtures of experts: on a GPU one grouped product of Triton for all experts of a layer, on a CPU one
-native call, quantised as other layers are ([architecture.md](architecture.md)). `--batch-invariant`
-takes them on a CPU with AVX2, AVX512-BF16 or NEON, in bfloat16 or int8, and on a GPU in bfloat16 or
-float16, quantised or not; it refuses them elsewhere.
-
-Numbers: float32, bfloat16 and float16; what the checkpoint was saved in does not matter.
-`--quantization int8|int4|nf4|fp8` rounds the weights of any family while they load, and checkpoints
-that are quantised load as they are ([quantisation.md](quantisation.md)):
-
-| `quant_method` | What of it |
+| `quant_method` | Supported |
 |---|---|
 {formats}
 """

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 
 from engine.models.adapters import project
-from engine.models.latent import LatentAttention
+from engine.models.latent import LatentAttention, query_factors
 from engine.models.modules import AttentionWeights
 from engine.models.norms import NormWeights, SharedRmsNorm, bind_norm
 from engine.models.peers import Peers
 from engine.models.recurrent import LayerMemory
-from engine.models.spec import DecoderSpec, TemperatureSpec
+from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from kernels.attention import LayerCache, OtherHeads
 from kernels.operations import Kernels
@@ -96,7 +96,7 @@ class Attention:
             query *= weights.query_scale
         if self._is_tempered:
             assert spec.temperature is not None
-            query *= self._temperatures(state.positions, spec.temperature)
+            query *= query_factors(self._operations, state.positions, spec.temperature)
         attended = self._attention.forward(state.attention, weights.attention, query, cache)
         attended = attended.view(-1, spec.query_size)
         return attended if gate is None else self._operations.apply_gate(attended, gate, True)
@@ -114,11 +114,6 @@ class Attention:
         )
         attended = self._attention.forward(state.attention, weights.attention, query, cache)
         return attended.view(-1, spec.query_size)
-
-    def _temperatures(self, positions: torch.Tensor, spec: TemperatureSpec) -> torch.Tensor:
-        """What queries are multiplied by: [n] int64 -> [n, 1, 1] float32."""
-        factors = self._operations.temperatures(positions, spec.first, spec.every, spec.scale)
-        return factors.view(-1, 1, 1)
 
     def _norm_values(self, fused: torch.Tensor, norm: torch.Tensor) -> None:
         """Norm each head's value, in place."""

@@ -23,9 +23,9 @@ from engine.models.adapters import Adapters, project
 from engine.models.linear import HeadProducts, Linear, LinearMethod, in_order
 from engine.models.loader import stored
 from engine.models.rope import rotary_order
-from engine.models.spec import DecoderSpec, LatentSpec
+from engine.models.spec import DecoderSpec, LatentSpec, TemperatureSpec
 from kernels.attention import LayerAttention, LayerCache
-from kernels.operations import Kernels
+from kernels.operations import Kernels, Operations
 
 
 class LatentWeights(NamedTuple):
@@ -58,6 +58,11 @@ class Step(Protocol):
     @property
     def slot_mapping(self) -> torch.Tensor:
         """[num_tokens] int64: where each token's latent goes."""
+        ...
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[num_tokens] int64: of each token in its sequence."""
         ...
 
     @property
@@ -137,6 +142,7 @@ class LatentAttention:
         self._query_name, self._up_name = f"{index}.query_up.weight", f"{index}.latent_up"
         self._num_heads = spec.num_heads
         self._latent = latent
+        self._temperature = spec.temperature
         self._weights = weights
         self._layer = attention
         self._attention, self._operations = kernels
@@ -152,7 +158,7 @@ class LatentAttention:
 
         Args:
             projected: [n, what queries are made from, and behind it rank + rope_dim].
-            step: its plan and slots.
+            step: its plan, slots and positions.
             rotation: of the step's positions.
             cache: the layer's blocks, written in place.
 
@@ -174,6 +180,8 @@ class LatentAttention:
         do.latent_rope_store(
             query, latent, weights.norm, spec.eps, rotation, cache, step.slot_mapping
         )
+        if self._temperature is not None:
+            query *= query_factors(do, step.positions, self._temperature)
         attended = self._attention.forward(step.attention, self._layer, query, cache)
         values = weights.value_up(attended)  # [n, heads, value_dim]
         for tokens, down, _, value_up in changes:
@@ -188,6 +196,13 @@ class LatentAttention:
         for tokens, down, up in adapters.changes(self._up_name):
             heads = up.unflatten(1, (self._num_heads, -1))
             yield _Absorbed(tokens, down, *heads.split((latent.plain_dim, latent.value_dim), dim=2))
+
+
+def query_factors(
+    operations: Operations, positions: torch.Tensor, spec: TemperatureSpec
+) -> torch.Tensor:
+    """What queries at ``positions`` are multiplied by: [n] int64 -> [n, 1, 1] float32."""
+    return operations.temperatures(positions, spec.first, spec.every, spec.scale).view(-1, 1, 1)
 
 
 def queries_order(spec: DecoderSpec, latent: LatentSpec) -> torch.Tensor | None:

@@ -175,13 +175,22 @@ _MIXTRAL = (
     Rule(LAYER + "block_sparse_moe.gate.weight", "{i}.router"),
     *expert_rules(LAYER + "block_sparse_moe.experts.{e}.", "w1", "w3", "w2"),
 )
+
+
+def _shared_rules(prefix: str) -> tuple[Rule, ...]:
+    """An expert that all tokens go to."""
+    return (
+        Rule(f"{prefix}gate_proj.weight", "{i}.shared.gate_up.weight", 0),
+        Rule(f"{prefix}up_proj.weight", "{i}.shared.gate_up.weight", 1),
+        Rule(f"{prefix}down_proj.weight", "{i}.shared.down.weight"),
+    )
+
+
 _CORRECTED = (
     Rule(LAYER + "mlp.gate.weight", "{i}.router"),
     Rule(LAYER + "mlp.gate.e_score_correction_bias", "{i}.router.correction"),
     *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
-    Rule(LAYER + "mlp.shared_experts.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
-    Rule(LAYER + "mlp.shared_experts.up_proj.weight", "{i}.shared.gate_up.weight", 1),
-    Rule(LAYER + "mlp.shared_experts.down_proj.weight", "{i}.shared.down.weight"),
+    *_shared_rules(LAYER + "mlp.shared_experts."),
 )
 _GLM4_MOE = (*LLAMA, *_CORRECTED)
 _ERNIE_MOE = (
@@ -190,6 +199,34 @@ _ERNIE_MOE = (
         *(LAYER + "mlp.moe_statics.e_score_correction_bias", "{i}.router.correction", 0),
         OneRow(),
     ),
+)
+# What corrects the choice of experts stands beside the router.
+_EXAONE_MOE = (
+    *_GLM4_MOE,
+    Rule(LAYER + "mlp.e_score_correction_bias", "{i}.router.correction"),
+)
+_HY3 = (
+    *LLAMA,
+    Rule(LAYER + "mlp.router.gate.weight", "{i}.router"),
+    Rule(LAYER + "mlp.expert_bias", "{i}.router.correction"),
+    *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
+    *_shared_rules(LAYER + "mlp.shared_mlp."),
+)
+_AFMOE = (
+    *(*MODEL, *MLP, *_CORRECTED),
+    Rule(LAYER + "mlp.router.gate.weight", "{i}.router"),
+    Rule(LAYER + "mlp.expert_bias", "{i}.router.correction"),
+    *(
+        Rule(f"{LAYER}self_attn.{name}_proj.weight", "{i}.qkv.weight", part)
+        for part, name in enumerate(("gate", "q", "k", "v"))
+    ),
+    Rule(LAYER + "self_attn.q_norm.weight", "{i}.query_norm"),
+    Rule(LAYER + "self_attn.k_norm.weight", "{i}.key_norm"),
+    Rule(LAYER + "self_attn.o_proj.weight", "{i}.output.weight"),
+    Rule(LAYER + "input_layernorm.weight", "{i}.attention_norm"),
+    Rule(LAYER + "post_attention_layernorm.weight", "{i}.attention_after"),
+    Rule(LAYER + "pre_mlp_layernorm.weight", "{i}.mlp_norm"),
+    Rule(LAYER + "post_mlp_layernorm.weight", "{i}.mlp_after"),
 )
 _MINIMAX_M2 = (
     *_MIXTRAL,
@@ -201,12 +238,12 @@ _HUNYUAN = (
     Rule(LAYER + "self_attn.key_layernorm.weight", "{i}.key_norm"),
     Rule(LAYER + "mlp.gate.wg.weight", "{i}.router"),
     *expert_rules(LAYER + "mlp.experts.{e}.", "gate_proj", "up_proj", "down_proj"),
-    Rule(LAYER + "mlp.shared_mlp.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
-    Rule(LAYER + "mlp.shared_mlp.up_proj.weight", "{i}.shared.gate_up.weight", 1),
-    Rule(LAYER + "mlp.shared_mlp.down_proj.weight", "{i}.shared.down.weight"),
+    *_shared_rules(LAYER + "mlp.shared_mlp."),
 )
 _DEEPSEEK = (
     *(*MODEL, *MLP, *PRE_NORMS, *_CORRECTED),
+    # As Mistral Small 4 has them.
+    *stacked_rules(LAYER + "mlp.experts.", StackedExperts(outputs_first=True), outputs_first=True),
     Rule(LAYER + "self_attn.kv_a_proj_with_mqa.weight", "{i}.qkv.weight", 1),
     Rule(LAYER + "self_attn.kv_a_proj_with_mqa.bias", "{i}.qkv.bias", 1),
     Rule(LAYER + "self_attn.kv_a_layernorm.weight", "{i}.latent_norm"),
@@ -233,9 +270,7 @@ _LLAMA4 = (
     Rule(_LLAMA4_MLP + "down_proj.weight", "{i}.down.weight"),
     Rule(_LLAMA4_MLP + "router.weight", "{i}.router"),
     *stacked_rules(_LLAMA4_MLP + "experts.", StackedExperts()),
-    Rule(_LLAMA4_MLP + "shared_expert.gate_proj.weight", "{i}.shared.gate_up.weight", 0),
-    Rule(_LLAMA4_MLP + "shared_expert.up_proj.weight", "{i}.shared.gate_up.weight", 1),
-    Rule(_LLAMA4_MLP + "shared_expert.down_proj.weight", "{i}.shared.down.weight"),
+    *_shared_rules(_LLAMA4_MLP + "shared_expert."),
 )
 _GPT_OSS = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),
@@ -266,6 +301,7 @@ def _beside_images(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 _TABLES = {
+    "afmoe": _AFMOE,
     "arcee": _UNGATED,
     "bamba": BAMBA,
     "deepseek": _DEEPSEEK_PLAIN,
@@ -273,6 +309,7 @@ _TABLES = {
     "dots1": _GLM4_MOE,
     "ernie4_5_moe": _ERNIE_MOE,
     "exaone4": OLMO2,
+    "exaone_moe": _EXAONE_MOE,
     "falcon": _FALCON,
     "falcon_two_norms": _FALCON_TWO_NORMS,
     "gemma2": _GEMMA2,
@@ -293,6 +330,7 @@ _TABLES = {
     "granitemoeshared": GRANITE_MOE,
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": _HUNYUAN,
+    "hy_v3": _HY3,
     "hyperclovax": _HYPERCLOVAX,
     "jais2": _UNGATED,
     "lfm2": LFM2,
@@ -300,8 +338,11 @@ _TABLES = {
     "llama4": _in_language_model(_LLAMA4),
     "llama4_text": _LLAMA4,
     "llava": _in_language_model(LLAMA),
+    "mellum": QWEN_MOE,
     "minimax_m2": _MINIMAX_M2,
     "mistral3": _in_language_model(LLAMA),
+    "mistral3_deepseek": _in_language_model(_DEEPSEEK_PLAIN),
+    "mistral3_deepseek_ranked": _in_language_model(_DEEPSEEK_RANKED),
     "mixtral": _MIXTRAL,
     "nemotron": _UNGATED,
     "nemotron_h": NEMOTRON_H,
@@ -321,4 +362,5 @@ _TABLES = {
     "qwen3_vl_moe": _beside_images(_QWEN3_VL_MOE),
     "solar_open": _GLM4_MOE,
     "starcoder2": _STARCODER2,
+    "vaultgemma": _GEMMA2,
 }

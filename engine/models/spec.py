@@ -192,6 +192,7 @@ class DecoderSpec:
     latent: LatentSpec | None = None  # then there is one KV head, of the latent's width
     recurrence: RecurrenceSpec | None = None  # of the layers that have one in place of attention
     attention_gate: bool = False  # what attention gives is scaled by sigmoids of the token
+    gates_apart: bool = False  # checkpoints have the gates' weights in a tensor of their own
     keys_are_values: bool = False  # see HeadSpec
     qk_norm: bool = False  # RMS norm of each head's query and key before rope
     unit_value_norm: bool = False  # RMS norm of each head's value, without weights
@@ -340,6 +341,8 @@ class DecoderSpec:
         if self.queries_alone:
             return (self.query_size + self.gate_size,)
         keys_and_values = (self.kv_size,) if self.keys_are_values else (self.kv_size, self.kv_size)
+        if self.gates_apart:
+            return self.gate_size, self.query_size, *keys_and_values
         return self.query_size + self.gate_size, *keys_and_values
 
     @property

@@ -143,11 +143,13 @@ _PROJECTED = (
 # multi-token prediction that are called otherwise than ``num_draft_layers`` more of its own.
 _UNREAD = {
     "ernie4_5_moe": ("model.mtp_",),
+    "exaone_moe": ("mtp.",),
     "gemma3": ("vision_tower.", "multi_modal_projector."),
     "gemma4": _GEMMA4_TOWERS,
     "gemma4_unified": _GEMMA4_TOWERS,
     "llama4": ("vision_model.", "multi_modal_projector."),
     "llava": _PROJECTED,
+    "mellum": ("mtp.",),
     "mistral3": _PROJECTED,
     "nemotron_h": ("mtp.",),
     "qwen3_5": (*_VISUAL, "mtp."),
@@ -173,9 +175,11 @@ def is_redundant(spec: DecoderSpec, name: str) -> bool:
     return tied_copy or is_unread
 
 
-def names_mtp_apart(spec: DecoderSpec) -> bool:
-    """Whether checkpoints call what predicts several tokens ``mtp``, and not as one more layer."""
-    return "mtp." in _UNREAD.get(spec.architecture, ())
+def has_qwen_mtp(spec: DecoderSpec) -> bool:
+    """Whether checkpoints have what predicts several tokens as Qwen3-Next and Qwen3.5 do: under
+    ``mtp.``, and not as one more layer."""
+    architecture = spec.architecture
+    return architecture.startswith("qwen3") and "mtp." in _UNREAD.get(architecture, ())
 
 
 def base_prefix(spec: DecoderSpec) -> str:
@@ -219,7 +223,7 @@ def _ends(spec: DecoderSpec) -> dict[str, Parameter]:
 def _attention(spec: DecoderSpec) -> dict[str, Parameter]:
     hidden, qkv = spec.hidden_size, spec.projected_sizes
     runs: tuple[tuple[int, ...], ...] = ()
-    if spec.gate_size:  # of the queries' part; its gates come first
+    if spec.gate_size and not spec.gates_apart:  # of the queries' part; its gates come first
         runs = ((spec.gate_size, spec.query_size), *((size,) for size in qkv[1:]))
     found = {
         "qkv.weight": Parameter(qkv, (hidden,), runs=runs),

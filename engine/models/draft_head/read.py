@@ -30,7 +30,7 @@ def mtp_spec(spec: DecoderSpec, present: Collection[str], where: Path) -> DraftH
     Raises:
         ModelLoadError: it has none.
     """
-    if weights.names_mtp_apart(spec):
+    if weights.has_qwen_mtp(spec):
         return _qwen_mtp_spec(spec, present, where)
     if not spec.num_draft_layers:
         raise ModelLoadError(

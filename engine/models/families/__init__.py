@@ -50,6 +50,13 @@ class Family(NamedTuple):
 
 
 FAMILIES: dict[str, Family] = {
+    "afmoe": Family(
+        moe.afmoe,
+        "Trinity Nano, Mini and Large",
+        "norms on both sides, QK norms, gated attention, windows, full layers without rope, "
+        "experts by corrected sigmoids",
+        names_code=True,
+    ),
     "arcee": Family(ungated.arcee, "AFM-4.5B", "squared ReLU, no gate"),
     "bamba": Family(
         mamba.bamba,
@@ -62,6 +69,7 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(
         llama.cohere2, "Command R7B, Command A", "the same; windows, full layers without rope"
     ),
+    "cwm": Family(llama.cwm, "Code World Model 32B", "windows in three layers of four"),
     "deepseek_v2": Family(
         deepseek.deepseek_v2,
         "DeepSeek-V2, V2-Lite",
@@ -86,6 +94,11 @@ FAMILIES: dict[str, Family] = {
         llama.exaone4,
         "EXAONE 4.0",
         "norms behind attention and MLP, QK norms; windows, full layers without rope",
+    ),
+    "exaone_moe": Family(
+        moe.exaone_moe,
+        "K-EXAONE 236B-A23B",
+        "QK norms, windows, full layers without rope, experts as DeepSeek-V3's",
     ),
     "falcon": Family(
         falcon.falcon,
@@ -165,6 +178,7 @@ FAMILIES: dict[str, Family] = {
         "QK norms behind rope, experts and a shared one",
         names_code=True,
     ),
+    "hy_v3": Family(moe.hy_v3, "Hy3", "QK norms, experts by corrected sigmoids and shared ones"),
     "hyperclovax": Family(
         granite.hyperclovax,
         "HyperCLOVA X SEED Think",
@@ -192,6 +206,9 @@ FAMILIES: dict[str, Family] = {
         "LLaVA 1.5, LLaVA-Interleave, Pixtral 12B",
         "as `llama`, `mistral` or `qwen2`; images are taken",
     ),
+    "mellum": Family(
+        moe.mellum, "Mellum 2 12B-A2.5B", "as `qwen3_moe`; windows with a rope of their own"
+    ),
     "minimax_m2": Family(
         moe.minimax_m2,
         "MiniMax-M2 to M2.5",
@@ -205,8 +222,13 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(llama.mistral, "Mistral, Ministral", "windows in some"),
     "mistral3": Family(
         multimodal.mistral3,
-        "Mistral Small 3.1 and 3.2, Ministral 3",
-        "as `mistral` or `ministral3`; images are taken",
+        "Mistral Small 3.1, 3.2 and 4, Ministral 3",
+        "as `mistral`, `ministral3` or `mistral4`; images are taken",
+    ),
+    "mistral4": Family(
+        deepseek.mistral4,
+        "Mistral Small 4, its text model alone",
+        "latent attention, queries that grow with position, routed and shared experts",
     ),
     "mixtral": Family(moe.mixtral, "Mixtral", "experts"),
     "nemotron": Family(
@@ -276,6 +298,8 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family(
         ungated.starcoder2, "StarCoder2", "layer norms, biases, no gate, windows in some"
     ),
+    "vaultgemma": Family(gemma.vaultgemma, "VaultGemma 1B", "as `gemma2`; norms on one side"),
+    "youtu": Family(deepseek.youtu, "Youtu-LLM 2B", "latent attention"),
 }
 
 

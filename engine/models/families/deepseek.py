@@ -1,5 +1,5 @@
-"""DeepSeek-V2 and V3, and GLM-4.7-Flash: latent attention, shared and routed experts, experts in
-groups."""
+"""DeepSeek-V2 and V3, and others with their attention: latents, shared and routed experts, experts
+in groups."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import math
 from engine.models.config_reader import ConfigReader
 from engine.models.families.rope import read_rope
 from engine.models.families.shared import (
+    TEMPERED_ROPE,
     ignore_router_training,
     num_layers,
     read_decoder,
+    read_temperature,
     with_checked_experts,
 )
 from engine.models.spec import DecoderSpec, LatentSpec, LayerSpec, MoeSpec
 
+_SHARED = ("n_shared_experts", "num_shared_experts")  # DeepSeek's name, and EXAONE's
 _TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size", "router_aux_loss_coef")
 
 
@@ -51,6 +54,35 @@ def glm4_moe_lite(reader: ConfigReader) -> DecoderSpec:
     return _deepseek(reader, moe, first_dense=1, interleaved=reader.flag("rope_interleave", True))
 
 
+def mistral4(reader: ConfigReader) -> DecoderSpec:
+    """Mistral Small 4: experts by a softmax, and queries that grow with their position."""
+    moe = dataclasses.replace(
+        _grouped(reader, _experts(reader)),
+        exact_router=False,
+        normalised=reader.flag("norm_topk_prob", True),
+        scale=reader.number("routed_scaling_factor", 1.0),
+    )
+    interleaved = reader.flag("rope_interleave", True)
+    reader.ignore("head_dim")  # as wide as plain and rotated part together
+    spec = _deepseek(
+        reader,
+        moe,
+        first_dense=0,
+        interleaved=interleaved,
+        max_positions=1_048_576,
+        rope_besides=TEMPERED_ROPE,
+        rotates_query=True,
+    )
+    return dataclasses.replace(spec, temperature=read_temperature(reader))
+
+
+def youtu(reader: ConfigReader) -> DecoderSpec:
+    """Youtu-LLM 2B: DeepSeek-V3's attention, an MLP in all layers."""
+    reader.ignore("embedding_initializer_range")
+    interleaved = reader.flag("rope_interleave", True)
+    return _deepseek(reader, None, interleaved=interleaved, tied=True, max_positions=131_072)
+
+
 def corrected_experts(
     reader: ConfigReader,
     *,
@@ -70,20 +102,13 @@ def corrected_experts(
     if not reader.is_value("scoring_func", "noaux_tc"):  # as dots.llm1 says it
         reader.require("scoring_func", "sigmoid")
     reader.require("topk_method", "noaux_tc")
-    num_groups, top_groups = _groups(reader, *groups)
-    moe = dataclasses.replace(
-        _experts(reader),
+    return dataclasses.replace(
+        _grouped(reader, _experts(reader), groups),
         scoring="sigmoid",
         corrected=True,
-        num_groups=num_groups,
-        top_groups=top_groups,
-        group_best=2,
         normalised=reader.flag("norm_topk_prob", normalised),
         scale=reader.number("routed_scaling_factor", scale),
     )
-    if num_groups > 1 and moe.num_experts // num_groups < moe.group_best:
-        raise reader.error("n_group", "leaves groups of a single expert")
-    return moe
 
 
 def layers_with_experts(reader: ConfigReader, first_dense: int) -> tuple[LayerSpec, ...]:
@@ -108,8 +133,18 @@ def draft_layers(reader: ConfigReader) -> int:
 
 
 def _deepseek(
-    reader: ConfigReader, moe: MoeSpec, *, first_dense: int, interleaved: bool
+    reader: ConfigReader,
+    moe: MoeSpec | None,
+    *,
+    first_dense: int = 0,
+    interleaved: bool,
+    max_positions: int = 4096,
+    rope_besides: tuple[str, ...] = (),
+    rotates_query: bool = False,
+    tied: bool = False,
 ) -> DecoderSpec:
+    """``rotates_query``: the config tells which part of a whole query is rotated, not only how wide
+    it is."""
     ignore_router_training(reader)
     for key in (*_TRAINING, "qk_head_dim"):
         reader.ignore(key)
@@ -127,15 +162,22 @@ def _deepseek(
     rope = read_rope(
         reader,
         theta=10_000.0,
-        trained=reader.count("max_position_embeddings", 4096),
-        head_dim=latent.rope_dim,
+        trained=reader.count("max_position_embeddings", max_positions),
+        head_dim=latent.query_dim if rotates_query else latent.rope_dim,
+        partial=latent.rope_dim / latent.query_dim if rotates_query else 1.0,
         interleaved=interleaved,
+        besides=rope_besides,
     )
+    if rope.num_dims not in (None, latent.rope_dim):
+        raise reader.error("qk_rope_head_dim", f"is not the {rope.num_dims} that are rotated")
+    rope = dataclasses.replace(rope, num_dims=None)
     spec = read_decoder(
         reader,
         head_dim=latent.rope_dim,
         rope=rope,
-        layers=layers_with_experts(reader, first_dense),
+        tied=tied,
+        max_positions=max_positions,
+        layers=None if moe is None else layers_with_experts(reader, first_dense),
         moe=moe,
         latent=latent,
         attention_scale=latent.query_dim**-0.5 * _temperature(reader),
@@ -145,26 +187,40 @@ def _deepseek(
         num_draft_layers=draft_layers(reader),
     )
     spec = dataclasses.replace(spec, num_kv_heads=1, head_dim=latent.rank + latent.rope_dim)
-    return with_checked_experts(reader, spec)
+    return spec if moe is None else with_checked_experts(reader, spec)
 
 
 def _experts(reader: ConfigReader) -> MoeSpec:
     inner = reader.count("moe_intermediate_size")
+    shared = next((key for key in _SHARED if key in reader), _SHARED[0])
     return MoeSpec(
-        num_experts=reader.count("n_routed_experts"),
+        num_experts=_num_experts(reader),
         top_k=reader.count("num_experts_per_tok"),
         intermediate_size=inner,
         normalised=False,
         exact_router=True,
-        shared_intermediate_size=inner * (reader.optional_count("n_shared_experts") or 0),
-        shared_width_key="n_shared_experts * moe_intermediate_size",
+        shared_intermediate_size=inner * (reader.optional_count(shared) or 0),
+        shared_width_key=f"{shared} * moe_intermediate_size",
     )
+
+
+def _num_experts(reader: ConfigReader) -> int:
+    return reader.count("num_experts" if "num_experts" in reader else "n_routed_experts")
+
+
+def _grouped(reader: ConfigReader, moe: MoeSpec, groups: tuple[int, int] = (1, 1)) -> MoeSpec:
+    """Experts in groups as good as their two best."""
+    num_groups, top_groups = _groups(reader, *groups)
+    moe = dataclasses.replace(moe, num_groups=num_groups, top_groups=top_groups, group_best=2)
+    if num_groups > 1 and moe.num_experts // num_groups < moe.group_best:
+        raise reader.error("n_group", "leaves groups of a single expert")
+    return moe
 
 
 def _groups(reader: ConfigReader, groups: int = 1, top: int = 1) -> tuple[int, int]:
     """How many groups the experts are in, and of how many a token's experts may be."""
     num_groups, top_groups = reader.count("n_group", groups), reader.count("topk_group", top)
-    num_experts, top_k = reader.count("n_routed_experts"), reader.count("num_experts_per_tok")
+    num_experts, top_k = _num_experts(reader), reader.count("num_experts_per_tok")
     if num_experts % num_groups:
         raise reader.error("n_group", f"must divide the {num_experts} experts")
     if top_groups > num_groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
@@ -25,6 +26,11 @@ def gemma2(reader: ConfigReader) -> DecoderSpec:
         attention_softcap=reader.optional_number("attn_logit_softcapping"),
         logit_softcap=reader.optional_number("final_logit_softcapping"),
     )
+
+
+def vaultgemma(reader: ConfigReader) -> DecoderSpec:
+    """VaultGemma 1B: Gemma 2 without the norms behind attention and MLP."""
+    return dataclasses.replace(gemma2(reader), placement="pre")
 
 
 def gemma3(reader: ConfigReader) -> DecoderSpec:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families.shared import alternating_layers, layer_types, num_layers, read_decoder
+from engine.models.families.shared import (
+    TEMPERED_ROPE,
+    alternating_layers,
+    layer_types,
+    num_layers,
+    read_decoder,
+    read_temperature,
+)
 from engine.models.rope_spec import RopePlanes
-from engine.models.spec import DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
+from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
 
 def llama(reader: ConfigReader) -> DecoderSpec:
@@ -29,30 +36,19 @@ def ministral(reader: ConfigReader) -> DecoderSpec:
     """Ministral 8B: windows in the layers that ``layer_types`` names."""
     window = reader.optional_count("sliding_window")
     kinds = alternating_layers(reader, window=window, period=num_layers(reader) + 1)
-    return read_decoder(reader, layers=_windowed(kinds, window))
+    return read_decoder(reader, layers=windowed(kinds, window))
 
 
 def ministral3(reader: ConfigReader) -> DecoderSpec:
     """Ministral 3: no windows, and queries that grow with their position."""
     window = reader.optional_count("sliding_window")
-    section = reader.section("rope_parameters")
-    if section is None:
-        raise reader.error("rope_parameters", "is missing")
-    temperature = None
-    if "llama_4_scaling_beta" in section:
-        temperature = TemperatureSpec(
-            section.number("llama_4_scaling_beta", above=-1.0),
-            section.count("original_max_position_embeddings"),
-            first=0,
-            with_rope=True,
-        )
     return read_decoder(
         reader,
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
         head_dim=128,
         layers=(LayerSpec(window=window),) * num_layers(reader),
-        rope_besides=("llama_4_scaling_beta", "max_position_embeddings"),
-        temperature=temperature,
+        rope_besides=TEMPERED_ROPE,
+        temperature=read_temperature(reader),
     )
 
 
@@ -97,19 +93,28 @@ def iquestcoder(reader: ConfigReader) -> DecoderSpec:
 def exaone4(reader: ConfigReader) -> DecoderSpec:
     """EXAONE 4.0: norms behind attention and MLP; where there are windows, rope in their layers
     alone."""
-    window = reader.optional_count("sliding_window")
-    reader.ignore("sliding_window_pattern")  # "LLLG" in some: three of four have a window
-    kinds = alternating_layers(reader, window=window, period=4)
-    layers = (
-        LayerSpec(window) if kind == "sliding_attention" else LayerSpec(rope=window is None)
-        for kind in kinds
-    )
     return read_decoder(
         reader,
         norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
         placement="post",
         qk_norm=True,
-        layers=tuple(layers),
+        layers=exaone_layers(reader),
+    )
+
+
+def cwm(reader: ConfigReader) -> DecoderSpec:
+    """Code World Model 32B: Llama 3 with windows in three layers of four, not in the first."""
+    window, count = reader.optional_count("sliding_window"), num_layers(reader)
+    kinds = layer_types(reader, count) or [
+        "sliding_attention" if i % 4 else "full_attention" for i in range(count)
+    ]
+    return read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        head_dim=128,
+        theta=1_000_000.0,
+        mlp_bias=reader.flag("mlp_bias"),
+        layers=windowed(kinds, window),
     )
 
 
@@ -209,6 +214,18 @@ def cohere2(reader: ConfigReader) -> DecoderSpec:
     return _cohere(reader, theta=10_000.0, layers=tuple(layers))
 
 
+def exaone_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """EXAONE: windows in three layers of four, and rope in those alone; without windows, rope in
+    all."""
+    window = reader.optional_count("sliding_window")
+    reader.ignore("sliding_window_pattern")  # "LLLG" in some: three of four have a window
+    kinds = alternating_layers(reader, window=window, period=4)
+    return tuple(
+        LayerSpec(window) if kind == "sliding_attention" else LayerSpec(rope=window is None)
+        for kind in kinds
+    )
+
+
 def windowed_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
     """Qwen: a window in the layers from ``max_window_layers`` on, or as ``layer_types`` says."""
     count = num_layers(reader)
@@ -223,10 +240,11 @@ def windowed_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
         kinds = [
             "sliding_attention" if i >= first_windowed else "full_attention" for i in range(count)
         ]
-    return _windowed(kinds, window)
+    return windowed(kinds, window)
 
 
-def _windowed(kinds: list[str], window: int | None) -> tuple[LayerSpec, ...]:
+def windowed(kinds: list[str], window: int | None) -> tuple[LayerSpec, ...]:
+    """Layers by their ``layer_types``, where only the window differs."""
     return tuple(LayerSpec(window if kind == "sliding_attention" else None) for kind in kinds)
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families.deepseek import corrected_experts, layers_with_experts
-from engine.models.families.llama import windowed_layers
+from engine.models.families.deepseek import (
+    corrected_experts,
+    draft_layers,
+    layers_with_experts,
+)
+from engine.models.families.llama import exaone_layers, windowed_layers
+from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import (
     ignore_router_training,
     layer_types,
@@ -15,8 +20,12 @@ from engine.models.families.shared import (
     with_checked_experts,
 )
 from engine.models.rope_spec import RopePlanes
-from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
+from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
+_MTP = (
+    *("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
+    "mtp_loss_scaling_factor",
+)
 # Of MiniMax's earlier models, and of layers for multi-token prediction, which are not read.
 _MINIMAX_UNUSED = (
     *("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"),
@@ -90,6 +99,141 @@ def dots1(reader: ConfigReader) -> DecoderSpec:
     return with_checked_experts(reader, spec)
 
 
+def exaone_moe(reader: ConfigReader) -> DecoderSpec:
+    """K-EXAONE 236B-A23B: EXAONE's attention between norms before it and DeepSeek-V3's experts."""
+    ignore_router_training(reader)
+    _ignore_mtp(reader)
+    layers = (
+        dataclasses.replace(layer, experts=kind.experts)
+        for layer, kind in zip(exaone_layers(reader), layers_with_experts(reader, 1), strict=True)
+    )
+    spec = read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        qk_norm=True,
+        layers=tuple(layers),
+        moe=corrected_experts(reader, scale=2.5),
+    )
+    return with_checked_experts(reader, spec)
+
+
+def hy_v3(reader: ConfigReader) -> DecoderSpec:
+    """Hy3: Qwen3's attention, experts by corrected sigmoids in all layers but the first."""
+    ignore_router_training(reader)
+    reader.ignore("enable_moe_fp32_combine")  # whether the shared expert is added in float32
+    inner = reader.count("moe_intermediate_size", 1536)
+    moe = MoeSpec(
+        num_experts=reader.count("num_experts", 192),
+        top_k=reader.count("num_experts_per_tok", 8),
+        intermediate_size=inner,
+        normalised=True,
+        scoring="sigmoid",
+        corrected=True,
+        exact_router=True,
+        scale=reader.number("router_scaling_factor", 2.826),
+        shared_intermediate_size=inner * reader.whole("num_shared_experts", 1),
+        shared_width_key="num_shared_experts * moe_intermediate_size",
+    )
+    spec = read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        theta=11_158_840.0,
+        qk_norm=True,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        mlp_bias=reader.flag("mlp_bias"),
+        layers=layers_with_experts(reader, 1),
+        moe=moe,
+        num_draft_layers=draft_layers(reader),
+    )
+    return with_checked_experts(reader, spec)
+
+
+def mellum(reader: ConfigReader) -> DecoderSpec:
+    """Mellum 2: Qwen3's experts, windows with a rope of their own."""
+    _ignore_mtp(reader)
+    head_dim = reader.count("head_dim", 128)
+    full, local = read_ropes_by_layer(
+        reader,
+        theta=500_000.0,
+        local_theta=10_000.0,
+        trained=reader.count("max_position_embeddings", 131_072),
+        head_dim=head_dim,
+    )
+    window, count = reader.optional_count("sliding_window"), num_layers(reader)
+    kinds = layer_types(reader, count) or ["full_attention"] * count
+    layers = (
+        LayerSpec(window, local_rope=True, experts=mlp.experts)
+        if kind == "sliding_attention"
+        else LayerSpec(experts=mlp.experts)
+        for kind, mlp in zip(kinds, layers_with_experts(reader, 0), strict=True)
+    )
+    spec = read_decoder(
+        reader,
+        head_dim=head_dim,
+        rope=full,
+        local_rope=local,
+        qk_norm=True,
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        max_positions=131_072,
+        layers=tuple(layers),
+        moe=_qwen_experts(reader),
+    )
+    return with_checked_experts(reader, spec)
+
+
+def afmoe(reader: ConfigReader) -> DecoderSpec:
+    """Trinity Nano, Mini and Large: gated attention, rope in windowed layers alone, experts by
+    corrected sigmoids in all layers but the first few."""
+    ignore_router_training(reader)
+    for key in ("load_balance_coeff", "use_grouped_mm"):  # of training, and of other code
+        reader.ignore(key)
+    reader.require("score_func", "sigmoid")
+    reader.require("route_norm", True)
+    for key in ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"):
+        reader.require(key, 1)
+    window, count = reader.optional_count("sliding_window"), num_layers(reader)
+    period = reader.count("global_attn_every_n_layers", 4)
+    kinds = layer_types(reader, count) or [
+        "sliding_attention" if (i + 1) % period else "full_attention" for i in range(count)
+    ]
+    dense = reader.whole("num_dense_layers", 1)
+    layers = (
+        LayerSpec(window, experts=i >= dense)
+        if kind == "sliding_attention"
+        else LayerSpec(rope=False, experts=i >= dense)
+        for i, kind in enumerate(kinds)
+    )
+    inner, hidden_size = reader.count("moe_intermediate_size", 1408), reader.count("hidden_size")
+    moe = MoeSpec(
+        num_experts=reader.count("num_experts", 64),
+        top_k=reader.count("num_experts_per_tok", 6),
+        intermediate_size=inner,
+        normalised=True,
+        scoring="sigmoid",
+        corrected=True,
+        scale=reader.number("route_scale", 1.0),
+        shared_intermediate_size=inner * reader.whole("num_shared_experts", 2),
+        shared_width_key="num_shared_experts * moe_intermediate_size",
+    )
+    reader.require("attention_bias", False)
+    spec = read_decoder(
+        reader,
+        norm=NormSpec(reader.number("rms_norm_eps", 1e-5)),
+        head_dim=128,
+        placement="sandwich",
+        max_positions=16_384,
+        qk_norm=True,
+        attention_gate=True,
+        gates_apart=True,
+        embedding_scale=hidden_size**0.5 if reader.flag("mup_enabled") else 1.0,
+        layers=tuple(layers),
+        moe=moe,
+    )
+    return with_checked_experts(reader, spec)
+
+
 def minimax_m2(reader: ConfigReader) -> DecoderSpec:
     """MiniMax-M2: norms over all heads of a query or key together, rope on half of the head."""
     ignore_router_training(reader)
@@ -127,6 +271,12 @@ def minimax_m2(reader: ConfigReader) -> DecoderSpec:
         moe=moe,
     )
     return with_checked_experts(reader, spec)
+
+
+def _ignore_mtp(reader: ConfigReader) -> None:
+    """Keys of a head for multi-token prediction, which is not read."""
+    for key in _MTP:
+        reader.ignore(key)
 
 
 def _qwen_experts(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
-from engine.models.families import gemma, hybrid, llama, llama4, moe
+from engine.models.families import deepseek, gemma, hybrid, llama, llama4, moe
 from engine.models.families import gemma4 as gemma_4
 from engine.models.rope_spec import RopePlanes
 from engine.models.spec import DecoderSpec
@@ -59,6 +59,12 @@ _LLAVA_TEXT: dict[str, tuple[Callable[[ConfigReader], DecoderSpec], dict[str, An
     "qwen2": (llama.qwen2, _QWEN2_DEFAULTS),
 }
 
+_MISTRAL_TEXT = {
+    "ministral3": llama.ministral3,
+    "mistral": llama.mistral,
+    "mistral4": deepseek.mistral4,
+}
+
 
 def gemma3(reader: ConfigReader) -> DecoderSpec:
     """Gemma 3 4B, 12B and 27B."""
@@ -88,15 +94,17 @@ def llama_4(reader: ConfigReader) -> DecoderSpec:
 
 
 def mistral3(reader: ConfigReader) -> DecoderSpec:
-    """Mistral Small 3.1 and 3.2, and Ministral 3."""
+    """Mistral Small 3.1, 3.2 and 4, and Ministral 3."""
 
     def read(text: ConfigReader) -> DecoderSpec:
         kind = text.text("model_type", "mistral")
-        if kind not in ("mistral", "ministral3"):
-            raise text.error("model_type", f"is {kind[:80]!r}; known: ministral3, mistral")
-        return llama.ministral3(text) if kind == "ministral3" else llama.mistral(text)
+        if kind not in _MISTRAL_TEXT:
+            known = ", ".join(_MISTRAL_TEXT)
+            raise text.error("model_type", f"is {kind[:80]!r}; known: {known}")
+        return _MISTRAL_TEXT[kind](text)
 
-    return _text_part(reader, read, _MISTRAL)
+    spec = _text_part(reader, read, _MISTRAL)
+    return dataclasses.replace(spec, naming=spec.naming and f"mistral3_{spec.naming}")
 
 
 def llava(reader: ConfigReader) -> DecoderSpec:

@@ -7,9 +7,11 @@ from typing import Any
 from engine.models.config_reader import ConfigReader
 from engine.models.families.rope import read_rope
 from engine.models.rope_spec import RopePlanes
-from engine.models.spec import Activation, DecoderSpec, LayerSpec, NormSpec
+from engine.models.spec import Activation, DecoderSpec, LayerSpec, NormSpec, TemperatureSpec
 
 _MAX_LAYERS = 10_000
+# Keys of the rope's section that ``read_temperature`` reads, or that say nothing.
+TEMPERED_ROPE = ("llama_4_scaling_beta", "max_position_embeddings")
 
 # Hugging Face's names of activations.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -118,6 +120,25 @@ def read_dtype(reader: ConfigReader) -> str | None:
     """``dtype``, or ``torch_dtype`` as it was called before transformers 5."""
     older = reader.text("torch_dtype", "")
     return reader.text("dtype", older) or None
+
+
+def read_temperature(reader: ConfigReader) -> TemperatureSpec | None:
+    """What queries grow by with their position, as Mistral's rope section tells it; None: nothing.
+
+    Raises:
+        ModelLoadError: there is no such section.
+    """
+    section = reader.section("rope_parameters")
+    if section is None:
+        raise reader.error("rope_parameters", "is missing")
+    if "llama_4_scaling_beta" not in section:
+        return None
+    return TemperatureSpec(
+        section.number("llama_4_scaling_beta", above=-1.0),
+        section.count("original_max_position_embeddings"),
+        first=0,
+        with_rope=True,
+    )
 
 
 def layer_types(reader: ConfigReader, count: int) -> list[str] | None:

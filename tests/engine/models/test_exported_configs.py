@@ -83,6 +83,19 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"mtp_use_dedicated_embeddings": False, "linear_num_value_heads": 4, "auto_map": None},
         **{"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
     },
+    "afmoe": {
+        **{"global_attn_every_n_layers": 4, "load_balance_coeff": 0.001, "mup_enabled": True},
+        **{"n_group": 1, "topk_group": 1, "num_expert_groups": 1, "num_limited_groups": 1},
+        **{"num_dense_layers": 2, "num_experts": 8, "num_experts_per_tok": 2, "route_norm": True},
+        **{"num_shared_experts": 1, "moe_intermediate_size": 16, "route_scale": 2.826},
+        **{"score_func": "sigmoid", "sliding_window": 16, "use_grouped_mm": True},
+    },
+    "exaone_moe": {
+        **{"num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 1, "n_group": 1},
+        **{"topk_group": 1, "moe_intermediate_size": 16, "scoring_func": "sigmoid"},
+        **{"topk_method": "noaux_tc", "sliding_window": 16, "sliding_window_pattern": "LLLG"},
+        **{"first_k_dense_replace": 1, "num_nextn_predict_layers": 1, "auto_map": None},
+    },
     "internlm3": {
         "bias": False,
         "qkv_bias": False,
@@ -153,6 +166,8 @@ def test_rope_on_a_part_of_the_head_by_its_width():
     [
         ("minimax_m2", {"attn_type_list": [1, 0, 1, 1]}, "'attn_type_list' has linear attention"),
         ("minimax_m2", {"shared_intermediate_size": 8}, "'shared_intermediate_size' is set"),
+        ("afmoe", {"score_func": "softmax"}, "'score_func' is 'softmax'"),
+        ("afmoe", {"n_group": 2}, "'n_group' is 2; only 1"),
         ("dots1", {"scoring_func": "softmax"}, "'scoring_func' is 'softmax'"),
         ("ernie4_5_moe", {"use_bias": True}, "'use_bias' is true"),
         ("ernie4_5_moe", {"moe_k": 9}, "'moe_k' exceeds the 8 experts"),

@@ -39,6 +39,7 @@ PUBLISHED = {
     "llava_qwen2": ("Llava", "qwen2", {}, {**_VISION, "model_type": "siglip_vision_model"}),
     "mistral3": ("Mistral3", "mistral", {"head_dim": 16}, {**_VISION, "head_dim": 8}),
     "ministral3": ("Mistral3", "ministral3", {}, {**_VISION, "head_dim": 8}),
+    "mistral4": ("Mistral3", "mistral4", {}, {**_VISION, "head_dim": 8}),
     "qwen2_vl": (
         *("Qwen2VL", "qwen2", {"rope_parameters": _MROPE}),
         {"depth": 1, "num_heads": 2, "embed_dim": 16, "hidden_size": 48},
