@@ -40,6 +40,11 @@ _ROUTED = {
     **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     **{"n_shared_experts": 2, "n_group": 1, "topk_group": 1},
 }
+_GPT2 = {
+    **dict.fromkeys(SHAPE, ABSENT),
+    **{"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 128, "n_inner": 80},
+    **{"vocab_size": 160, "bos_token_id": 1, "eos_token_id": 2},
+}
 _FULL = ["full_attention"] * 3
 
 
@@ -172,12 +177,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"norm_topk_prob": True, "head_dim": 16},
         },
     ),
-    "gpt2": (
-        "GPT2Config",
+    "gpt2": ("GPT2Config", _GPT2),
+    "gpt_bigcode": ("GPTBigCodeConfig", _GPT2),
+    "gpt_bigcode_by_head": ("GPTBigCodeConfig", {**_GPT2, "multi_query": False}),
+    "opt": (
+        "OPTConfig",
         {
-            **dict.fromkeys(SHAPE, ABSENT),
-            **{"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 128, "n_inner": 80},
-            **{"vocab_size": 160, "bos_token_id": 1, "eos_token_id": 2},
+            **dict.fromkeys(("intermediate_size", "num_key_value_heads", "rms_norm_eps"), ABSENT),
+            **{"ffn_dim": 80, "pad_token_id": 0},
         },
     ),
     "gpt_neox": (

@@ -63,7 +63,7 @@ selective state spaces (Mamba-2: Granite 4.0 H, Bamba, Nemotron-H) and short con
 
 | With such models | |
 |---|---|
-| [`--speculation`](speculation.md) | yes, but no draft model with a state and no drafts on several ranks |
+| [speculation](speculation.md) | yes; no draft models with a state, no drafts on several ranks |
 | `--quantization` | yes, but for the small projections of a delta rule's decay |
 | [tensor and pipeline parallelism](parallel.md) | yes |
 | `--kv-offload-bytes`, `quire quantize` | refused |

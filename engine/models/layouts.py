@@ -141,6 +141,25 @@ class ByKeyHead:
         return torch.cat([part.flatten(0, 1) for part in heads.split(sizes, dim=1)])
 
 
+class BehindFirstRows:
+    """Positions that are counted from a later row, as OPT's are from its third.
+
+    Args:
+        num_rows: those that stand for nothing.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return (shape[0] + self._num_rows, *shape[1:])
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        return stored[self._num_rows :]
+
+
 class OneChannel:
     """[channels, 1, width], as a convolution over each channel by itself holds its weight."""
 

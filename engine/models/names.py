@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 
 from engine.models.hybrid_names import LFM2, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
-from engine.models.layouts import EitherWay, HeadByHead, OneRow, StackedExperts, Transposed
+from engine.models.layouts import (
+    BehindFirstRows,
+    EitherWay,
+    HeadByHead,
+    Layout,
+    OneRow,
+    StackedExperts,
+    Transposed,
+)
 from engine.models.mamba_names import BAMBA, GRANITE_HYBRID, NEMOTRON_H
 from engine.models.rules import (
     ATTENTION,
@@ -170,6 +178,40 @@ _GPT2 = (
     Rule("transformer.h.{i}.mlp.c_proj.bias", "{i}.down.bias"),
 )
 
+
+def _gpt_bigcode(qkv: Layout | None) -> tuple[Rule, ...]:
+    """GPT-2's names, whose weights are [outputs, inputs]; queries, keys and values in one."""
+    return tuple(
+        rule._replace(layout=qkv if rule.parameter.startswith("{i}.qkv.") else None)
+        for rule in _GPT2
+    )
+
+
+_OPT_LAYER = "model.decoder.layers.{i}."
+_OPT = (
+    Rule("model.decoder.embed_tokens.weight", "embedding"),
+    Rule("model.decoder.embed_positions.weight", "positions", 0, BehindFirstRows(2)),
+    Rule("model.decoder.final_layer_norm.weight", "norm"),
+    Rule("model.decoder.final_layer_norm.bias", "norm.bias"),
+    Rule("lm_head.weight", "head"),
+    Rule("score.weight", "score"),
+    Rule(_OPT_LAYER + "self_attn_layer_norm.weight", "{i}.attention_norm"),
+    Rule(_OPT_LAYER + "self_attn_layer_norm.bias", "{i}.attention_norm.bias"),
+    Rule(_OPT_LAYER + "final_layer_norm.weight", "{i}.mlp_norm"),
+    Rule(_OPT_LAYER + "final_layer_norm.bias", "{i}.mlp_norm.bias"),
+    *(
+        Rule(f"{_OPT_LAYER}{name}.{kind}", f"{{i}}.{parameter}.{kind}", part)
+        for name, parameter, part in (
+            ("self_attn.q_proj", "qkv", 0),
+            ("self_attn.k_proj", "qkv", 1),
+            ("self_attn.v_proj", "qkv", 2),
+            ("self_attn.out_proj", "output", 0),
+            ("fc1", "gate_up", 0),
+            ("fc2", "down", 0),
+        )
+        for kind in ("weight", "bias")
+    ),
+)
 _MIXTRAL = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),
     Rule(LAYER + "block_sparse_moe.gate.weight", "{i}.router"),
@@ -323,6 +365,8 @@ _TABLES = {
     "glm4": _GLM4,
     "glm4_moe": _GLM4_MOE,
     "gpt2": _GPT2,
+    "gpt_bigcode": _gpt_bigcode(None),
+    "gpt_bigcode_by_head": _gpt_bigcode(HeadByHead()),
     "gpt_neox": _GPT_NEOX,
     "gpt_oss": _GPT_OSS,
     "granitemoe": GRANITE_MOE,
@@ -350,6 +394,7 @@ _TABLES = {
     "olmo3": OLMO2,
     "olmo_hybrid": OLMO_HYBRID,
     "olmoe": QWEN_MOE,
+    "opt": _OPT,
     "phi3": _PHI3,
     "qwen2_moe": QWEN_MOE,
     "qwen3_5": _beside_images(QWEN3_5),

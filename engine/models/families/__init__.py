@@ -147,6 +147,9 @@ FAMILIES: dict[str, Family] = {
         deepseek.glm4_moe_lite, "GLM-4.7-Flash", "as `deepseek_v3`, without groups"
     ),
     "gpt2": Family(gpt.gpt2, "GPT-2", "learned positions, layer norms, no gate"),
+    "gpt_bigcode": Family(
+        gpt.gpt_bigcode, "StarCoder, SantaCoder", "as `gpt2`; one key and value for all heads"
+    ),
     "gpt_neox": Family(
         gpt.gpt_neox, "GPT-NeoX, Pythia", "layer norms, rope on a part of the head, no gate"
     ),
@@ -251,6 +254,9 @@ FAMILIES: dict[str, Family] = {
         "gated delta rules in three layers of four, norms behind attention alone",
     ),
     "olmoe": Family(olmo.olmoe, "OLMoE", "wide QK norms, experts"),
+    "opt": Family(
+        gpt.opt, "OPT, but for 350M", "learned positions, layer norms, biases, ReLU, no gate"
+    ),
     "phi3": Family(
         llama.phi3,
         "Phi-3, Phi-3.5, Phi-4",

@@ -1,6 +1,8 @@
-"""GPT-2 and GPT-NeoX: layer norms, MLPs without a gate."""
+"""GPT-2, GPT-NeoX, GPT-BigCode and OPT: layer norms, MLPs without a gate."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from engine.models.config_reader import ConfigReader
 from engine.models.families.shared import (
@@ -11,37 +13,62 @@ from engine.models.families.shared import (
 )
 from engine.models.spec import DecoderSpec, LayerSpec, NormSpec
 
+# Of the code that StarCoder was published with.
+_RUNNER = ("inference_runner", "max_batch_size", "pre_allocate_kv_cache", "validate_runner_input")
+
 
 def gpt2(reader: ConfigReader) -> DecoderSpec:
     """GPT-2: learned positions."""
-    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        reader.require(key, False)
-    reader.require("scale_attn_weights", True)
-    for key in ("reorder_and_upcast_attn", "summary_use_proj", "summary_proj_to_labels"):
-        reader.flag(key)
-    for key in ("attn_pdrop", "summary_first_dropout", "summary_type", "n_ctx"):
+    reader.require("scale_attn_by_inverse_layer_idx", False)
+    reader.flag("reorder_and_upcast_attn")
+    return _gpt2(reader, "gelu_new")
+
+
+def gpt_bigcode(reader: ConfigReader) -> DecoderSpec:
+    """StarCoder and SantaCoder: GPT-2 whose heads share one key and value."""
+    for key in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
+        reader.flag(key)  # a matter of rounding
+    for key in _RUNNER:
         reader.ignore(key)
-    hidden_size, num_heads = reader.count("n_embd", 768), reader.count("n_head", 12)
+    spec = _gpt2(reader, "gelu_pytorch_tanh")
+    if not reader.flag("multi_query", True):
+        reader.require("num_key_value_heads", spec.num_heads)
+        return dataclasses.replace(spec, naming="gpt_bigcode_by_head")
+    reader.require("num_key_value_heads", 1)
+    return dataclasses.replace(spec, num_kv_heads=1)
+
+
+def opt(reader: ConfigReader) -> DecoderSpec:
+    """OPT: learned positions, ReLU. Not 350M, whose norms stand behind attention and MLP and whose
+    embeddings are narrower than its layers."""
+    for key, value in (("do_layer_norm_before", True), ("_remove_final_layer_norm", False)):
+        reader.require(key, value)
+    reader.require("layer_norm_elementwise_affine", True)
+    for key in ("activation_dropout", "dropout", "init_std", "layerdrop"):
+        reader.ignore(key)
+    hidden_size, num_heads = reader.count("hidden_size"), reader.count("num_attention_heads")
+    reader.require("word_embed_proj_dim", hidden_size)
     if hidden_size % num_heads:
-        raise reader.error("n_head", f"must divide the {hidden_size} dimensions")
+        raise reader.error("num_attention_heads", f"must divide the {hidden_size} dimensions")
+    bias = reader.flag("enable_bias", True)
     return DecoderSpec(
         architecture=reader.text("model_type"),
         vocab_size=reader.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=reader.optional_count("n_inner") or 4 * hidden_size,
+        intermediate_size=reader.count("ffn_dim"),
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=hidden_size // num_heads,
-        max_position_embeddings=reader.count("n_positions", 1024),
-        norm=NormSpec(reader.number("layer_norm_epsilon", 1e-5), "layer", bias=True),
+        max_position_embeddings=reader.count("max_position_embeddings", 2048),
+        norm=NormSpec(1e-5, "layer", bias=True),
         rope=None,
-        layers=(LayerSpec(),) * num_layers(reader, "n_layer"),
-        activation=read_activation(reader, "activation_function", "gelu_new"),
+        layers=(LayerSpec(),) * num_layers(reader),
+        activation=read_activation(reader, "activation_function", "relu", gated=False),
         gated=False,
         tie_word_embeddings=reader.flag("tie_word_embeddings", True),
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
         eos_token_ids=reader.token_ids("eos_token_id"),
         checkpoint_dtype=read_dtype(reader),
     )
@@ -63,4 +90,37 @@ def gpt_neox(reader: ConfigReader) -> DecoderSpec:
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=True,
+    )
+
+
+def _gpt2(reader: ConfigReader, activation: str) -> DecoderSpec:
+    reader.require("add_cross_attention", False)
+    reader.require("scale_attn_weights", True)
+    for key in ("summary_use_proj", "summary_proj_to_labels"):
+        reader.flag(key)
+    for key in ("attn_pdrop", "summary_first_dropout", "summary_type", "n_ctx"):
+        reader.ignore(key)
+    hidden_size, num_heads = reader.count("n_embd", 768), reader.count("n_head", 12)
+    if hidden_size % num_heads:
+        raise reader.error("n_head", f"must divide the {hidden_size} dimensions")
+    return DecoderSpec(
+        architecture=reader.text("model_type"),
+        vocab_size=reader.count("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=reader.optional_count("n_inner") or 4 * hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        max_position_embeddings=reader.count("n_positions", 1024),
+        norm=NormSpec(reader.number("layer_norm_epsilon", 1e-5), "layer", bias=True),
+        rope=None,
+        layers=(LayerSpec(),) * num_layers(reader, "n_layer"),
+        activation=read_activation(reader, "activation_function", activation),
+        gated=False,
+        tie_word_embeddings=reader.flag("tie_word_embeddings", True),
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        eos_token_ids=reader.token_ids("eos_token_id"),
+        checkpoint_dtype=read_dtype(reader),
     )
