@@ -71,8 +71,10 @@ class AnswerReader:
             if self._counter.is_over:
                 self._counter = None
         if delta.finished:
-            parts += self._parser.finish(cut=delta.finish_reason == "length")
-            if self._parser.num_calls and choice.finish_reason == "stop":
+            # What the client set, a limit or a stop string, cuts a call off wherever it is.
+            cut = delta.finish_reason == "length" or delta.stop_reason is not None
+            parts += self._parser.finish(cut=cut)
+            if self._parser.ends_in_calls and choice.finish_reason == "stop":
                 choice.finish_reason = "tool_calls"
         if self._tells_reasoning:
             return parts

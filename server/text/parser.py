@@ -60,16 +60,16 @@ class AnswerParser:
         self._held = ""  # white space that is dropped if a call follows
         self._is_fresh = False  # nothing was said since reasoning or a call: white space is dropped
         self._said: set[type[Text | Reasoning]] = set()  # kinds of text
-        self._is_cut = False  # the text ended because it became too long
+        self._is_cut = False  # the text ended, and not because the model ended it
         self._reader: Generator[None, None, None] | None = self._read()
         self.has_reasoned = is_thinking
         self.is_answering = reasoning is None  # reasoning is over, or did not come
         self.is_plain = False  # all that follows is content as it stands
 
     @property
-    def num_calls(self) -> int:
-        """Calls that have been told, the last one of which may be unfinished."""
-        return self._calls.count + self._calls.is_told
+    def ends_in_calls(self) -> bool:
+        """Whether there are calls, none of them cut off."""
+        return self._calls.count > 0 and not self._calls.is_told
 
     def push(self, text: str) -> list[Part]:
         """What is certain with ``text``."""
@@ -79,7 +79,7 @@ class AnswerParser:
         return self._go_on()
 
     def finish(self, *, cut: bool = False) -> list[Part]:
-        """What was held back, at the end; ``cut`` when it ended because it became too long.
+        """What was held back, at the end; ``cut`` when it was not the model that ended it.
 
         A call that was cut off is told as far as it came.
         """

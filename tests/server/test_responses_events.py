@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from server.errors import ApiError
 from server.openai.outputs import (
     CompletionTokensDetails,
+    FinishReason,
     PromptTokensDetails,
     TokenLogprob,
     Usage,
@@ -233,10 +234,15 @@ def test_the_order_of_a_message() -> None:
     ]
 
 
-def test_the_order_of_a_call() -> None:
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [("tool_calls", "completed"), ("length", "incomplete"), ("stop", "incomplete")],
+)
+def test_the_order_of_a_call(reason: FinishReason, status: str) -> None:
+    """One that a stop string cut off is told as what it is, as by a limit."""
     assembly = Assembly(blank(), Numbering(), lambda: 5.0)
     call = [ToolCallBegin(0, "call_1", "f"), ToolCallArguments(0, "{}")]
-    events = [*assembly.push(call, []), *assembly.end("stop", USAGE)]
+    events = [*assembly.push(call, []), *assembly.end(reason, USAGE)]
     assert [event.__struct_config__.tag for event in events] == [
         "response.output_item.added",
         "response.function_call_arguments.delta",
@@ -245,6 +251,7 @@ def test_the_order_of_a_call() -> None:
     ]
     (item,) = assembly.response.output
     assert (item.call_id, item.name, item.arguments) == ("call_1", "f", "{}")
+    assert item.status == status
 
 
 @pytest.mark.parametrize(

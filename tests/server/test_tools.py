@@ -184,3 +184,25 @@ def test_logprobs_come_with_calls(client: openai.OpenAI) -> None:
     ]
     assert tokens == [entry.token for entry in whole.logprobs.content]
     assert "<tool_call>" in tokens
+
+
+@pytest.mark.parametrize("stop", ["aris", "Pa", '"}', "</tool_call>", 'ments": {'])
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+def test_a_stop_string_cuts_a_call_off_where_it_is(
+    client: openai.OpenAI, stop: str, tool_choice: str
+) -> None:
+    """As a limit does: what came of the call is told, streamed or not, and why it ended."""
+    fields = {"stop": stop, "tool_choice": tool_choice}
+    choice = ask(client, **fields).choices[0]
+    told = choice.message.tool_calls or []
+    arguments = [call.function.arguments for call in told]
+    calls, content, reason = streamed(client, **fields)
+    assert [call["arguments"] for call in calls.values()] == arguments
+    assert (content, reason) == (choice.message.content or "", choice.finish_reason)
+    assert choice.model_extra["stop_reason"] == stop
+    if stop == "</tool_call>":  # behind the whole of it
+        assert (reason, json.loads(arguments[0])) == ("tool_calls", {"city": "Paris"})
+    elif stop != 'ments": {':  # the beginning of a call that has no name yet is text
+        assert reason == "stop"
+        assert not content
+        assert '{"city": "Paris"}'.startswith(arguments[0])

@@ -118,7 +118,9 @@ class Assembly:
         is_empty = self._open is None and not self.response.output
         if is_empty or (self._logprobs and isinstance(self._open, MessageWriter)):
             events += self._text("", is_last=True)  # an empty answer is an answer
-        events += self._close("incomplete" if cut_off else "completed")
+        # Behind a whole call the reason is that of calls: a stop string ended this one within.
+        half_a_call = reason == "stop" and isinstance(self._open, CallWriter)
+        events += self._close("incomplete" if cut_off or half_a_call else "completed")
         response = self.response
         response.usage = ResponseUsage.of(usage)
         if cut_off:
