@@ -49,7 +49,7 @@ def chat_body(request: TokenCountRequest) -> dict[str, Any]:
         body["chat_template_kwargs"] = dict.fromkeys(_SWITCHES, wants)
     config = request.output_config
     if config is not None and config.effort is not None:
-        body["reasoning_effort"] = "xhigh" if config.effort == "max" else config.effort
+        body["reasoning_effort"] = config.effort
     if config is not None and config.format is not None:
         schema = {"name": "output", "schema": config.format.schema_, "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from openai.types import ReasoningEffort
 
 from tests.servers import MODEL, Server, running_server
 
@@ -48,6 +49,22 @@ def test_no_reasoning(server: Server, fields: dict[str, Any]) -> None:
     told, usage = message(server, **fields)
     assert "reasoning" not in told
     assert usage["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+@pytest.mark.parametrize("effort", get_args(get_args(ReasoningEffort)[0]))
+def test_every_effort_that_clients_know_is_taken(server: Server, effort: str) -> None:
+    """By each API, and to the same end."""
+    thinks = effort not in ("none", "minimal")
+    told, _ = message(server, reasoning_effort=effort)
+    assert ("reasoning" in told) == thinks
+    body = {"model": MODEL, "input": THINK, "reasoning": {"effort": effort}, "temperature": 0}
+    items = server.post("/v1/responses", body).json()["output"]
+    assert [item["type"] for item in items] == ["reasoning"] * thinks + ["message"]
+    if effort in ("low", "medium", "high", "xhigh", "max"):  # what Anthropic's API has
+        body = {"model": MODEL, "messages": [{"role": "user", "content": THINK}], "max_tokens": 99}
+        body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "temperature": 0}
+        answer = server.post("/v1/messages", body | {"output_config": {"effort": effort}}).json()
+        assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
 
 
 def test_template_variables_win(server: Server) -> None:

@@ -18,6 +18,7 @@ from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.responses.items import InputImage
 from server.openai.structured import StructuredFields
+from server.openai.tool_fields import ReasoningEffort
 from server.openai.unsupported import ignored_params
 
 _MAX_MODEL_NAME = 256
@@ -188,7 +189,7 @@ class TextOptions(Shape):
 class ReasoningOptions(Shape):
     """How much the model is to think, and how it is told."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its older name
 
