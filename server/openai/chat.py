@@ -87,6 +87,8 @@ class ChatCall:
             "model": conversation.model.name,
             "system_fingerprint": conversation.model.info.fingerprint,
         }
+        if self._body.service_tier is not None:
+            self._head["service_tier"] = "default"
 
     @classmethod
     async def prepare(cls, state: ServerState, caller: Caller, body: ChatRequest) -> ChatCall:

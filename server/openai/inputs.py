@@ -39,6 +39,9 @@ _MAX_BEST_OF = 20
 _SHOW_IMAGES = ("user", "tool")  # roles whose messages may hold them
 _NOT_WITH_IMAGES = ("truncate_prompt_tokens", "use_beam_search")
 
+# The tiers that clients name; here there is one, "default".
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+
 Prompt = str | list[int]
 
 
@@ -277,6 +280,7 @@ class ChatRequest(GenerationRequest, ToolFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    service_tier: ServiceTier | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -303,7 +307,11 @@ class ChatRequest(GenerationRequest, ToolFields):
             for place, image in message.images.items():
                 if image.detail not in (None, "auto"):
                     names.append(f"messages.{index}.content.{place}.image_url.detail")
-        return [*names, "echo"] if self.echo and self.messages[-1].role != "assistant" else names
+        idle = {
+            "service_tier": self.service_tier not in (None, "auto", "default"),
+            "echo": self.echo and self.messages[-1].role != "assistant",
+        }
+        return names + [name for name, is_idle in idle.items() if is_idle]
 
     @property
     def output_limit(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -29,7 +29,6 @@ class StoredChatCompletion(ChatCompletion, kw_only=True):
     tools: list[dict[str, Any]] | None
     tool_choice: str | dict[str, Any] | None
     input_user: str | None
-    service_tier: Literal["default"] = "default"
     metadata: dict[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +84,7 @@ class ChatKeeper:
         form = body.response_format
         same = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
         return StoredChatCompletion(
-            **asdict(answer),
+            **(asdict(answer) | {"service_tier": "default"}),
             **{name: getattr(sampling, name) for name in same},
             seed=body.seed,
             response_format=form and form.model_dump(by_alias=True, exclude_none=True),

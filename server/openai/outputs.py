@@ -149,6 +149,7 @@ class ChatCompletion(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     store: Literal[False] | UnsetType = UNSET
+    service_tier: Literal["default"] | UnsetType = UNSET  # told to who names one
 
 
 class CompletionChoice(Struct, kw_only=True):
@@ -230,6 +231,7 @@ class ChatChunk(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     store: Literal[False] | UnsetType = UNSET
+    service_tier: Literal["default"] | UnsetType = UNSET
     prompt_progress: PromptProgressTold | UnsetType = UNSET
 
 

@@ -72,7 +72,7 @@ _REFUSED: dict[str, Refusal] = {
 # Known to OpenAI's API, without effect here; the values that ask for nothing are not reported.
 _INERT: dict[str, tuple[Any, ...]] = {
     "store": (None, False),
-    "service_tier": (None, "auto", "default"),
+    "service_tier": (None, "auto", "default"),  # of completions, which have none
     "modalities": (None, [], ["text"]),
     "detokenize": (None, True),
     "spaces_between_special_tokens": (None, False),

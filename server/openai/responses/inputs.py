@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator, model_validator
 
 from server.errors import bad_field, cut
 from server.openai.deadline import MAX_DEADLINE_MS
-from server.openai.inputs import Shape
+from server.openai.inputs import ServiceTier, Shape
 from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.responses.items import InputImage
@@ -301,7 +301,7 @@ class ResponsesRequest(ResponseInput):
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: ServiceTier | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
