@@ -31,6 +31,7 @@ from server.text.answers import AnswerFormat
 from server.validation import reason
 
 MAX_MODEL_NAME = 256
+_MAX_LABEL = 512
 _MAX_STOPS = 4
 _MAX_BAD_WORDS = 256
 _MAX_STOP_CHARS = 4096
@@ -91,6 +92,8 @@ _PROMPTS = {"anyOf": [*_STRINGS["anyOf"], _IDS, {"type": "array", "items": _IDS}
 Stop = Annotated[list[str], PlainValidator(_read_stop), WithJsonSchema(_STRINGS)]
 Prompts = Annotated[list[Prompt], PlainValidator(_read_prompts), WithJsonSchema(_PROMPTS)]
 Salt = Annotated[str, AfterValidator(_check_salt)]
+Label = Annotated[str, Field(max_length=_MAX_LABEL)]  # it asks for nothing
+Verbosity = Literal["low", "medium", "high"]
 
 
 class Shape(BaseModel):
@@ -183,6 +186,7 @@ class StreamOptions(Shape):
     """What a stream tells besides its text."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # nothing is padded
     continuous_usage_stats: bool | None = None
     include_progress: bool | None = None
 
@@ -244,6 +248,8 @@ class GenerationRequest(ModelRequest, StructuredFields, ExtraFields):
         """As above, those of ``stream_options`` included."""
         options = None if self.stream_options is None else self.stream_options.model_extra
         named = ignored_params(options, prefix="stream_options.")
+        if self.stream_options and self.stream_options.include_obfuscation:
+            named.append("stream_options.include_obfuscation")
         if self.stream_options and self.stream_options.continuous_usage_stats:
             named += [] if self.include_usage else ["stream_options.continuous_usage_stats"]
         return super().ignored() + named + self.ignored_options() + self.idle_fields()
@@ -281,6 +287,9 @@ class ChatRequest(GenerationRequest, ToolFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     service_tier: ServiceTier | None = None
+    verbosity: Verbosity | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -308,6 +317,7 @@ class ChatRequest(GenerationRequest, ToolFields):
                 if image.detail not in (None, "auto"):
                     names.append(f"messages.{index}.content.{place}.image_url.detail")
         idle = {
+            "verbosity": self.verbosity in ("low", "high"),
             "service_tier": self.service_tier not in (None, "auto", "default"),
             "echo": self.echo and self.messages[-1].role != "assistant",
         }

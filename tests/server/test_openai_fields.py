@@ -39,3 +39,54 @@ def test_a_tier_is_told_to_who_names_one(server: Server) -> None:
     assert "service_tier" not in server.chat(max_tokens=1).json()
     error = server.chat(max_tokens=1, service_tier="first class").json()["error"]
     assert error["param"] == "service_tier"
+
+
+def test_labels_and_what_holds_anyway_are_not_reported(client: openai.OpenAI) -> None:
+    """So that clients which always send them run under --strict, too."""
+    answer = client.chat.completions.with_raw_response.create(
+        model=MODEL,
+        messages=MESSAGES,
+        max_tokens=2,
+        safety_identifier="a hash",
+        prompt_cache_key="a kind of prompt",
+        verbosity="medium",
+        stream=True,
+        stream_options={"include_obfuscation": False},
+    )
+    assert list(answer.parse())
+    assert IGNORED not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"verbosity": "low"}, "verbosity"),
+        ({"verbosity": "high"}, "verbosity"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        ({"prediction": {"type": "content", "content": "Hello"}}, "prediction"),
+        ({"prompt_cache_options": {"mode": "implicit"}}, "prompt_cache_options"),
+    ],
+)
+def test_what_has_no_effect_is_named(server: Server, fields: dict[str, Any], name: str) -> None:
+    answer = server.chat(max_tokens=1, **fields)
+    assert (answer.status_code, answer.headers[IGNORED]) == (200, name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"verbosity": "chatty"}, "verbosity"),
+        ({"safety_identifier": "x" * 513}, "safety_identifier"),
+        ({"prompt_cache_key": 7}, "prompt_cache_key"),
+        ({"stream": True, "stream_options": {"include_obfuscation": 1}}, "stream_options"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    server: Server, fields: dict[str, Any], param: str
+) -> None:
+    answer = server.chat(max_tokens=1, **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(param)

@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator, model_validator
 
 from server.errors import bad_field, cut
 from server.openai.deadline import MAX_DEADLINE_MS
-from server.openai.inputs import ServiceTier, Shape
+from server.openai.inputs import Label, ServiceTier, Shape, Verbosity
 from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.responses.items import InputImage
@@ -22,7 +22,6 @@ from server.openai.tool_fields import ReasoningEffort
 from server.openai.unsupported import ignored_params
 
 _MAX_MODEL_NAME = 256
-_MAX_LABEL = 512
 _MAX_ID = 256
 
 LOGPROBS = "message.output_text.logprobs"
@@ -183,7 +182,7 @@ class TextOptions(Shape):
     """How the answer's text is to be."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(Shape):
@@ -220,7 +219,6 @@ ToolChoice = Annotated[
         json_schema_input_type=Literal["none", "auto", "required"] | dict[str, Any] | None,
     ),
 ]
-Label = Annotated[str, Field(max_length=_MAX_LABEL)]
 ConversationId = Annotated[
     str | None,
     PlainValidator(_read_conversation, json_schema_input_type=str | NamedConversation | None),
