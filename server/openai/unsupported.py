@@ -61,6 +61,7 @@ _REFUSED: dict[str, Refusal] = {
     "audio": Refusal(_given, _NO_AUDIO),
     "modalities": Refusal(_modalities, _NO_AUDIO),
     "web_search_options": Refusal(_is_there, "is not available: this server searches nothing"),
+    "moderation": Refusal(_given, "is not available: nothing here judges texts"),
     "prompt_embeds": Refusal(_is_there, _NO_EMBEDDINGS),
     "mm_processor_kwargs": Refusal(_given, _NO_EMBEDDINGS),
     "documents": Refusal(_given, "is not available: put them into the messages"),

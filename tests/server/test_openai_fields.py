@@ -81,6 +81,7 @@ def test_what_has_no_effect_is_named(server: Server, fields: dict[str, Any], nam
         ({"verbosity": "chatty"}, "verbosity"),
         ({"safety_identifier": "x" * 513}, "safety_identifier"),
         ({"prompt_cache_key": 7}, "prompt_cache_key"),
+        ({"moderation": {"model": "m", "policy": {"input": {"mode": "block"}}}}, "moderation"),
         ({"stream": True, "stream_options": {"include_obfuscation": 1}}, "stream_options"),
     ],
 )

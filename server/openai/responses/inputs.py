@@ -52,7 +52,7 @@ _ELSEWHERE = {
 _UNSUPPORTED = {
     "prompt": "is not supported; there are no stored prompts here",
     "context_management": "is not supported; 'truncation' may be 'auto'",
-    "moderation": "is not supported",
+    "moderation": "is not supported; nothing here judges texts",
     "prompt_logprobs": "is not supported here; see /v1/chat/completions",
 }
 # Chat's fields that are passed on.
