@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
+_NAMED = re.compile(r'<a id="([\w-]+)"></a>')
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -23,9 +24,10 @@ def pages() -> list[Path]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives a page's headings."""
-    names: set[str] = set()
-    for heading in _HEADING.findall(_FENCE.sub("", page.read_text())):
+    """The names that GitHub gives a page's headings, and those that it keeps of older ones."""
+    text = _FENCE.sub("", page.read_text())
+    names = set(_NAMED.findall(text))
+    for heading in _HEADING.findall(text):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
         slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
         name, count = slug, 0
@@ -58,6 +60,7 @@ def test_a_link_to_nowhere_would_be_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A `title`, twice\n## A title, twice\n[a](#a-title-twice) [b](#a-title-twice-1)\n"
+        '<a id="old-title"></a>\n[g](#old-title) [h](#older-title)\n'
         "[c](page.md) [d](#a-title) [e](other.md)\n```\n[f](not-a-link.md)\n# not a heading\n```\n"
     )
-    assert broken(page) == ["#a-title", "other.md"]
+    assert broken(page) == ["#older-title", "#a-title", "other.md"]
