@@ -16,19 +16,19 @@ class OperationSettings(SettingsPart):
     enable_sleep_mode: bool = setting(
         False,
         OPERATION,
-        "Have the routes that put the server to sleep, wake it and reload its weights: /sleep, "
-        "/wake_up, /is_sleeping, /reload_weights.",
+        "Turn on the routes that put the server to sleep, wake it and reload its weights: "
+        "/sleep, /wake_up, /is_sleeping, /reload_weights. See docs/sleep.md.",
     )
     weights_dir: Path | None = setting(
         None,
         OPERATION,
-        "Directory from which /reload_weights may take other weights of the same model; when left "
-        "out, it can only read those of MODEL again.",
+        "Directory from which /reload_weights may load other weights of the same model. Without "
+        "it, only those of MODEL can be read again.",
     )
     otlp_traces_endpoint: Endpoint | None = setting(
         None,
         OPERATION,
-        "URL of an OpenTelemetry collector that takes spans over HTTP, such as "
-        "http://localhost:4318: one for each request, its parent by traceparent. Needs the "
-        "packages of quire[otel]. No tracing when left out.",
+        "URL of an OpenTelemetry collector that accepts spans over HTTP, such as "
+        "http://localhost:4318. Each request makes one span, whose parent comes from "
+        "traceparent. Needs quire[otel]. Default: no tracing.",
     )

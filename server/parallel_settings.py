@@ -19,52 +19,53 @@ class ParallelSettings(BaseSettings):
     tensor_parallel_size: int = setting(
         1,
         PARALLEL,
-        "Processes that each layer is shared out to, each with a GPU, or a part of a CPU's cores. "
-        "See docs/parallel.md.",
+        "Processes that share each layer of the model, each with a GPU or a part of the CPU's "
+        "cores. See docs/parallel.md.",
         ge=1,
         le=64,
     )
     pipeline_parallel_size: int = setting(
         1,
         PARALLEL,
-        "Stages of consecutive layers that the model is cut into, each of as many processes as "
-        "--tensor-parallel-size says; they work on the tokens of different requests at once. See "
-        "docs/parallel.md.",
+        "Stages of consecutive layers to cut the model into, each with --tensor-parallel-size "
+        "processes. Stages work on different requests at the same time. See docs/parallel.md.",
         ge=1,
         le=64,
     )
     enable_expert_parallel: bool = setting(
         False,
         PARALLEL,
-        "With --tensor-parallel-size: share the experts of a mixture out whole, in place of a part "
-        "of each.",
+        "With --tensor-parallel-size: give each process whole experts instead of a part of each.",
     )
     data_parallel_size: int = setting(
         1,
         PARALLEL,
-        "Engines that serve the same model, each with all of it, its own KV cache, and as many "
-        "GPUs as the model has ranks, or a part of a CPU's cores. Requests go where their prompt "
-        "is cached, or to the least busy one. See docs/parallel.md.",
+        "Engines that serve the same model, each with its own copy, KV cache and GPUs, or a part "
+        "of the CPU's cores. A request goes to the engine that has its prompt cached, or to the "
+        "least busy one. See docs/parallel.md.",
         ge=1,
         le=64,
     )
     num_threads: int | None = setting(
         None,
         PARALLEL,
-        "CPU threads of each engine, or of each of its ranks; one for each core, divided by their "
-        "number, when left out.",
+        "CPU threads of each engine, or of each of its ranks. Default: the cores, divided evenly.",
         ge=1,
     )
     nnodes: int = setting(
         1,
         PARALLEL,
-        "Machines that the processes of one model lie on, as many on each. All but the first have "
-        "nothing else: no API. See docs/parallel.md.",
+        "Machines to spread one model over, with equally many processes on each. Only the first "
+        "has the API. See docs/parallel.md.",
         ge=1,
         le=64,
     )
     node_rank: int = setting(
-        0, PARALLEL, "Which of them this machine is; 0 is the first, and has the API.", ge=0, le=63
+        0,
+        PARALLEL,
+        "Number of this machine among them. 0 is the first, which has the API.",
+        ge=0,
+        le=63,
     )
     master_addr: str | None = setting(
         None,
@@ -72,19 +73,19 @@ class ParallelSettings(BaseSettings):
         "Address of the first machine on the network between them, where it waits for the others.",
     )
     master_port: int = setting(
-        29500, PARALLEL, "Port at which it waits for the others.", ge=1, le=65535
+        29500, PARALLEL, "Port on which the first machine waits for the others.", ge=1, le=65535
     )
     node_secret_file: Path | None = setting(
         None,
         PARALLEL,
-        "File of a secret that all machines have, 16 bytes or more, so that nobody else can join; "
-        "`openssl rand -hex 32` makes one.",
+        "File with the secret that all machines share, at least 16 bytes, so that no other can "
+        "join; `openssl rand -hex 32` makes one.",
     )
     node_timeout_s: float = setting(
         600.0,
         PARALLEL,
-        "Seconds that machines wait for one another at a start, of the server or of its engine. 0 "
-        "waits for ever.",
+        "Seconds that machines wait for each other when the server or its engine starts. 0 waits "
+        "forever.",
         ge=0,
     )
 

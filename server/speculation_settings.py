@@ -15,36 +15,38 @@ class SpeculationSettings(SettingsPart):
     speculation: Speculation | None = setting(
         None,
         SPECULATION,
-        "Guess tokens ahead and verify several in one step: by a draft model, by a head of the "
-        "model's own checkpoint (mtp), by an EAGLE head, by n-grams of the text itself, or by "
-        "suffixes of it and of earlier outputs. When left out: draft where --draft-model is given, "
-        "else off.",
+        "Guess tokens ahead and verify several in one step. Guesses come from a draft model, "
+        "layers of the checkpoint (mtp), an EAGLE head, n-grams of the text itself, or suffixes "
+        "of it and of earlier outputs. Default: draft if --draft-model is given, else off. See "
+        "docs/speculation.md.",
     )
     draft_model: str | None = setting(
         None,
         SPECULATION,
-        "Directory of a small model with the same tokenizer, or of an EAGLE head. When left out: "
-        "the embedded model's own draft.",
+        "Directory of a small model with the same tokenizer, or of an EAGLE head. Default with the "
+        "embedded model: its own draft model.",
     )
     num_draft_tokens: int = setting(
-        4, SPECULATION, "Most tokens guessed for a sequence in one step.", ge=1, le=32
+        4, SPECULATION, "Most tokens guessed per sequence and step.", ge=1, le=32
     )
     adaptive_drafts: bool = setting(
         True,
         SPECULATION,
-        "Guess as many tokens as pay for themselves, none when busy; else always the most.",
+        "Guess as many tokens as pay for themselves, and none under load. If off, always guess "
+        "the most.",
     )
     draft_sampling: DraftSampling = setting(
         "coupled",
         SPECULATION,
-        "How guesses of sampled texts are judged: coupled leaves each seed's text as it is without "
-        "speculation, rejection keeps the most guesses and leaves the distribution as it is.",
+        "How guesses are judged when sampling. coupled: the text for a seed is the same as "
+        "without speculation; rejection: more guesses are kept, and the distribution stays the "
+        "same.",
     )
     prompt_lookup_max: int = setting(
-        4, SPECULATION, "Longest run of tokens that is looked up (ngram, suffix).", ge=1, le=32
+        4, SPECULATION, "Longest run of tokens to look up (ngram, suffix).", ge=1, le=32
     )
     prompt_lookup_min: int = setting(
-        2, SPECULATION, "Shortest run of tokens that is looked up.", ge=1, le=32
+        2, SPECULATION, "Shortest run of tokens to look up (ngram, suffix).", ge=1, le=32
     )
 
     def speculation_config(self, *, is_embedded: bool) -> SpeculationConfig | None:

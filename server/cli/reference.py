@@ -44,9 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _default(row: Setting) -> str:
+    if row.default in (None, []):
+        return ""  # its meaning says what is done then
     if row.kind == "flag":
         return "on" if row.default else "off"
-    return "" if row.default in (None, []) else f"`{row.default}`"
+    return f"`{row.default}`"
 
 
 def _meaning(row: Setting) -> str:
