@@ -57,48 +57,127 @@ def build_parser() -> argparse.ArgumentParser:
     """The options; those that vLLM's serving benchmark also has may be spelled its way."""
     parser = argparse.ArgumentParser(
         prog="quire bench",
-        description="Measure any OpenAI-compatible server: throughput, time to first token, time "
-        "between tokens. The last line of the output is JSON.",
+        description="Benchmark any OpenAI-compatible server: throughput, time to first token, time "
+        "between tokens.\nThe last line of the output is JSON.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--url", "--base-url", default="http://127.0.0.1:8000", help="address of the server")
-    add("--model", metavar="NAME", help="model to ask (default: the first listed)")
-    add("--api-key", metavar="KEY", default=os.environ.get("QUIRE_API_KEY"), help="bearer token")
-    add("--endpoint", choices=("completions", "chat"), default="completions")
-    add("--workload", choices=WORKLOADS, default="fixed", help="how lengths are drawn")
-    add("--input-len", metavar="N", type=int, default=256, help="prompt tokens (chat: the mean)")
-    add("--output-len", metavar="N", type=int, default=64, help="output tokens (chat: the mean)")
-    add("--range-ratio", metavar="R", type=float, default=0.5, help="random: spread around both")
-    add("--prefix-len", metavar="N", type=int, default=0, help="shared-prefix: tokens shared")
-    add("--max-total", metavar="N", type=int, help="longest prompt + output, to fit the context")
-    add("--num-requests", "--num-prompts", metavar="N", type=int, default=32)
+    add(
+        "--url",
+        "--base-url",
+        default="http://127.0.0.1:8000",
+        help="server address (default: http://127.0.0.1:8000)",
+    )
+    add("--model", metavar="NAME", help="model to benchmark (default: the first listed)")
+    add(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get("QUIRE_API_KEY"),
+        help="bearer token (QUIRE_API_KEY)",
+    )
+    add(
+        "--endpoint",
+        choices=("completions", "chat"),
+        default="completions",
+        help="API to use (default: completions)",
+    )
+    add(
+        "--workload",
+        choices=WORKLOADS,
+        default="fixed",
+        help="distribution of lengths (default: fixed)",
+    )
+    add(
+        "--input-len",
+        metavar="N",
+        type=int,
+        default=256,
+        help="prompt tokens; chat: the mean (default: 256)",
+    )
+    add(
+        "--output-len",
+        metavar="N",
+        type=int,
+        default=64,
+        help="output tokens; chat: the mean (default: 64)",
+    )
+    add(
+        "--range-ratio",
+        metavar="R",
+        type=float,
+        default=0.5,
+        help="random: relative spread of both lengths (default: 0.5)",
+    )
+    add(
+        "--prefix-len",
+        metavar="N",
+        type=int,
+        default=0,
+        help="shared-prefix: tokens in common (default: 0)",
+    )
+    add(
+        "--max-total",
+        metavar="N",
+        type=int,
+        help="most tokens of prompt and output, to fit the context",
+    )
+    add(
+        "--num-requests",
+        "--num-prompts",
+        metavar="N",
+        type=int,
+        default=32,
+        help="requests per run (default: 32)",
+    )
     add(
         "--concurrency",
         "--max-concurrency",
         metavar="N[,N...]",
         type=_positive_list,
         default=[8],
-        help="requests in flight; several numbers make several runs",
+        help="requests in flight; several values make several runs (default: 8)",
     )
     add(
         "--rate",
         "--request-rate",
         metavar="R",
         type=float,
-        help="requests a second, at the times of a Poisson process, instead of --concurrency",
+        help="requests per second with Poisson arrivals, instead of --concurrency",
     )
-    add("--warmup", metavar="N", type=int, default=2, help="requests sent before, not counted")
-    add("--ignore-eos", action="store_true", help="make every output of full length")
-    add("--temperature", metavar="T", type=float, default=0.0)
-    add("--text", action="store_true", help="send text, also where token ids could be sent")
-    add("--seed", metavar="N", type=int, default=0)
-    add("--timeout-s", metavar="S", type=float, default=600.0, help="for one request")
-    add("--server-pid", metavar="PID", type=int, help="report its CPU time (its children's too)")
-    add("--html", metavar="FILE", type=Path, help="write a report with plots")
-    add("--json", metavar="FILE", type=Path, help="write the results")
+    add(
+        "--warmup",
+        metavar="N",
+        type=int,
+        default=2,
+        help="requests sent first and not counted (default: 2)",
+    )
+    add("--ignore-eos", action="store_true", help="produce outputs of full length")
+    add(
+        "--temperature",
+        metavar="T",
+        type=float,
+        default=0.0,
+        help="sampling temperature (default: 0, greedy)",
+    )
+    add("--text", action="store_true", help="send text even if the server accepts token ids")
+    add("--seed", metavar="N", type=int, default=0, help="seed of the requests (default: 0)")
+    add(
+        "--timeout-s",
+        metavar="S",
+        type=float,
+        default=600.0,
+        help="time limit per request (default: 600)",
+    )
+    add(
+        "--server-pid",
+        metavar="PID",
+        type=int,
+        help="report CPU time of this process and its children",
+    )
+    add("--html", metavar="FILE", type=Path, help="write an HTML report with charts")
+    add("--json", metavar="FILE", type=Path, help="write the results as JSON")
     return parser
 
 

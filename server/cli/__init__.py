@@ -12,21 +12,21 @@ from collections.abc import Sequence
 _HELP = """\
 Quire serves large language models over an OpenAI-compatible HTTP API.
 
-Usage: quire COMMAND [options]        (quire COMMAND --help tells the options)
+Usage: quire COMMAND [options]        (quire COMMAND --help lists the options)
 
-  quire serve                     Serve the small model that ships with Quire on port 8000
+  quire serve                     Serve the embedded model on port 8000
   quire serve MODEL               Serve a model: a directory in Hugging Face format, a GGUF
                                   file, or org/name on the Hub
   quire ray MODEL --nnodes N      Serve a model from several machines of a Ray cluster
-  quire chat                      Talk to a running server
-  quire complete PROMPT           Let a running server continue a text
-  quire run-batch IN -o OUT       Answer a file of requests without a server
-  quire quantize MODEL -o OUT     Write a model in fewer bits
-  quire distill TEACHER -o OUT    Teach a small model to say what a large one would say
-  quire bench                     Measure a running server: throughput, latencies, a report
-  quire plan                      Tell how many replicas some traffic needs
-  quire keys COMMAND              Make, list and revoke the keys of a key file
-  quire version                   Tell the version
+  quire chat                      Chat with a model on a running server
+  quire complete PROMPT           Complete a text with a running server
+  quire run-batch IN -o OUT       Process a file of requests without a server
+  quire quantize MODEL -o OUT     Quantise a model: RTN, GPTQ or AWQ
+  quire distill TEACHER -o OUT    Train a small model to imitate a large one
+  quire bench                     Benchmark a running server: throughput, latencies, a report
+  quire plan                      Estimate how many replicas some traffic needs
+  quire keys COMMAND              Create, list, rotate and revoke API keys
+  quire version                   Print the version
 
 Start with:
 

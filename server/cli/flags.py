@@ -12,10 +12,9 @@ from server.settings import Setting, Settings, settings_table
 _DESCRIPTION = """\
 Serve a model over an OpenAI-compatible HTTP API.
 
-With no MODEL, the small model that ships with Quire is served, so that the first answer needs no
-download. Every option can also be given in the environment (--max-num-seqs is
-QUIRE_MAX_NUM_SEQS) or in a YAML file (max_num_seqs: 64); options come first, then the
-environment, then the file.
+Without MODEL it serves the embedded model, which needs no download. Every option can also be set
+in the environment (--max-num-seqs is QUIRE_MAX_NUM_SEQS) or in a YAML file (max_num_seqs: 64).
+Options override the environment, which overrides the file.
 """
 
 _EXAMPLES = """\
@@ -42,8 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
         "positional",
         metavar="MODEL",
         nargs="?",
-        help="directory in Hugging Face format, GGUF file, name on the Hub (org/name), or YAML "
-        "file of settings",
+        help="a directory in Hugging Face format, a GGUF file, a name on the Hub (org/name), or a "
+        "YAML file of settings",
     )
     add_settings(parser)
     return parser

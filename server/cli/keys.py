@@ -29,8 +29,8 @@ _LIMITS = (
     "tokens_per_month",
 )
 _DESCRIPTION = """\
-Keys of a server that is started with --api-key-file FILE. A key is shown once, when it is made;
-the file holds its SHA-256. A running server takes a change up by itself within a second.
+Manage the API keys of a server that runs with --api-key-file FILE. A key is printed once, when it
+is created; the file stores its SHA-256 only. A running server applies changes within a second.
 """
 
 
@@ -121,23 +121,29 @@ def _parser() -> argparse.ArgumentParser:
         "--file",
         type=Path,
         default=default and Path(default),
-        help="the key file, YAML or (by its .toml ending) TOML (QUIRE_API_KEY_FILE)",
+        help="the key file: YAML, or TOML if its name ends in .toml (QUIRE_API_KEY_FILE)",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    create = commands.add_parser("create", help="make a key and print it, this once")
-    create.add_argument("name", metavar="NAME", help="of its owner, the tenant")
-    create.add_argument("--scopes", help="of inference, files, batches, metrics, admin")
-    create.add_argument("--weight", help="of its share against the others' (default: 1)")
-    create.add_argument("--expires", metavar="DATE", help="first day on which it is not taken")
+    create = commands.add_parser("create", help="create a key and print it, once")
+    create.add_argument("name", metavar="NAME", help="name of the key's owner, the tenant")
+    create.add_argument(
+        "--scopes", help="comma-separated: inference, files, batches, metrics, admin"
+    )
+    create.add_argument(
+        "--weight", help="share of a busy server, relative to other keys (default: 1)"
+    )
+    create.add_argument("--expires", metavar="DATE", help="first day on which the key is refused")
     for name in _LIMITS:
         create.add_argument(f"--{name.replace('_', '-')}", metavar="N", help="such as 600 or 100k")
     create.set_defaults(run=_create)
-    rotate = commands.add_parser("rotate", help="print a new key; the last one stays good, too")
+    rotate = commands.add_parser("rotate", help="create a new key; the previous one stays valid")
     rotate.add_argument("name", metavar="NAME")
-    rotate.add_argument("--revoke-old", action="store_true", help="only the new key stays good")
+    rotate.add_argument("--revoke-old", action="store_true", help="revoke the previous key")
     rotate.set_defaults(run=_rotate)
-    commands.add_parser("list", help="the keys' names, rights and limits").set_defaults(run=_list)
-    revoke = commands.add_parser("revoke", help="take a key no more")
+    commands.add_parser("list", help="list names, scopes and limits of all keys").set_defaults(
+        run=_list
+    )
+    revoke = commands.add_parser("revoke", help="revoke a key")
     revoke.add_argument("name", metavar="NAME")
     revoke.set_defaults(run=_revoke)
     return parser

@@ -69,7 +69,9 @@ def _split(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--ray-address", dest="address", help="the cluster's; RAY_ADDRESS, or the local one"
+        "--ray-address",
+        dest="address",
+        help="address of the cluster (default: RAY_ADDRESS, else the local one)",
     )
     return parser.parse_known_args(argv)
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tools.quantize.report import Report
 
 _DESCRIPTION = """\
-Round a model's weights to fewer bits and write the result as a model directory in
-compressed-tensors format. One layer is in memory at a time. A run that was stopped goes on where
-it was when it is started again with the same arguments.
+Quantise a model and write it as a model directory in compressed-tensors format. One layer is in
+memory at a time. An interrupted run continues where it stopped when it is started again with the
+same arguments.
 """
 _EXAMPLES = """\
 examples:
@@ -121,28 +121,33 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a directory in Hugging Face format, or org/name")
-    add("-o", "--output", metavar="OUTPUT", type=Path, required=True, help="the directory to make")
-    rounding = parser.add_argument_group("what is rounded, and how")
+    add(
+        "model",
+        metavar="MODEL",
+        help="a directory in Hugging Face format, or a name on the Hub (org/name)",
+    )
+    add("-o", "--output", metavar="OUTPUT", type=Path, required=True, help="directory to create")
+    rounding = parser.add_argument_group("scheme and algorithm")
     add = rounding.add_argument
     add(
         "--scheme",
         choices=("int4", "int8", "w8a8", "fp8"),
         default="int4",
-        help="int4, int8: weights alone; w8a8, fp8: activations too, when it runs (default: int4)",
+        help="int4, int8: weights only; w8a8, fp8: activations too, at run time (default: int4)",
     )
     add(
         "--algorithm",
         choices=("rtn", "gptq", "awq", "awq+gptq"),
         default="gptq",
-        help="rtn: to nearest; gptq: errors made good for; awq: what matters scaled first",
+        help="rtn: round to nearest; gptq: compensate errors; awq: scale what matters most first "
+        "(default: gptq)",
     )
     add(
         "--group-size",
         type=int,
         metavar="N",
-        help="inputs that share a scale, -1: all (default for int4: 128, 64 or 32, what divides "
-        "all layers; else all)",
+        help="inputs that share a scale; -1: all (default: for int4 the largest of 128, 64 and 32 "
+        "that divides every layer, else -1)",
     )
     add("--asymmetric", action="store_true", help="give every group a zero point (int4, int8)")
     add(
@@ -150,37 +155,54 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="a module that stays as it is, or re:PATTERN; several times if need be. The head and "
-        "the embeddings always do",
+        help="leave this module as it is: a name, or re:PATTERN; repeatable. The head and the "
+        "embeddings are never quantised",
     )
-    add("--damping", type=float, default=0.01, help="of gptq: share of the mean diagonal (0.01)")
+    add(
+        "--damping",
+        type=float,
+        default=0.01,
+        help="gptq: share of the mean diagonal (default: 0.01)",
+    )
     add(
         "--no-act-order",
         action="store_true",
-        help="of gptq: round inputs in their order, not the most active first",
+        help="gptq: process inputs in order, not the most active first",
     )
-    calibration = parser.add_argument_group("texts")
+    calibration = parser.add_argument_group("calibration")
     add = calibration.add_argument
     add(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="text, or JSON lines with 'messages' or 'text' (default: short English chats)",
+        help="plain text, or JSON lines with 'messages' or 'text' (default: short English chats)",
     )
-    add("--num-windows", type=_positive, default=128, metavar="N", help="windows watched (128)")
-    add("--window", type=_positive, default=512, metavar="N", help="tokens of a window (512)")
+    add(
+        "--num-windows",
+        type=_positive,
+        default=128,
+        metavar="N",
+        help="windows to run (default: 128)",
+    )
+    add(
+        "--window",
+        type=_positive,
+        default=512,
+        metavar="N",
+        help="tokens per window (default: 512)",
+    )
     add(
         "--num-held-out",
         type=_natural,
         default=16,
         metavar="N",
-        help="windows, the last of the text, that perplexity is told of (16)",
+        help="windows at the end of the text kept for computing perplexity (default: 16)",
     )
     add(
         "--questions",
         type=Path,
         metavar="FILE",
-        help="JSON lines with 'messages' and 'expected', asked of both models",
+        help="JSON lines with 'messages' and 'expected', to ask both models",
     )
     parser.add_argument("--num-threads", type=_positive, metavar="N", help="CPU threads")
     return parser

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from server.store.batches import LineResult
 
 _DESCRIPTION = """\
-Answer a file of requests, one JSON object a line, as the input of a batch has them:
+Process a file of requests without a server. The input has one JSON object per line, as for
+/v1/batches:
 
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
 
-Each result is a line of OUTPUT, in the order in which they end; a request that fails has a line
-that says why. Exit status: 0 when all were answered, 1 when one failed or the input is at fault.
+OUTPUT gets one line per request, in the order in which they finish; for a failed request it
+contains the error. Exit status: 0 if all succeeded, 1 if one failed or the input is invalid.
 """
 
 
@@ -127,20 +128,20 @@ def _parse(argv: Sequence[str]) -> tuple[Path, Path, bool, bool, dict[str, Any]]
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    parser.add_argument("positional", metavar="INPUT", nargs="?", help="the file of requests")
-    parser.add_argument("-i", "--input-file", metavar="INPUT", help="the same")
+    parser.add_argument("positional", metavar="INPUT", nargs="?", help="file of requests")
+    parser.add_argument("-i", "--input-file", metavar="INPUT", help="same as INPUT")
     parser.add_argument(
-        "-o", "--output-file", metavar="OUTPUT", required=True, help="the file of results"
+        "-o", "--output-file", metavar="OUTPUT", required=True, help="file of results"
     )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
         "--resume",
         action="store_true",
         default=False,
-        help="keep the answers that OUTPUT holds, and run the requests that have none",
+        help="keep the results in OUTPUT and run the remaining requests",
     )
     choice.add_argument(
-        "--overwrite", action="store_true", default=False, help="begin anew if OUTPUT is there"
+        "--overwrite", action="store_true", default=False, help="discard the results in OUTPUT"
     )
     add_settings(parser)
     given = parse(parser, argv)

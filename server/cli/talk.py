@@ -29,17 +29,17 @@ def chat_main(argv: Sequence[str]) -> int:
     """Hold a conversation. Returns the exit status."""
     parser = _parser(
         "chat",
-        "Talk to a running server. With a MESSAGE, print one answer; otherwise hold a "
-        "conversation, one message a line (from a pipe, too).",
+        "Chat with a model on a running server. With MESSAGE, print one answer. Otherwise start a "
+        "conversation with one message per line, typed or piped in.",
     )
-    parser.add_argument("message", metavar="MESSAGE", nargs="?", help="a single message")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="tells the model how to behave")
+    parser.add_argument("message", metavar="MESSAGE", nargs="?", help="send this message only")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="system prompt of the conversation")
     parser.add_argument(
         "--image",
         metavar="FILE",
         action="append",
         default=[],
-        help="show an image with the first message; may be given several times",
+        help="attach an image to the first message; repeatable",
     )
     options = parser.parse_args(argv)
     try:
@@ -64,9 +64,13 @@ def chat_main(argv: Sequence[str]) -> int:
 
 def complete_main(argv: Sequence[str]) -> int:
     """Continue one text. Returns the exit status."""
-    parser = _parser("complete", "Let a running server continue a text.")
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text; from a pipe if none")
-    parser.add_argument("--echo", action="store_true", help="print the prompt before it")
+    parser = _parser("complete", "Complete a text with a running server.")
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help="the text; standard input if left out"
+    )
+    parser.add_argument(
+        "--echo", action="store_true", help="print the prompt before the completion"
+    )
     options = parser.parse_args(argv)
     if options.prompt is None and sys.stdin.isatty():
         parser.error("give a PROMPT, or pipe one in")
@@ -204,21 +208,25 @@ def _parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--url",
         default=environ.get("QUIRE_URL") or "http://127.0.0.1:8000",
-        help="address of the server (QUIRE_URL; default: http://127.0.0.1:8000)",
+        help="server address (QUIRE_URL; default: http://127.0.0.1:8000)",
     )
     parser.add_argument(
         "--api-key",
         metavar="KEY",
         default=environ.get("QUIRE_API_KEY", "").split(",")[0] or None,
-        help="key that the server asks for (QUIRE_API_KEY)",
+        help="API key (QUIRE_API_KEY)",
     )
     parser.add_argument(
-        "--model", "--model-name", metavar="NAME", help="model to ask (default: the first listed)"
+        "--model", "--model-name", metavar="NAME", help="model to use (default: the first listed)"
     )
-    parser.add_argument("--max-tokens", metavar="N", type=int, help="longest answer in tokens")
-    parser.add_argument("--temperature", metavar="T", type=float, help="0 is greedy")
-    parser.add_argument("--top-p", metavar="P", type=float, help="share of likely tokens kept")
-    parser.add_argument("--seed", metavar="N", type=int, help="makes sampling repeatable")
+    parser.add_argument("--max-tokens", metavar="N", type=int, help="most tokens in an answer")
+    parser.add_argument(
+        "--temperature", metavar="T", type=float, help="sampling temperature; 0 is greedy"
+    )
+    parser.add_argument(
+        "--top-p", metavar="P", type=float, help="nucleus sampling: probability mass to keep"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, help="seed, to make sampling repeatable")
     return parser
 
 

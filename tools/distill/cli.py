@@ -14,12 +14,12 @@ from tools.distill.errors import DistillError
 from tools.distill.settings import Generation, Phase, Settings, StudentShape, read_schedule
 
 _DESCRIPTION = """\
-Teach a small model to say what a large one would say, for use as its draft or by itself.
+Train a small model to imitate a large one, for use as its draft model or by itself.
 
   quire distill TEACHER --data chats.jsonl --student-layers 2 --student-hidden 256 -o draft
 
-A run that was stopped goes on from its last checkpoint when the same command is given again.
-The last line is JSON. Exit status: 0 done, 1 failed, 2 called wrongly.
+An interrupted run continues from its last checkpoint when the same command is run again.
+The last line is JSON. Exit status: 0 done, 1 failed, 2 usage error.
 """
 
 
@@ -80,75 +80,124 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "teacher", metavar="TEACHER", help="any causal model that transformers loads"
     )
-    parser.add_argument("-o", "--out", type=Path, required=True, help="where the student goes")
-    parser.add_argument("--overwrite", action="store_true", help="begin anew if a run is there")
-    _add_data(parser.add_argument_group("what is learned from"))
-    _add_student(parser.add_argument_group("the student"))
-    _add_losses(parser.add_argument_group("what is matched, and when"))
-    _add_run(parser.add_argument_group("the run"))
+    parser.add_argument("-o", "--out", type=Path, required=True, help="directory for the student")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="discard an earlier run in the same place"
+    )
+    _add_data(parser.add_argument_group("training data"))
+    _add_student(parser.add_argument_group("student"))
+    _add_losses(parser.add_argument_group("losses and schedule"))
+    _add_run(parser.add_argument_group("training"))
     return parser
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--data", type=Path, nargs="+", default=[], metavar="FILE", help="text or JSONL")
-    add("--validation", type=Path, metavar="FILE", help="documents to judge by")
-    add("--validation-share", type=float, help="else this share of the documents (0.02)")
-    add("--max-validation-documents", type=int, help="and at most so many (256)")
+    add("--data", type=Path, nargs="+", default=[], metavar="FILE", help="text or JSON lines")
+    add("--validation", type=Path, metavar="FILE", help="documents for validation")
+    add(
+        "--validation-share",
+        type=float,
+        help="without --validation: share of the documents to hold out (default: 0.02)",
+    )
+    add("--max-validation-documents", type=int, help="most documents to hold out (default: 256)")
     add("--generate", type=int, dest="generate_num_documents", metavar="N",
         help="have the teacher write N documents after prompts from the data")  # fmt: skip
-    add("--generate-alone", action="store_true", default=None, help="learn from those only")
-    add("--generate-max-new-tokens", type=int, metavar="N", help="of a document (128)")
-    add("--generate-temperature", type=float, help="0 is greedy (1.0)")
+    add(
+        "--generate-alone",
+        action="store_true",
+        default=None,
+        help="train on generated documents only",
+    )
+    add(
+        "--generate-max-new-tokens",
+        type=int,
+        metavar="N",
+        help="longest generated document (default: 128)",
+    )
+    add(
+        "--generate-temperature",
+        type=float,
+        help="sampling temperature; 0 is greedy (default: 1.0)",
+    )
     add("--generate-prompt-tokens", type=int, metavar="N",
-        help="of a document that has no prompt of its own (32)")  # fmt: skip
-    add("--generate-batch-rows", type=int, metavar="N", help="written at a time (32)")
+        help="tokens taken as prompt from documents without one (default: 32)")  # fmt: skip
+    add(
+        "--generate-batch-rows",
+        type=int,
+        metavar="N",
+        help="documents generated at a time (default: 32)",
+    )
 
 
 def _add_student(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--student", type=Path, metavar="PATH", help="a model directory, or a config as JSON")
+    add("--student", type=Path, metavar="PATH", help="a model directory, or a config.json")
     for field in fields(StudentShape):
         flag = "--student-" + field.name.replace("_", "-")
         if field.name == "tie_embeddings":
-            add(flag, action="store_true", default=None, help="one matrix for input and output")
+            add(
+                flag,
+                action="store_true",
+                default=None,
+                help="share one matrix between embeddings and head",
+            )
         else:
-            add(flag, type=int, metavar="N", help="instead of the teacher's")
+            add(flag, type=int, metavar="N", help="this size instead of the teacher's")
     add("--fresh", action="store_true", default=None,
-        help="random weights only: take nothing over from the teacher")  # fmt: skip
+        help="start from random weights instead of the teacher's")  # fmt: skip
 
 
 def _add_losses(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--schedule", type=Path, metavar="FILE", help="phases as a JSON list; see the docs")
-    add("--kl", type=float, help="weight of the distance from the teacher's distribution (1)")
-    add("--temperature", type=float, help="at which that is taken (1)")
-    add("--hard", type=float, help="weight of the text's own tokens (0)")
-    add("--hidden", type=float, help="weight of the hidden states (0)")
-    add("--attention", type=float, help="weight of the attention distributions (0)")
-    add("--steps", type=int, help="of the optimiser (1000)")
-    add("--row-tokens", type=int, help="tokens in a packed row (512)")
-    add("--learning-rate", type=float, help="at its peak (1e-3)")
-    add("--end-rate", type=float, help="at the end of a phase (1e-5)")
+    add(
+        "--schedule",
+        type=Path,
+        metavar="FILE",
+        help="phases as a JSON list; see docs/distillation.md",
+    )
+    add("--kl", type=float, help="weight of the KL divergence from the teacher (default: 1)")
+    add("--temperature", type=float, help="temperature of the KL divergence (default: 1)")
+    add("--hard", type=float, help="weight of the cross-entropy with the text (default: 0)")
+    add("--hidden", type=float, help="weight of the distance of hidden states (default: 0)")
+    add("--attention", type=float, help="weight of the KL of attention distributions (default: 0)")
+    add("--steps", type=int, help="optimiser steps (default: 1000)")
+    add("--row-tokens", type=int, help="tokens per packed row (default: 512)")
+    add("--learning-rate", type=float, help="peak learning rate (default: 1e-3)")
+    add("--end-rate", type=float, help="learning rate at the end of a phase (default: 1e-5)")
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--batch-rows", type=int, help="rows that go through the models at a time (4)")
-    add("--accumulate", type=int, help="of such batches make a step (1)")
-    add("--warm-up", type=int, help="steps over which the rate rises (20)")
-    add("--weight-decay", type=float, help="of matrices (0.05)")
-    add("--clip", type=float, help="the longest gradient (1.0)")
-    add("--validate-every", type=int, metavar="STEPS", help="(100)")
-    add("--save-every", type=int, metavar="STEPS", help="(100)")
+    add("--batch-rows", type=int, help="rows per batch (default: 4)")
+    add("--accumulate", type=int, help="batches per step (default: 1)")
+    add("--warm-up", type=int, help="steps over which the learning rate rises (default: 20)")
+    add("--weight-decay", type=float, help="weight decay of matrices (default: 0.05)")
+    add("--clip", type=float, help="largest gradient norm (default: 1.0)")
+    add(
+        "--validate-every",
+        type=int,
+        metavar="STEPS",
+        help="steps between validations (default: 100)",
+    )
+    add("--save-every", type=int, metavar="STEPS", help="steps between checkpoints (default: 100)")
     add(
         "--patience",
         type=int,
         metavar="N",
-        help="end a phase after N validations without a better one (0: never)",
+        help="end a phase after N validations without improvement (default: 0, never)",
     )
-    add("--seed", type=int, help="of weights, order and generated text (0)")
-    add("--dtype", choices=("auto", "bfloat16", "float32"), help="of products (auto)")
-    add("--device", help="auto, cpu, cuda, cuda:1, ...")
-    add("--threads", type=int, help="of tensor work on a CPU")
-    add("--work", type=Path, metavar="DIRECTORY", help="for checkpoints (OUT/work)")
+    add("--seed", type=int, help="seed of weights, order and generated text (default: 0)")
+    add(
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        help="number format of matrix products (default: auto)",
+    )
+    add("--device", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
+    add("--threads", type=int, help="CPU threads")
+    add(
+        "--work",
+        type=Path,
+        metavar="DIRECTORY",
+        help="directory for checkpoints (default: OUT/work)",
+    )

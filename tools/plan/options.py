@@ -10,9 +10,10 @@ from loadtest.workloads import WORKLOADS
 from tools.plan.errors import PlanError
 
 _DESCRIPTION = """\
-Tell what some traffic will see, the most that one replica takes, and how many are needed: the
-engine's own scheduler over steps whose times were measured here (--calibrate), or follow from a
-device's ceilings (--bandwidth-gb-s and so on). The last line of the output is JSON.
+Predict the latencies of some traffic, the highest rate that one replica can serve, and how many
+replicas are needed. Runs the engine's own scheduler with step times that were measured on this
+machine (--calibrate) or follow from a device's peak performance (--bandwidth-gb-s and so on). The
+last line of the output is JSON.
 """
 _EXAMPLES = """\
 examples:
@@ -23,7 +24,7 @@ examples:
       --workload chat --input-len 1000 --output-len 300 --ttft-p99-ms 500 --tpot-p99-ms 40
   quire plan ./Llama-3.3-70B --bandwidth-gb-s 3350 --tflops 990 --memory-gib 80 --max-ranks 8 \\
       --rate 10 --workload chat --input-len 1000 --output-len 300 --tpot-p99-ms 60
-  quire plan --measure-link 4                            what connects this machine's devices
+  quire plan --measure-link 4                            measure the links between devices
 """
 # What numbers may be: more than 0, at least as much, or a share.
 _POSITIVE = ("seconds", "bandwidth_gb_s", "tflops", "memory_gib", "efficiency", "rate")
@@ -51,50 +52,150 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "source",
         nargs="?",
-        help="a calibration's file; or a model's directory, to calibrate or with ceilings",
+        help="a calibration file; or a model directory, with --calibrate or a device's peaks",
     )
     measured = parser.add_argument_group("calibration").add_argument
-    measured("--calibrate", action="store_true", help="measure SOURCE, a model, on this machine")
-    measured("-o", "--output", type=Path, default=Path("calibration.json"), metavar="FILE")
-    measured("--seconds", type=float, default=60.0, help="of measuring, about")
-    measured("--num-threads", type=int, metavar="N", help="as the server will have")
-    measured("--load-format", choices=("auto", "dummy"), default="auto")
-    ceilings = parser.add_argument_group("a device by its ceilings, in bfloat16").add_argument
-    ceilings("--bandwidth-gb-s", type=float, metavar="B", help="of its memory, 10^9 bytes a second")
-    ceilings("--tflops", type=float, metavar="F", help="of its products, 10^12 operations a second")
-    ceilings("--memory-gib", type=float, metavar="M", help="that it has")
-    ceilings("--efficiency", type=float, default=0.6, help="share of its ceilings that is reached")
-    ceilings("--overhead-ms", type=float, default=0.5, help="of a step, besides")
+    measured("--calibrate", action="store_true", help="measure the model SOURCE on this machine")
+    measured(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("calibration.json"),
+        metavar="FILE",
+        help="calibration file to write (default: calibration.json)",
+    )
+    measured(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="approximate duration of the measurement (default: 60)",
+    )
+    measured("--num-threads", type=int, metavar="N", help="CPU threads, as the server will have")
+    measured(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: random weights (default: auto)",
+    )
+    ceilings = parser.add_argument_group(
+        "a device given by its peak performance in bfloat16"
+    ).add_argument
+    ceilings(
+        "--bandwidth-gb-s", type=float, metavar="B", help="memory bandwidth, 10^9 bytes per second"
+    )
+    ceilings(
+        "--tflops", type=float, metavar="F", help="matrix products, 10^12 operations per second"
+    )
+    ceilings("--memory-gib", type=float, metavar="M", help="memory size")
+    ceilings(
+        "--efficiency",
+        type=float,
+        default=0.6,
+        help="share of the peaks that is reached (default: 0.6)",
+    )
+    ceilings(
+        "--overhead-ms",
+        type=float,
+        default=0.5,
+        help="fixed time added to each step (default: 0.5)",
+    )
     ranks = parser.add_argument_group("several devices for one model").add_argument
     ranks("--tensor-parallel-size", type=int, metavar="N", help="as the server's setting")
     ranks("--pipeline-parallel-size", type=int, metavar="N", help="as the server's setting")
     ranks("--enable-expert-parallel", action="store_true", help="as the server's setting")
-    ranks("--max-ranks", type=int, metavar="N", help="try powers of two up to so many devices")
-    ranks("--link-gb-s", type=float, default=300.0, metavar="B", help="between two of them")
-    ranks("--link-latency-us", type=float, default=20.0, metavar="T", help="of a call to others")
+    ranks("--max-ranks", type=int, metavar="N", help="try powers of two up to N devices")
+    ranks(
+        "--link-gb-s",
+        type=float,
+        default=300.0,
+        metavar="B",
+        help="all-reduce bandwidth between devices (default: 300)",
+    )
+    ranks(
+        "--link-latency-us",
+        type=float,
+        default=20.0,
+        metavar="T",
+        help="latency of a call between devices (default: 20)",
+    )
     ranks(
         "--layer-launch-us",
         type=float,
         default=200.0,
         metavar="T",
-        help="that launching a layer takes the host: with ranks, steps are not CUDA graphs",
+        help="host time to launch a layer; with ranks, steps are not CUDA graphs (default: 200)",
     )
-    ranks("--measure-link", type=int, metavar="N", help="time all-reduces of so many ranks here")
-    ranks("--device", choices=("cpu", "cuda"), default="cuda", help="that these ranks are on")
+    ranks(
+        "--measure-link",
+        type=int,
+        metavar="N",
+        help="measure all-reduces between N ranks on this machine",
+    )
+    ranks(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cuda",
+        help="device of these ranks (default: cuda)",
+    )
     traffic = parser.add_argument_group("traffic").add_argument
-    traffic("--rate", type=float, metavar="R", help="requests a second, of a Poisson process")
-    traffic("--workload", choices=WORKLOADS, default="fixed", help="how lengths are drawn")
-    traffic("--input-len", type=int, default=256, metavar="N")
-    traffic("--output-len", type=int, default=64, metavar="N")
-    traffic("--range-ratio", type=float, default=0.5, metavar="R")
-    traffic("--prefix-len", type=int, default=0, metavar="N")
-    traffic("--num-requests", type=int, default=400, metavar="N", help="that are tried")
-    traffic("--seed", type=int, default=0)
-    traffic("--trace", type=Path, metavar="FILE", help="requests as they came, as JSON Lines")
-    limits = parser.add_argument_group("limits, and the replica").add_argument
-    limits("--ttft-p99-ms", type=float, metavar="MS", help="to the first token, of 99 of 100")
-    limits("--tpot-p99-ms", type=float, metavar="MS", help="a token after it, of 99 of 100")
-    limits("--front-ms", type=float, default=5.0, help="that HTTP and text add to a first token")
+    traffic("--rate", type=float, metavar="R", help="requests per second, with Poisson arrivals")
+    traffic(
+        "--workload",
+        choices=WORKLOADS,
+        default="fixed",
+        help="distribution of lengths (default: fixed)",
+    )
+    traffic(
+        "--input-len",
+        type=int,
+        default=256,
+        metavar="N",
+        help="prompt tokens; chat: the mean (default: 256)",
+    )
+    traffic(
+        "--output-len",
+        type=int,
+        default=64,
+        metavar="N",
+        help="output tokens; chat: the mean (default: 64)",
+    )
+    traffic(
+        "--range-ratio",
+        type=float,
+        default=0.5,
+        metavar="R",
+        help="random: relative spread of both lengths (default: 0.5)",
+    )
+    traffic(
+        "--prefix-len",
+        type=int,
+        default=0,
+        metavar="N",
+        help="shared-prefix: tokens in common (default: 0)",
+    )
+    traffic(
+        "--num-requests",
+        type=int,
+        default=400,
+        metavar="N",
+        help="requests to simulate (default: 400)",
+    )
+    traffic("--seed", type=int, default=0, help="seed of the requests (default: 0)")
+    traffic("--trace", type=Path, metavar="FILE", help="recorded requests, as JSON lines")
+    limits = parser.add_argument_group("limits and replica settings").add_argument
+    limits("--ttft-p99-ms", type=float, metavar="MS", help="limit for the time to first token")
+    limits(
+        "--tpot-p99-ms",
+        type=float,
+        metavar="MS",
+        help="limit for the time per output token after it",
+    )
+    limits(
+        "--front-ms",
+        type=float,
+        default=5.0,
+        help="time that HTTP and text processing add to a first token (default: 5)",
+    )
     limits("--max-num-seqs", type=int, metavar="N", help="as the server's setting")
     limits("--max-num-batched-tokens", type=int, metavar="N", help="as the server's setting")
     return parser
