@@ -44,6 +44,21 @@ _NEMOTRON = {
 
 # name -> (Hugging Face config class, what differs from the shape of the others)
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm3": (
+        "Lfm3Config",
+        {
+            **{**_CONV, "head_dim": 16, "sliding_window": 12, "conv_L_cache": 5},
+            **{"num_hidden_layers": 4, "tie_word_embeddings": True},
+            "layer_types": ["conv", "full_attention", "sliding_attention", "conv"],
+        },
+    ),
+    "lfm3_ungated": (
+        "Lfm3Config",
+        {
+            **{**_CONV, "head_dim": 16, "use_attention_gate": False, "use_sandwich_norm": False},
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3_next": (
         "Qwen3NextConfig",
         {**_DELTA, **_EXPERTS, "mlp_only_layers": [1], "linear_num_key_heads": 4},

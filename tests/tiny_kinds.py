@@ -488,4 +488,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12},
         },
     ),
+    "granite_swa": (
+        "GraniteSWAConfig",
+        {
+            **{"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "sliding_window": 12},
+            **{"layer_rope_theta": [0, 10000.0, 1000.0], "pad_token_id": 0},
+        },
+    ),
+    "granitemoe_swa": (
+        "GraniteMoeSWAConfig",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24},
+            **{"shared_intermediate_size": 40, "attention_multiplier": 0.2, "sliding_window": 12},
+            "pad_token_id": 0,
+        },
+    ),
 }

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from engine.models.layouts import ByKeyHead, OneChannel, QueriesAndGates, StackedExperts
+from engine.models.layouts import (
+    ByKeyHead,
+    HeadGates,
+    OneChannel,
+    QueriesAndGates,
+    StackedExperts,
+)
 from engine.models.rules import (
     ATTENTION,
     LAYER,
@@ -64,13 +70,9 @@ OLMO_HYBRID = (
     Rule(_DELTA + "o_proj.weight", "{i}.recurrent.output.weight"),
 )
 _LFM2_MLP = LAYER + "feed_forward."
-LFM2 = (
+_LFM = (
     *(rule for rule in MODEL if rule.parameter != "norm"),
     Rule("model.embedding_norm.weight", "norm"),
-    *(rule for rule in ATTENTION if "norm" not in rule.parameter),
-    Rule(LAYER + "self_attn.out_proj.weight", "{i}.output.weight"),
-    Rule(LAYER + "self_attn.q_layernorm.weight", "{i}.query_norm"),
-    Rule(LAYER + "self_attn.k_layernorm.weight", "{i}.key_norm"),
     Rule(LAYER + "operator_norm.weight", "{i}.attention_norm"),
     Rule(LAYER + "ffn_norm.weight", "{i}.mlp_norm"),
     Rule(LAYER + "conv.in_proj.weight", "{i}.recurrent.input.weight"),
@@ -82,7 +84,30 @@ LFM2 = (
     Rule(_LFM2_MLP + "w1.weight", "{i}.gate_up.weight", 0),
     Rule(_LFM2_MLP + "w3.weight", "{i}.gate_up.weight", 1),
     Rule(_LFM2_MLP + "w2.weight", "{i}.down.weight"),
+)
+LFM2 = (
+    *_LFM,
+    *(rule for rule in ATTENTION if "norm" not in rule.parameter),
+    Rule(LAYER + "self_attn.out_proj.weight", "{i}.output.weight"),
+    Rule(LAYER + "self_attn.q_layernorm.weight", "{i}.query_norm"),
+    Rule(LAYER + "self_attn.k_layernorm.weight", "{i}.key_norm"),
     Rule(_LFM2_MLP + "gate.weight", "{i}.router"),
     Rule(_LFM2_MLP + "expert_bias", "{i}.router.correction"),
     *expert_rules(_LFM2_MLP + "experts.{e}.", "w1", "w3", "w2"),
+)
+_LFM3_POST_NORMS = (
+    Rule(LAYER + "post_operator_norm.weight", "{i}.attention_after"),
+    Rule(LAYER + "post_ffn_norm.weight", "{i}.mlp_after"),
+)
+LFM3_UNGATED = (*_LFM, *_LFM3_POST_NORMS, *ATTENTION)
+LFM3 = (
+    *(*_LFM, *_LFM3_POST_NORMS),
+    Rule(LAYER + "self_attn.gate_proj.weight", "{i}.qkv.weight", 0, HeadGates()),
+    Rule(LAYER + "self_attn.g_proj.weight", "{i}.qkv.weight", 0, HeadGates()),
+    *(
+        rule._replace(part=rule.part + 1)
+        for rule in ATTENTION
+        if rule.parameter == "{i}.qkv.weight" and rule.part is not None
+    ),
+    *(rule for rule in ATTENTION if not rule.parameter.startswith("{i}.qkv.")),
 )

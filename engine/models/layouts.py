@@ -116,6 +116,19 @@ class QueriesAndGates:
         return heads.transpose(0, 1).flip(0).flatten(0, 2)
 
 
+class HeadGates:
+    """A gate for each head, [num_heads, inputs], as LFM3 has them. Here each number of a head has a
+    gate, all of them the same."""
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return (shape[0] // spec.head_dim, *shape[1:])
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        return stored.repeat_interleave(spec.head_dim, dim=0)
+
+
 class ByKeyHead:
     """What a key head has of several things, then what the next one has, as Qwen3-Next fuses them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from engine.models.hybrid_names import LFM2, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
+from engine.models.hybrid_names import LFM2, LFM3, LFM3_UNGATED, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT
 from engine.models.layouts import (
     BehindFirstRows,
     EitherWay,
@@ -314,12 +314,23 @@ _LLAMA4 = (
     *stacked_rules(_LLAMA4_MLP + "experts.", StackedExperts()),
     *_shared_rules(_LLAMA4_MLP + "shared_expert."),
 )
+_SINKS = Rule(LAYER + "self_attn.sinks", "{i}.sinks")
 _GPT_OSS = (
     *(*MODEL, *ATTENTION, *PRE_NORMS),
-    Rule(LAYER + "self_attn.sinks", "{i}.sinks"),
+    _SINKS,
     Rule(LAYER + "mlp.router.weight", "{i}.router"),
     Rule(LAYER + "mlp.router.bias", "{i}.router.bias"),
     *stacked_rules(LAYER + "mlp.experts.", StackedExperts(in_turn=True)),
+)
+
+_GRANITE_MOE_SWA = (
+    *(*GRANITE_MOE, _SINKS),
+    Rule(LAYER + "block_sparse_moe.router.weight", "{i}.router"),
+    *stacked_rules(
+        LAYER + "block_sparse_moe.experts.",
+        StackedExperts(outputs_first=True),
+        outputs_first=True,
+    ),
 )
 
 _QWEN3_VL_MOE = (
@@ -369,7 +380,9 @@ _TABLES = {
     "gpt_bigcode_by_head": _gpt_bigcode(HeadByHead()),
     "gpt_neox": _GPT_NEOX,
     "gpt_oss": _GPT_OSS,
+    "granite_swa": (*LLAMA, _SINKS),
     "granitemoe": GRANITE_MOE,
+    "granitemoe_swa": _GRANITE_MOE_SWA,
     "granitemoehybrid": GRANITE_HYBRID,
     "granitemoeshared": GRANITE_MOE,
     "hunyuan_v1_dense": _HUNYUAN,
@@ -379,6 +392,8 @@ _TABLES = {
     "jais2": _UNGATED,
     "lfm2": LFM2,
     "lfm2_moe": LFM2,
+    "lfm3": LFM3,
+    "lfm3_ungated": LFM3_UNGATED,
     "llama4": _in_language_model(_LLAMA4),
     "llama4_text": _LLAMA4,
     "llava": _in_language_model(LLAMA),

@@ -159,8 +159,16 @@ FAMILIES: dict[str, Family] = {
         "sinks, windows, biases, experts with a clamped SwiGLU",
     ),
     "granite": Family(granite.granite, "Granite 3 and 4, dense", "four multipliers"),
+    "granite_swa": Family(
+        granite.granite_swa,
+        "Granite Swash, dense",
+        "as `granite`; sinks, windows, a rope base of each layer's own",
+    ),
     "granitemoe": Family(
         granite.granitemoe, "Granite 3 1B-A400M and 3B-A800M", "the same; experts"
+    ),
+    "granitemoe_swa": Family(
+        granite.granitemoe_swa, "Granite Swash with experts", "as `granite_swa`; experts"
     ),
     "granitemoehybrid": Family(
         mamba.granitemoehybrid,
@@ -194,6 +202,11 @@ FAMILIES: dict[str, Family] = {
     "lfm2": Family(hybrid.lfm2, "LFM2 350M to 2.6B", "gated short convolutions, QK norms"),
     "lfm2_moe": Family(
         hybrid.lfm2_moe, "LFM2-8B-A1B, 24B-A2B", "the same; experts by corrected sigmoids"
+    ),
+    "lfm3": Family(
+        hybrid.lfm3,
+        "LFM3 1.7B",
+        "as `lfm2`; norms on both sides, gated heads, windows with a rope of their own",
     ),
     "llama": Family(llama.llama, "Llama 2 and 3.x, SmolLM 1 and 2, Yi, many more", ""),
     "llama4": Family(

@@ -1,16 +1,20 @@
-"""Granite and HyperCLOVA X: four multipliers; Granite with experts."""
+"""Granite and HyperCLOVA X: four multipliers; Granite with experts, and with windows."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.rope import read_rope
 from engine.models.families.shared import (
     ignore_router_training,
+    layer_types,
     num_layers,
     read_decoder,
     with_checked_experts,
 )
+from engine.models.rope_spec import RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
@@ -46,6 +50,19 @@ def granitemoe(reader: ConfigReader) -> DecoderSpec:
     return with_checked_experts(reader, spec)
 
 
+def granite_swa(reader: ConfigReader) -> DecoderSpec:
+    """Granite with sinks, windows in three layers of four, and a rope base of each layer's own."""
+    layers, ropes = _windowed(reader)
+    return dataclasses.replace(granite(reader), has_sinks=True, layers=layers, **ropes)
+
+
+def granitemoe_swa(reader: ConfigReader) -> DecoderSpec:
+    """The same with experts."""
+    layers, ropes = _windowed(reader)
+    layers = tuple(dataclasses.replace(layer, experts=True) for layer in layers)
+    return dataclasses.replace(granitemoe(reader), has_sinks=True, layers=layers, **ropes)
+
+
 def hyperclovax(reader: ConfigReader) -> DecoderSpec:
     """HyperCLOVA X SEED Think: Granite with norms on both sides, and logits multiplied."""
     head_dim = reader.count("hidden_size") // reader.count("num_attention_heads")
@@ -58,6 +75,39 @@ def hyperclovax(reader: ConfigReader) -> DecoderSpec:
         logit_scale=reader.number("logits_scaling", 1.0),
         mlp_bias=reader.flag("mlp_bias"),
     )
+
+
+def _windowed(reader: ConfigReader) -> tuple[tuple[LayerSpec, ...], dict[str, RopeSpec]]:
+    """The layers, and the one or two ropes that they choose from."""
+    window, count = reader.optional_count("sliding_window"), num_layers(reader)
+    kinds = layer_types(reader, count) or [
+        "sliding_attention" if i % 4 else "full_attention" for i in range(count)
+    ]
+    hidden_size, num_heads = reader.count("hidden_size"), reader.count("num_attention_heads")
+    rope = read_rope(
+        reader,
+        theta=10_000.0,
+        trained=reader.count("max_position_embeddings", 8192),
+        head_dim=reader.count("head_dim", hidden_size // num_heads),
+    )
+    bases = reader.listed("layer_rope_theta", count) or [rope.theta] * count
+    if not all(type(base) in (int, float) and 0 <= base < 1e12 for base in bases):
+        raise reader.error("layer_rope_theta", "must be a list of numbers, 0 for none")
+    theta, *others = list(dict.fromkeys(base for base in bases if base)) or [rope.theta]
+    if len(others) > 1:
+        raise reader.error("layer_rope_theta", "has more than two bases, which is not supported")
+    ropes = {"rope": dataclasses.replace(rope, theta=float(theta))}
+    if others:
+        ropes["local_rope"] = dataclasses.replace(rope, theta=float(others[0]))
+    layers = (
+        LayerSpec(
+            window if kind == "sliding_attention" else None,
+            rope=base != 0,
+            local_rope=base in others,
+        )
+        for kind, base in zip(kinds, bases, strict=True)
+    )
+    return tuple(layers), ropes
 
 
 def _granite(reader: ConfigReader, **fields: Any) -> DecoderSpec:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from engine.models.config_reader import ConfigReader
+from engine.models.families.rope import read_ropes_by_layer
 from engine.models.families.shared import (
     ignore_router_training,
     num_layers,
@@ -13,7 +15,7 @@ from engine.models.families.shared import (
     with_checked_experts,
 )
 from engine.models.recurrence import GatedDeltaSpec, ShortConvSpec
-from engine.models.rope_spec import RopePlanes
+from engine.models.rope_spec import ProportionalScaling, RopePlanes, RopeSpec
 from engine.models.spec import DecoderSpec, LayerSpec, MoeSpec, NormSpec
 
 # How published LFM2 were begun with, and what other keys say as well.
@@ -121,6 +123,36 @@ def lfm2_moe(reader: ConfigReader) -> DecoderSpec:
     return with_checked_experts(reader, _lfm2(reader, layers, moe=moe))
 
 
+def lfm3(reader: ConfigReader) -> DecoderSpec:
+    """LFM3: LFM2 with norms on both sides, gated heads, and windows in some layers, which have a
+    rope of their own."""
+    head_dim = reader.count("head_dim", 128)
+    full, local = read_ropes_by_layer(
+        reader,
+        theta=1_000_000.0,
+        local_theta=10_000.0,
+        trained=reader.count("max_position_embeddings", 128_000),
+        head_dim=head_dim,
+        absent=RopeSpec(1_000_000.0, ProportionalScaling(0.5)),
+    )
+    is_gated = reader.flag("use_attention_gate", True)
+    return _lfm2(
+        reader,
+        _lfm3_layers(reader),
+        width=7,
+        head_dim=head_dim,
+        rope=full,
+        local_rope=local,
+        placement="sandwich" if reader.flag("use_sandwich_norm", True) else "pre",
+        attention_gate=is_gated,
+        gates_apart=is_gated,
+        naming="lfm3" if is_gated else "lfm3_ungated",
+        qkv_bias=(bias := reader.flag("attention_bias")),
+        output_bias=bias,
+        activation="silu",
+    )
+
+
 def _qwen(
     reader: ConfigReader,
     layers: tuple[LayerSpec, ...],
@@ -204,14 +236,15 @@ def _has_theta(reader: ConfigReader) -> bool:
 
 
 def _lfm2(
-    reader: ConfigReader, layers: tuple[LayerSpec, ...], moe: MoeSpec | None = None
+    reader: ConfigReader, layers: tuple[LayerSpec, ...], *, width: int = 3, **fields: Any
 ) -> DecoderSpec:
+    """``width``: the family's, of a convolution."""
     reader.require("use_pos_enc", True)
     for key in _LFM2_UNUSED:
         reader.ignore(key)
     recurrence = ShortConvSpec(
         channels=reader.count("hidden_size"),
-        width=reader.count("conv_L_cache", 3),
+        width=reader.count("conv_L_cache", width),
         bias=reader.flag("conv_bias"),
     )
     if recurrence.width < 2:
@@ -226,9 +259,30 @@ def _lfm2(
         intermediate_size=12_288,
         qk_norm=True,
         layers=layers,
-        moe=moe,
         recurrence=recurrence,
+        **fields,
     )
+
+
+def _lfm3_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:
+    """``layer_types``, or full attention, a window and two convolutions in turn."""
+    window, count = reader.optional_count("sliding_window"), num_layers(reader)
+    usual = [
+        "full_attention" if i % 4 == 2 else "sliding_attention" if i and i % 4 == 0 else "conv"
+        for i in range(count)
+    ]
+    of_kind = {
+        "conv": LayerSpec(recurrent=True),
+        "full_attention": LayerSpec(),
+        "sliding_attention": LayerSpec(window, local_rope=True),
+    }
+    kinds = reader.listed("layer_types", count) or usual
+    for kind in kinds:
+        if kind not in of_kind:
+            raise reader.error("layer_types", f"has {kind!r:.80}, which is not supported")
+    if all(kind == "conv" for kind in kinds):
+        raise reader.error("layer_types", "has no attention, which is not supported")
+    return tuple(of_kind[kind] for kind in kinds)
 
 
 def _lfm2_layers(reader: ConfigReader) -> tuple[LayerSpec, ...]:

@@ -96,6 +96,14 @@ EXPORTED: dict[str, dict[str, Any]] = {
         **{"topk_method": "noaux_tc", "sliding_window": 16, "sliding_window_pattern": "LLLG"},
         **{"first_k_dense_replace": 1, "num_nextn_predict_layers": 1, "auto_map": None},
     },
+    "granite_swa": {
+        **{"sliding_window": 16, "layer_rope_theta": [0, 10000, 10000, 1e6], "auto_map": None},
+    },
+    "lfm3": {
+        **{"conv_L_cache": 7, "conv_bias": False, "norm_eps": 1e-5, "sliding_window": 16},
+        **{"layer_types": ["conv", "conv", "full_attention", "conv"], "auto_map": None},
+        **{"use_attention_gate": True, "use_sandwich_norm": True, "rope_theta": None},
+    },
     "internlm3": {
         "bias": False,
         "qkv_bias": False,
@@ -115,6 +123,14 @@ def test_lfm2_has_attention_where_it_says_and_an_mlp_of_the_adjusted_width():
     assert [layer.recurrent for layer in spec.layers] == [True, True, False, True]
     assert spec.intermediate_size == 64  # two thirds of 96, a multiple of 8
     assert spec.tie_word_embeddings
+
+
+def test_each_layer_of_granite_swash_turns_by_its_own_base():
+    spec = read_spec({"model_type": "granite_swa", **_SIZES, **EXPORTED["granite_swa"]})
+    assert [layer.rope for layer in spec.layers] == [False, True, True, True]
+    assert [layer.local_rope for layer in spec.layers] == [False, False, False, True]
+    assert [layer.window for layer in spec.layers] == [None, 16, 16, 16]
+    assert (spec.rope.theta, spec.local_rope.theta) == (1e4, 1e6)
 
 
 def test_granite_4_has_states_of_heads_where_it_says():
@@ -187,6 +203,9 @@ def test_rope_on_a_part_of_the_head_by_its_width():
         ("nemotron_h", {"hybrid_override_pattern": "M-*"}, "'num_hidden_layers' differs from"),
         ("nemotron_h", {"n_groups": 3}, "'n_groups' must divide the 4 heads"),
         ("nemotron_h", {"sliding_window": 8}, "'sliding_window' is set"),
+        ("granite_swa", {"layer_rope_theta": [1, 2, 3, 4]}, "'layer_rope_theta' has more than two"),
+        ("granite_swa", {"layer_rope_theta": [-1, 0, 0, 0]}, "'layer_rope_theta' must be a list"),
+        ("lfm3", {"layer_types": ["conv"] * 4}, "'layer_types' has no attention"),
         ("lfm2", {"full_attn_idxs": []}, "'layer_types' has no attention"),
         ("lfm2", {"conv_L_cache": 1}, "'conv_L_cache' must be at least 2"),
         ("qwen3_5_text", {"layer_types": ["mamba"] * 4}, "'layer_types' has 'mamba'"),
