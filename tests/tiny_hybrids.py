@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiny_kinds import ABSENT
+from tests.tiny_shape import ABSENT
 
 _LINEAR = ["linear_attention", "full_attention", "linear_attention"]
 _CONVS = ["conv", "full_attention", "conv"]

@@ -15,7 +15,7 @@ from typing import Any
 from tests import tiny_kinds
 from tests.tiny_gemmas import GEMMAS
 from tests.tiny_hybrids import HYBRIDS
-from tests.tiny_kinds import ABSENT, SHAPE
+from tests.tiny_shape import ABSENT, SHAPE
 
 KINDS = tiny_kinds.KINDS | GEMMAS | HYBRIDS
 

@@ -59,7 +59,8 @@ but not run on a GPU yet. `quire quantize` does not support Gemma 4.
 
 Some layers keep a fixed-size state of each sequence instead of keys and values
 ([kv-cache.md](kv-cache.md#states)): gated delta rules (Qwen3-Next, Qwen3.5, OLMo Hybrid),
-selective state spaces (Mamba-2: Granite 4.0 H, Bamba, Nemotron-H) and short convolutions (LFM2, LFM3).
+selective state spaces (Mamba-2: Granite 4.0 H, Bamba, Nemotron-H) and short convolutions (LFM2,
+LFM3).
 
 | With such models | |
 |---|---|

@@ -1,0 +1,207 @@
+"""Of the tiny random models of ``tests/tiny_models.py`` those with a mixture of experts."""
+
+from __future__ import annotations
+
+from tests.tiny_shape import Kinds, rope
+
+_DEEPSEEK = {
+    **{"num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16, "pad_token_id": 0},
+    **{"qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 12},
+    **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "n_shared_experts": 2,
+}
+_ROUTED = {
+    **{"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    **{"n_shared_experts": 2, "n_group": 1, "topk_group": 1},
+}
+
+MIXTURES: Kinds = {
+    "mixtral": ("MixtralConfig", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"norm_topk_prob": True, "head_dim": 16},
+        },
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16},
+            **{"sliding_window": 12, "swiglu_limit": 1.5, "pad_token_id": 0},
+            **rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False),
+        },
+    ),
+    "deepseek_v2_lite": (
+        "DeepseekV2Config",
+        {**_DEEPSEEK, "q_lora_rank": None, "first_k_dense_replace": 1},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {
+            **{**_DEEPSEEK, "attention_bias": True, "routed_scaling_factor": 1.7},
+            **{"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            **{**_DEEPSEEK, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2},
+            **rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=32,
+                mscale=1.5,
+                mscale_all_dim=1.2,
+            ),
+        },
+    ),
+    "deepseek_v3_halves": (
+        "DeepseekV3Config",
+        {
+            **{**_DEEPSEEK, "rope_interleave": False, "norm_topk_prob": False},
+            **{"q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0},
+        },
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            **{"head_dim": 16, "intermediate_size": 24, "intermediate_size_mlp": 40},
+            **{"num_local_experts": 4, "interleave_moe_layer_step": 2, "pad_token_id": 0},
+            **{"no_rope_layer_interval": 3, "attention_chunk_size": 16, "floor_scale": 8},
+            **{"num_hidden_layers": 4, "attn_scale": 0.5},
+        },
+    ),
+    "llama4_plain": (
+        "Llama4TextConfig",
+        {
+            **{"head_dim": 16, "intermediate_size": 24, "intermediate_size_mlp": 40},
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "moe_layers": [1, 2]},
+            **{"attn_temperature_tuning": False, "use_qk_norm": False, "pad_token_id": 0},
+            **{"no_rope_layers": [1, 0, 1], "attention_chunk_size": 32},
+        },
+    ),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {
+            **{**_ROUTED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+            **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.7},
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        {**_DEEPSEEK, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "solar_open": ("SolarOpenConfig", {**_ROUTED, "head_dim": 16}),
+    "dots1": (
+        "Dots1Config",
+        {
+            **{**_ROUTED, "first_k_dense_replace": 1, "norm_topk_prob": True, "head_dim": 16},
+            **{"sliding_window": 12, "max_window_layers": 2},
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16},
+            **{"intermediate_size": 24, **rope("default", partial_rotary_factor=0.5)},
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        {
+            **{"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 24},
+            **{"moe_layer_start_index": 1, "tie_word_embeddings": False},
+        },
+    ),
+    "olmoe": (
+        "OlmoeConfig",
+        {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24, "pad_token_id": 0},
+    ),
+    "granitemoe": (
+        "GraniteMoeConfig",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24},
+            **{"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 2.0},
+        },
+    ),
+    "granitemoeshared": (
+        "GraniteMoeSharedConfig",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24},
+            **{"residual_multiplier": 0.4, "shared_intermediate_size": 40},
+        },
+    ),
+    "hunyuan_moe": (
+        "HunYuanMoEV1Config",
+        {"head_dim": 8, "pad_token_id": 0, "num_experts": 6, "moe_topk": 3, "attention_bias": True},
+    ),
+    "afmoe": (
+        "AfmoeConfig",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"head_dim": 16, "sliding_window": 12, "route_scale": 1.7, "mup_enabled": True},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "exaone_moe": (
+        "ExaoneMoeConfig",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"num_shared_experts": 2, "n_group": 3, "topk_group": 2, "sliding_window": 12},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "hy_v3": (
+        "HYV3Config",
+        {
+            **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"head_dim": 16, "num_shared_experts": 2},
+        },
+    ),
+    "mellum": (
+        "MellumConfig",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+            **{"head_dim": 16, "sliding_window": 12},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "rope_parameters": {
+                "full_attention": {
+                    **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0},
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "mistral4": (
+        "Mistral4Config",
+        {
+            **{**_DEEPSEEK, "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1},
+            **rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.5,
+            ),
+        },
+    ),
+    "granitemoe_swa": (
+        "GraniteMoeSWAConfig",
+        {
+            **{"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24},
+            **{"shared_intermediate_size": 40, "attention_multiplier": 0.2, "sliding_window": 12},
+            "pad_token_id": 0,
+        },
+    ),
+}
