@@ -101,49 +101,51 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
         """Load ``model``. The arguments are the server's settings of the same names.
 
         Args:
-            model: directory in Hugging Face format or GGUF file; the embedded model if left out.
-            tokenizer: another directory to take the tokenizer from.
+            model: directory in Hugging Face format or GGUF file. Default: the embedded model.
+            tokenizer: directory of the tokenizer, if it is not the model's.
             chat_template: a template's source or file, instead of the model's own.
-            dtype: of weights and KV cache; auto: the checkpoint's, or what a CPU computes in best.
-            device: auto takes a GPU when there is one.
-            quantization: round the weights to "int8", "int4", "nf4" or "fp8" while they load.
+            dtype: of weights and KV cache. auto: the checkpoint's, on a CPU what suits it best.
+            device: "cpu" or "cuda"; auto uses a GPU if there is one.
+            quantization: quantise the weights at load: "int8", "int4", "nf4" or "fp8".
             load_format: "dummy" makes random weights from config.json alone, "stub" has no model.
             max_model_len: longest context in tokens, prompt and output together.
-            attention_backend: auto takes the fastest that can serve the model.
+            attention_backend: auto uses the fastest that supports the model.
             batch_invariant: the same logits, bit for bit, in any batch; slower.
             enforce_eager: capture no CUDA graphs, and record no steps on a CPU.
-            pooling_type: which hidden states make an embedding; what the model was made for.
-            max_images: most in one prompt; with 0 what reads them is not loaded.
-            max_image_tokens: of one, above which it is scaled down; 1,024 at most on a CPU.
-            tensor_parallel_size: processes that each layer is shared out to.
-            pipeline_parallel_size: stages of layers, of so many processes each.
-            enable_expert_parallel: by whole experts, not a part of each.
-            num_threads: CPU threads of each; one a core for all when left out.
+            pooling_type: which hidden states make an embedding. Default: the model's own choice.
+            max_images: most images in one prompt; 0 does not load the image encoder.
+            max_image_tokens: most tokens per image; larger images are scaled down.
+            tensor_parallel_size: processes that share each layer.
+            pipeline_parallel_size: stages of layers, each with that many processes.
+            enable_expert_parallel: give each process whole experts, not a part of each.
+            num_threads: CPU threads of each process. Default: the cores, divided evenly.
             seed: of dummy weights.
-            max_loras: LoRA adapters kept on the device; more where one step needs more.
-            max_cpu_loras: adapters kept in the host's memory.
-            max_num_seqs: sequences that run at once.
-            max_num_batched_tokens: tokens of one step; 2048 on a GPU, on a CPU 256 or more.
+            max_loras: LoRA adapters kept on the device; more if one step needs more.
+            max_cpu_loras: adapters kept in host memory.
+            max_num_seqs: most sequences that run at once.
+            max_num_batched_tokens: most tokens per step. Default: 2048 on a GPU; on a CPU 256, or
+                64 more than the running sequences.
             scheduling_policy: order of the queue: "fcfs", "priority", "sjf", "lpm" or "fair".
-            overlap: plan a step while the one before runs; on a GPU when left out.
-            block_size: tokens in one KV block; 64 on a GPU and 16 on a CPU when left out.
+            overlap: plan each step while the previous one runs. Default: on for a GPU.
+            block_size: tokens per KV block. Default: 64 on a GPU, 16 on a CPU.
             kv_cache_dtype: "int8" or "fp8" halve the KV cache; auto is the model's own format.
-            enable_prefix_caching: reuse the KV blocks of prompts that begin alike.
-            kv_cache_memory_bytes: size of the KV cache; a share of what is free when left out.
-            kv_offload_bytes: memory of the host for KV blocks that the cache has no room for.
-            gpu_memory_utilization: share of a GPU's memory to use, weights included.
-            num_gpu_blocks_override: KV blocks, whatever the memory.
-            speculation: guess tokens ahead: by "draft", "mtp", "eagle", "ngram" or "suffix".
+            enable_prefix_caching: reuse the KV blocks of prompts with the same beginning.
+            kv_cache_memory_bytes: size of the KV cache. Default: what a GPU has left; on a CPU
+                512 MiB, or more if one sequence of full length needs it.
+            kv_offload_bytes: host memory for KV blocks evicted from the cache.
+            gpu_memory_utilization: share of a GPU's memory to use, including the weights.
+            num_gpu_blocks_override: number of KV blocks, regardless of memory.
+            speculation: guess tokens ahead by "draft", "mtp", "eagle", "ngram" or "suffix".
             draft_model: directory of a small model with the same tokenizer, or of an EAGLE head.
-            num_draft_tokens: most tokens guessed for a sequence in one step.
-            adaptive_drafts: guess only as much as pays for itself.
-            draft_sampling: how guesses are accepted where a text is sampled.
-            profile: directory for the traces of ``start_profile``; made if it is not there.
+            num_draft_tokens: most tokens guessed per sequence and step.
+            adaptive_drafts: guess only as many tokens as pay for themselves.
+            draft_sampling: how guesses are judged when sampling: "coupled" or "rejection".
+            profile: directory for the traces of ``start_profile``; created if it is missing.
             use_tqdm: show progress while the weights load.
 
         Raises:
             ModelLoadError: the model is missing, damaged or not supported.
-            OSError: nothing can be written to ``profile``.
+            OSError: ``profile`` cannot be written to.
         """
         directory = str(default_model_dir() if model is None else model)
         text_directory = directory if tokenizer is None else str(tokenizer)
@@ -212,19 +214,18 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
         """Continue each prompt.
 
         Args:
-            prompts: a text, the token ids of one, or several of either. A special token's
-                spelling in a text is plain text; ``encode(text, parse_special=True)`` gives ids in
-                which it is the token.
-            params: for all of them, or one for each.
-            lora: the directory of an adapter for all of them, or one or None for each.
+            prompts: a text, a list of token ids, or several of either. Special tokens spelled out
+                in a text are plain text; ``encode(text, parse_special=True)`` parses them.
+            params: for all prompts, or one for each.
+            lora: the directory of an adapter for all prompts, or one or None for each.
             use_tqdm: show progress.
 
         Returns:
-            One result a prompt, in order. A request that fails on the way has completions with
-            ``finish_reason == "error"`` and leaves the others whole.
+            One result per prompt, in order. A request that fails while it runs has completions
+            with ``finish_reason == "error"``; the others are complete.
 
         Raises:
-            RequestError: a prompt or its parameters cannot be served; nothing has been started.
+            RequestError: a prompt or its parameters cannot be served; nothing was started.
         """
         token_ids, texts = self._encode_prompts(prompts)
         prepared = [ChatPrompt(ids) for ids in token_ids]
@@ -236,17 +237,16 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
         beams: BeamParams | None = None,
         params: SamplingParams | None = None,
     ) -> list[RequestResult]:
-        """Find the likeliest continuations of each prompt as wholes.
+        """Find the continuations of each prompt that are most likely as a whole.
 
         Args:
             prompts: as in ``generate``.
             beams: how to search.
-            params: ``max_tokens``, ``stop_token_ids``, ``ignore_eos``, ``logprobs`` and
-                ``skip_special_tokens`` are heeded; the rest says how to sample, and nothing is
-                sampled here.
+            params: only ``max_tokens``, ``stop_token_ids``, ``ignore_eos``, ``logprobs`` and
+                ``skip_special_tokens`` apply, since nothing is sampled.
 
         Returns:
-            One result a prompt, in order, with ``beams.width`` completions each, the best first.
+            One result per prompt, in order, with ``beams.width`` completions each, best first.
 
         Raises:
             RequestError: a prompt or its parameters cannot be served.
@@ -284,9 +284,9 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, lora: Lora | None = None
     ) -> TextStream:
-        """Continue one prompt and give its text as it comes.
+        """Continue one prompt and yield its text as it is produced.
 
-        Several streams, and calls of ``generate``, may be under way at once: each step serves all.
+        Several streams can run at once, and alongside ``generate``: each step serves all of them.
 
         Raises:
             RequestError: the prompt or its parameters cannot be served.
@@ -305,7 +305,7 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora: Lora | None = None,
     ) -> TextStream:
-        """Answer one conversation and give the text as it comes. Raises as ``stream`` does."""
+        """Answer one conversation and yield the text as it is produced. Raises as ``stream``."""
         prompt = self._encode_conversation(
             messages, tools=tools, chat_template_kwargs=chat_template_kwargs
         )
@@ -326,7 +326,7 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
 
         Raises:
             RequestError: a prompt or an argument cannot be served.
-            RequestFailed: a prompt failed through our own fault.
+            RequestFailed: a prompt failed in the engine.
         """
         return embed_all(
             self._driver,
@@ -346,9 +346,9 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[float]:
-        """How well texts go together: one with several, or each with its like in place.
+        """How well texts match: one against several, or two lists pairwise.
 
-        By the model's head where it has one that scores, else the cosine of embeddings. Raises as
+        Uses the model's scoring head if it has one, else the cosine of embeddings. Raises as
         ``embed`` does.
         """
         a = [first] if isinstance(first, str) else list(first)
