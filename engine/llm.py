@@ -135,11 +135,11 @@ class LLM(OfflineText, OfflineLooks, OfflineRest):
             kv_offload_bytes: host memory for KV blocks evicted from the cache.
             gpu_memory_utilization: share of a GPU's memory to use, including the weights.
             num_gpu_blocks_override: number of KV blocks, regardless of memory.
-            speculation: guess tokens ahead by "draft", "mtp", "eagle", "ngram" or "suffix".
+            speculation: draft tokens ahead by "draft", "mtp", "eagle", "ngram" or "suffix".
             draft_model: directory of a small model with the same tokenizer, or of an EAGLE head.
-            num_draft_tokens: most tokens guessed per sequence and step.
-            adaptive_drafts: guess only as many tokens as pay for themselves.
-            draft_sampling: how guesses are judged when sampling: "coupled" or "rejection".
+            num_draft_tokens: most draft tokens per sequence and step.
+            adaptive_drafts: draft only as many tokens as pay for themselves.
+            draft_sampling: how draft tokens are accepted when sampling: "coupled" or "rejection".
             profile: directory for the traces of ``start_profile``; created if it is missing.
             use_tqdm: show progress while the weights load.
 

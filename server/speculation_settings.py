@@ -15,7 +15,7 @@ class SpeculationSettings(SettingsPart):
     speculation: Speculation | None = setting(
         None,
         SPECULATION,
-        "Guess tokens ahead and verify several in one step. Guesses come from a draft model, "
+        "Draft tokens ahead and verify several in one step. They come from a draft model, "
         "layers of the checkpoint (mtp), an EAGLE head, n-grams of the text itself, or suffixes "
         "of it and of earlier outputs. Default: draft if --draft-model is given, else off. See "
         "docs/speculation.md.",
@@ -27,20 +27,19 @@ class SpeculationSettings(SettingsPart):
         "embedded model: its own draft model.",
     )
     num_draft_tokens: int = setting(
-        4, SPECULATION, "Most tokens guessed per sequence and step.", ge=1, le=32
+        4, SPECULATION, "Most draft tokens per sequence and step.", ge=1, le=32
     )
     adaptive_drafts: bool = setting(
         True,
         SPECULATION,
-        "Guess as many tokens as pay for themselves, and none under load. If off, always guess "
+        "Draft as many tokens as pay for themselves, and none under load. If off, always draft "
         "the most.",
     )
     draft_sampling: DraftSampling = setting(
         "coupled",
         SPECULATION,
-        "How guesses are judged when sampling. coupled: the text for a seed is the same as "
-        "without speculation; rejection: more guesses are kept, and the distribution stays the "
-        "same.",
+        "How draft tokens are accepted when sampling. coupled: the text for a seed is the same as "
+        "without speculation; rejection: more are accepted, and the distribution is unchanged.",
     )
     prompt_lookup_max: int = setting(
         4, SPECULATION, "Longest run of tokens to look up (ngram, suffix).", ge=1, le=32
