@@ -18,6 +18,8 @@ def reason(problem: Mapping[str, Any]) -> str:
         case "too_short" | "too_long" | "string_too_short" | "string_too_long":
             told = told.partition(" after validation")[0]
             return _NEEDS.sub("must have ", told)
+        case "string_pattern_mismatch":
+            return told.replace("String should match pattern", "must match the pattern")
         case "model_type" | "dict_type" | "model_attributes_type":
             return "must be an object"
         case _:

@@ -42,9 +42,13 @@ def refusal(reason: str) -> InvalidParameter:
 
     Its first line says what is wrong; those after it repeat the grammar.
     """
+    reason = reason.replace("<non-verbose/>", "")
     lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
     problem = lines[0] if lines else "it cannot be compiled"
-    if "coerce_one_of" in problem:
+    if "NoExtension" in problem:  # there is no token to begin with
+        problem = "no text satisfies it, as where it does nothing but refer to itself"
+        lines = [problem]
+    elif "coerce_one_of" in problem:
         problem = (
             "'oneOf' can be held only where it is clear that no value satisfies two of its schemas"
         )

@@ -39,6 +39,16 @@ SystemText = Annotated[str, PlainValidator(read_text), WithJsonSchema(_CONTENT)]
 StopSequence = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 
 
+def _refuse_servers(value: Any) -> None:
+    if value not in (None, []):
+        raise ValueError("is not supported: this server calls no other; define 'tools' instead")
+
+
+NoServers = Annotated[
+    None, PlainValidator(_refuse_servers), WithJsonSchema({"enum": [None, []], "default": None})
+]
+
+
 class InputMessage(Shape):
     """One turn of a conversation."""
 
@@ -82,8 +92,10 @@ class ToolChoice(Shape):
 
     @model_validator(mode="after")
     def _has_name(self) -> Self:
-        if (self.type == "tool") != (self.name is not None):
-            raise ValueError("name: belongs to the type 'tool', and to that alone")
+        if self.type == "tool" and self.name is None:
+            raise ValueError("name: is required with the type 'tool'")
+        if self.type != "tool" and self.name is not None:
+            raise ValueError("name: comes with the type 'tool', and with no other")
         return self
 
 
@@ -119,7 +131,7 @@ class TokenCountRequest(Shape):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
+    mcp_servers: NoServers = None
 
     @model_validator(mode="after")
     def _check_turns(self) -> Self:

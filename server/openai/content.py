@@ -43,7 +43,7 @@ def read_content(value: Any) -> str | Parts | None:
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise ValueError("must be a string or a list of parts")
+        raise ValueError("must be a string or a list of parts, at least one")
     parts = [_read_part(part, index) for index, part in enumerate(value)]
     texts = [part for part in parts if isinstance(part, str)]
     return "\n".join(texts) if len(texts) == len(parts) else parts
@@ -91,6 +91,8 @@ def _read_part(part: Any, index: int) -> str | ImagePart:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in _IMAGE_PARTS:
         return _read_image(part, index)
+    if kind is None:
+        raise ValueError(f"part {index}: must be an object with a 'type'")
     if kind not in _TEXT_PARTS:
         shown = cut(str(kind), 40)
         raise ValueError(f"parts of type {shown!r} are not supported; send text or images")

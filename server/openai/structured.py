@@ -20,7 +20,7 @@ from server.errors import bad_field
 from server.openai.gbnf import to_lark
 from server.openai.unsupported import ignored_params
 
-_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+FORMAT_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 Schema = dict[str, Any] | bool
@@ -34,7 +34,7 @@ class _Part(BaseModel):
 class JsonSchemaFormat(_Part):
     """The schema of an answer, as OpenAI wraps it."""
 
-    name: Annotated[str, Field(pattern=_NAME)]
+    name: Annotated[str, Field(pattern=FORMAT_NAME)]
     description: str | None = None
     definition: Annotated[Schema | None, Field(alias="schema")] = None
     strict: bool | None = None
@@ -50,7 +50,9 @@ class ResponseFormat(_Part):
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema: is required, with a 'name' and the 'schema' in it")
+        if self.type != "json_schema" and self.json_schema is not None:
             raise ValueError("json_schema: comes with type 'json_schema', and with no other")
         if self.definition is not None and self.type != "json_object":
             raise ValueError("schema: comes with type 'json_object', and with no other")
@@ -77,7 +79,8 @@ class StructuredOutputs(_Part):
     def _is_one(self) -> Self:
         fields = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
         if sum(field is not None for field in fields) != 1:
-            raise ValueError("must hold one of 'json', 'json_object', 'regex', 'choice', 'grammar'")
+            known = "'json', 'json_object', 'regex', 'choice' and 'grammar'"
+            raise ValueError(f"must hold exactly one of {known}")
         return self
 
     def to_grammar(self) -> Grammar:

@@ -58,3 +58,68 @@ async def test_json_that_is_none_is_told_with_its_place() -> None:
     async with running_app() as app:
         answer = await app.request("POST", CHAT, b'{"model": "m",\n "n": }').done()
         assert answer.error["message"].endswith("Expecting value: line 2 column 7 (char 21)")
+
+
+SCHEMA = {"type": "object"}
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "told"),
+    [
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema"}},
+            "'response_format.json_schema' is required, with a 'name' and the 'schema' in it",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+            "'response_format.json_schema' is required, with a 'name' and the 'schema' in it",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            "'response_format.json_schema.name' must match the pattern '^[a-zA-Z0-9_-]{1,64}$'",
+        ),
+        (
+            CHAT,
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "'structured_outputs' must hold exactly one of "
+            "'json', 'json_object', 'regex', 'choice' and 'grammar'",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": []}]},
+            "'messages.0.content' must be a string or a list of parts, at least one",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": ["hi"]}]},
+            "'messages.0.content' part 0: must be an object with a 'type'",
+        ),
+        (
+            "/v1/responses",
+            {"text": {"format": {"type": "json_schema", "name": "a b", "schema": SCHEMA}}},
+            "'text.format.name' must match the pattern '^[a-zA-Z0-9_-]{1,64}$'",
+        ),
+        (
+            "/v1/messages",
+            {"mcp_servers": [{"type": "url", "url": "https://example.com"}]},
+            "'mcp_servers' is not supported: this server calls no other; define 'tools' instead",
+        ),
+        (
+            "/v1/messages",
+            {"tools": [{"name": "f", "input_schema": SCHEMA}], "tool_choice": {"type": "tool"}},
+            "'tool_choice.name' is required with the type 'tool'",
+        ),
+    ],
+)
+async def test_a_shape_that_is_not_whole_is_told_what_it_lacks(
+    path: str, fields: dict[str, Any], told: str
+) -> None:
+    async with running_app() as app:
+        begun = {"input": "hi"} if path == "/v1/responses" else {"messages": HELLO}
+        limit = {"max_tokens": 9} if path == "/v1/messages" else {}
+        answer = await app.post(path, **{**begun, **limit, **fields}).done()
+        assert (answer.status, answer.error["message"]) == (400, told)

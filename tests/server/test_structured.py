@@ -222,6 +222,20 @@ def test_unsupported_keywords_are_named(server: Server):
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+        {"guided_grammar": "start: start"},
+        {"guided_regex": r"[^\s\S]"},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_no_text_satisfies_is_told_so(server: Server, fields: dict):
+    message = server.chat(**fields).json()["error"]["message"]
+    assert message.endswith("no text satisfies it, as where it does nothing but refer to itself")
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"structured_outputs": {"regex": "(["}}, "structured_outputs"),

@@ -17,7 +17,7 @@ from server.openai.inputs import Label, ServiceTier, Shape, Verbosity
 from server.openai.metadata import Metadata
 from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.responses.items import InputImage
-from server.openai.structured import StructuredFields
+from server.openai.structured import FORMAT_NAME, StructuredFields
 from server.openai.tool_fields import ReasoningEffort
 from server.openai.unsupported import ignored_params
 
@@ -163,7 +163,7 @@ class TextFormat(Shape):
     """What the answer's text must be."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
+    name: Annotated[str, Field(pattern=FORMAT_NAME)] | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
