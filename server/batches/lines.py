@@ -145,8 +145,9 @@ def parse_line(number: int, text: bytes, endpoints: Collection[str], max_bytes: 
         raise _Fault("line_too_long", f"The line is longer than {max_bytes} bytes.")
     try:
         fields = parse_json_body(text)
-    except ApiError:
-        raise _Fault("invalid_json_line", "The line is not a JSON object.") from None
+    except ApiError as error:
+        message = error.message.replace("The body", "The line", 1)
+        raise _Fault("invalid_json_line", message) from None
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID:
         message = f"'custom_id' must be a string of 1 to {_MAX_ID} characters."

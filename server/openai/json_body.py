@@ -2,7 +2,8 @@
 
 msgspec reads nearly every body. What it refuses is read again by the standard library, which is
 slower but keeps what msgspec gives up on (a lone surrogate, a number beyond every range), so
-that the answer can name the field instead of calling the body malformed.
+that the answer can name the field instead of calling the body malformed. It also passes over a byte
+order mark, which tools on Windows put before UTF-8 and RFC 8259 lets a reader ignore.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _read_slowly(body: bytes | bytearray) -> Any:
     """Read what msgspec refused; raises ApiError unless the standard library finds no fault."""
     try:
         value = json.loads(
-            body.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_read_int
+            body.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_int=_read_int
         )
         for path, fault in _unusable(value, ""):
             raise bad_field(path or "body", fault)

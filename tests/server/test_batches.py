@@ -187,6 +187,18 @@ def test_an_input_is_judged_line_by_line(client: openai.OpenAI) -> None:
         (11, "invalid_json_line", None),
     ]
     assert all(error.message for error in batch.errors.data)
+    assert batch.errors.data[0].message == (
+        "The line is not valid JSON: Expecting property name enclosed in double quotes: "
+        "line 1 column 2 (char 1)"
+    )
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(client: openai.OpenAI) -> None:
+    """As files do that were written on Windows, with its ends of lines."""
+    lines = "\r\n".join(json.dumps(chat_line(f"{n}", max_tokens=2)) for n in range(2))
+    file = client.files.create(file=("in.jsonl", lines.encode("utf-8-sig")), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    assert len(lines_of(client, end_of(client, batch).output_file_id)) == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(0, "empty_file"), (50_001, "too_many_requests")])

@@ -1,0 +1,27 @@
+"""Bodies as bytes: what is JSON, and what is told of what is none."""
+
+from __future__ import annotations
+
+import codecs
+
+import pytest
+
+from server.errors import ApiError
+from server.openai.json_body import parse_json_body
+
+BOM = codecs.BOM_UTF8
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    """As ``curl -d @file`` sends it where the file was written on Windows."""
+    assert parse_json_body(BOM + b'{"a": "\xc3\xa9"}') == {"a": "\u00e9"}
+    assert parse_json_body(b'{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}  # a character, in a string
+
+
+@pytest.mark.parametrize(
+    "body", [BOM, BOM + BOM + b"{}", b"{}" + BOM, "{}".encode("utf-16"), BOM + b'{"a": "\xff"}']
+)
+def test_one_mark_at_the_beginning_and_no_other(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_json_body(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
