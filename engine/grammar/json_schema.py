@@ -23,6 +23,22 @@ _OPTIONS = {"whitespace_pattern": _BLANKS, "lenient": False, "coerce_one_of": Fa
 # pydantic's. Of others the library either holds the form or refuses the schema.
 _FORMLESS = frozenset({"binary", "directory-path", "enum", "file-path", "password", "path"})
 
+# Formats that the library does not know, as patterns: pydantic's, of types such as UUID4 and
+# Base64Bytes, and OpenAPI's byte.
+_BASE64 = r"^(?:[{0}]{{4}})*(?:[{0}]{{2}}==|[{0}]{{3}}=)?$"
+_PATTERNS = {
+    "base64": _BASE64.format("A-Za-z0-9+/"),
+    "base64url": _BASE64.format("A-Za-z0-9_-"),
+    "byte": _BASE64.format("A-Za-z0-9+/"),
+    **{
+        f"uuid{version}": (
+            rf"^[0-9a-fA-F]{{8}}-[0-9a-fA-F]{{4}}-{version}[0-9a-fA-F]{{3}}"
+            r"-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$"
+        )
+        for version in range(1, 9)
+    },
+}
+
 _MAX_DEPTH = 100  # the library refuses what is deeper
 _MAX_VALUES = 20_000  # of one enum
 _ONE = frozenset(
@@ -78,12 +94,16 @@ def _cleaned(schema: Any, depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return schema
     kept: dict[str, Any] = {}
+    form: list[dict[str, Any]] = []  # of a string, beside what the schema says of it itself
     for keyword, value in schema.items():
         if keyword == "x-guidance" or (keyword == "uniqueItems" and value is False):
             continue
         if keyword == "format" and isinstance(value, str) and value in _FORMLESS:
             continue
         _check(keyword, value)
+        if keyword == "format" and isinstance(value, str) and value in _PATTERNS:
+            form = [{"pattern": _PATTERNS[value]}]
+            continue
         if keyword in _SEVERAL and isinstance(value, list):
             value = [_cleaned(each, depth + 1) for each in value]
         elif keyword in _NAMED and isinstance(value, Mapping):
@@ -91,6 +111,8 @@ def _cleaned(schema: Any, depth: int) -> Any:
         elif keyword in _ONE:
             value = _cleaned(value, depth + 1)
         kept[keyword] = value
+    if form and isinstance(several := kept.get("allOf", []), list):
+        kept["allOf"] = several + form
     return kept
 
 

@@ -137,11 +137,17 @@ def of_strings() -> Iterator[tuple[str, Schema]]:
         yield f"format {name}", {"type": "string", "format": name}
     yield "format in a property", closed({"day": {"type": "string", "format": "date"}})
     yield "format and pattern", {"type": "string", "format": "date", "pattern": "^20"}
+    for name in ("base64", "base64url", "byte"):
+        yield f"format {name}", {"type": "string", "format": name, "maxLength": 8}
+    yield "format of ours and pattern", {"type": "string", "format": "uuid4", "pattern": "^beef"}
+    yield "format of ours in allOf", {"allOf": [{"pattern": "^[a-f]"}], **UUID_7}
+    yield "format of ours of a number", {"anyOf": [{"type": "integer", "maximum": 9}, UUID_7]}
     yield "format of no form", {"type": "string", "format": "password", "maxLength": 4}
 
 
 FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
-FORMATS += ("uri",)
+FORMATS += ("uri", "uuid1", "uuid3", "uuid4", "uuid5", "uuid6", "uuid7", "uuid8")
+UUID_7 = {"type": "string", "format": "uuid7"}
 
 
 def of_arrays() -> Iterator[tuple[str, Schema]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import uuid
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import jsonschema
 import pytest
@@ -39,6 +42,25 @@ def is_duration(value: object) -> bool:
 def is_hostname(value: object) -> bool:
     label = r"[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
     return bool(re.fullmatch(rf"{label}(\.{label})*", str(value)))
+
+
+def is_uuid(value: object, version: int) -> bool:
+    return len(str(value)) == 36 and uuid.UUID(str(value)).version == version
+
+
+for version in range(1, 9):
+    CHECKER.checks(f"uuid{version}", ValueError)(partial(is_uuid, version=version))
+
+
+@CHECKER.checks("base64", ValueError)
+@CHECKER.checks("byte", ValueError)
+def is_base64(value: object) -> bool:
+    return base64.b64decode(str(value), validate=True) is not None
+
+
+@CHECKER.checks("base64url", ValueError)
+def is_base64url(value: object) -> bool:
+    return base64.b64decode(str(value), altchars=b"-_", validate=True) is not None
 
 
 @pytest.fixture(scope="module")
