@@ -48,7 +48,7 @@ async def converse(
         ApiError: a field is at fault, or nothing can be served.
         RequestError: as before, found by the engine's own rules.
     """
-    with naming_fields():
+    with naming_fields(request):
         body = ChatRequest.read(chat_body(request))
         return await Conversation.prepare(state, caller, body, id=id)
 

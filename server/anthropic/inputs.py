@@ -131,6 +131,7 @@ class TokenCountRequest(Shape):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # as it was called before there was a config
     mcp_servers: NoServers = None
 
     @model_validator(mode="after")
@@ -142,10 +143,18 @@ class TokenCountRequest(Shape):
                 raise ValueError("tool_choice: needs 'tools' to choose from")
             if choice.name is not None and choice.name not in names:
                 raise ValueError("tool_choice: names a tool that is not in 'tools'")
+        if self.output_format is not None and self.format != self.output_format:
+            raise ValueError("output_format: asks for another form than 'output_config.format'")
         last = self.messages[-1]
         if any(isinstance(block, ToolUseBlock) for block in last.content):
             raise ValueError("messages: must not end with a call that has no result")
         return self
+
+    @property
+    def format(self) -> OutputFormat | None:
+        """What the answer's text is held to, by either name."""
+        newer = self.output_config and self.output_config.format
+        return newer or self.output_format
 
     def ignored(self) -> list[str]:
         """The names of the fields that asked for something and have no effect."""

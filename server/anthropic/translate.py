@@ -50,8 +50,8 @@ def chat_body(request: TokenCountRequest) -> dict[str, Any]:
     config = request.output_config
     if config is not None and config.effort is not None:
         body["reasoning_effort"] = config.effort
-    if config is not None and config.format is not None:
-        schema = {"name": "output", "schema": config.format.schema_, "strict": True}
+    if request.format is not None:
+        schema = {"name": "output", "schema": request.format.schema_, "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if request.thinking is not None and request.thinking.display == "omitted":
         body["include_reasoning"] = False
@@ -62,8 +62,8 @@ def chat_body(request: TokenCountRequest) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def naming_fields() -> Iterator[None]:
-    """Errors that name chat's fields name this API's outside the block."""
+def naming_fields(request: TokenCountRequest | None = None) -> Iterator[None]:
+    """Errors that name chat's fields name this API's outside the block, as ``request`` does."""
     try:
         yield
     except (ApiError, RequestError) as error:
@@ -72,6 +72,8 @@ def naming_fields() -> Iterator[None]:
             raise
         field = told.param.split(".")[0]
         name = _NAMES.get(field, field)
+        if field == "response_format" and request is not None and request.output_format is not None:
+            name = "output_format"
         message = told.message.replace(f"'{told.param}'", f"'{name}'")
         raise ApiError(
             told.status, message, param=name, code=told.code, headers=told.headers

@@ -198,9 +198,26 @@ def test_thinking_is_there_when_it_is_asked_for(server: Server) -> None:
 def test_output_held_to_a_schema(server: Server) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     schema["additionalProperties"] = False
-    config = {"format": {"type": "json_schema", "schema": schema}}
-    text = message(server, output_config=config)["content"][0]["text"]
-    assert isinstance(json.loads(text)["n"], int)
+    form = {"type": "json_schema", "schema": schema}
+    for fields in ({"output_config": {"format": form}}, {"output_format": form}):
+        text = message(server, **fields)["content"][0]["text"]
+        assert isinstance(json.loads(text)["n"], int)
+
+
+def test_a_form_by_its_older_name_is_judged_by_it(server: Server) -> None:
+    body = {"model": MODEL, "max_tokens": 9, "messages": QUESTION}
+    form = {"type": "json_schema", "schema": {"type": "object", "propertyNames": {}}}
+    other = {"type": "json_schema", "schema": {"type": "integer"}}
+    for fields, told in (
+        ({"output_format": form}, "propertyNames"),
+        ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
+        ({"output_format": form, "output_config": {"format": other}}, "another form"),
+    ):
+        answer = server.post("/v1/messages", body | fields)
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert message.startswith("'output_format")
+        assert told in message
 
 
 def test_tokens_are_counted_as_they_would_be_taken(server: Server) -> None:
