@@ -10,15 +10,15 @@
   const HELD = 2;
   const STATUS = {
     serving: ["good", ""],
-    draining: ["warn", "The server is shutting down: it finishes what it has begun."],
-    loading: ["warn", "The model is being loaded."],
-    busy: ["warn", "The engine is in the middle of a step that takes long, or its process is stopped."],
-    asleep: ["warn", "The server has been put to sleep; it must be woken."],
-    reloading: ["warn", "The engine takes its memory again, or other weights."],
-    restarting: ["bad", "The engine is being restarted; its requests go on in the next one."],
-    gone: ["bad", "The engine is gone for good: the server has to be restarted."],
+    draining: ["warn", "The server is shutting down: requests in flight are being finished."],
+    loading: ["warn", "The model is loading."],
+    busy: ["warn", "The engine is in a long step, or its process is stopped."],
+    asleep: ["warn", "The server is asleep and has to be woken."],
+    reloading: ["warn", "The engine is waking up or loading other weights."],
+    restarting: ["bad", "The engine is restarting; its requests continue afterwards."],
+    gone: ["bad", "The engine has failed for good: restart the server."],
     paused: ["warn", ""],
-    unreachable: ["bad", "The server does not answer. Trying again."],
+    unreachable: ["bad", "The server does not answer. Retrying."],
   };
   const STATES = { grammar: "grammar", done: "done" };
   const $ = (id) => document.getElementById(id);
@@ -61,7 +61,7 @@
       if (asked !== engine || paused) {
         next = 0; // another one has been chosen meanwhile, or nothing is to change
       } else if (answer.status === 401 || answer.status === 403) {
-        askForKey(key ? (answer.status === 401 ? "This key is not known here." : "This key lacks the scope admin.") : "");
+        askForKey(key ? (answer.status === 401 ? "Unknown key." : "This key does not have the scope admin.") : "");
         next = 0;
       } else if (answer.status === 400 && engine) {
         look(0); // there are not so many engines
@@ -95,7 +95,7 @@
   function pause(wanted) {
     paused = wanted;
     $("pause").setAttribute("aria-pressed", String(paused));
-    put($("pause"), paused ? "Go on" : "Pause");
+    put($("pause"), paused ? "Resume" : "Pause");
     if (paused) tellStatus("paused"); else ask();
   }
 
@@ -196,16 +196,16 @@
     const middle = durations[durations.length >> 1] || 0;
     const tiles = [
       ["Output", count.format(Math.round(rate.told)), " tokens/s", `${count.format(Math.round(rate.steps))} steps/s`],
-      ["Prompts", count.format(Math.round(rate.prompt)), " tokens/s", "computed anew"],
+      ["Prompts", count.format(Math.round(rate.prompt)), " tokens/s", "computed, not cached"],
       ["Running", count.format(totals.running), ` of ${count.format(totals.max_running)}`, "sequences"],
-      ["Waiting", count.format(totals.waiting), "", "for a place"],
-      ["KV blocks", percent(blocks.held, blocks.total), " % held", `${count.format(blocks.held)} of ${count.format(blocks.total)}`],
-      ["Prefix cache", percent(totals.prefix_hits, totals.prefix_queries), " % found", `${compact.format(totals.prefix_hits)} of ${compact.format(totals.prefix_queries)}`],
-      ["Step", middle < 10 ? middle.toFixed(1) : Math.round(middle), " ms", "median of the last"],
-      ["Preempted", count.format(totals.preemptions), "", totals.restarts ? `${totals.restarts} engine restarts` : "since the start"],
+      ["Waiting", count.format(totals.waiting), "", "in the queue"],
+      ["KV blocks", percent(blocks.held, blocks.total), "% in use", `${count.format(blocks.held)} of ${count.format(blocks.total)}`],
+      ["Prefix cache", percent(totals.prefix_hits, totals.prefix_queries), "% hit", `${compact.format(totals.prefix_hits)} of ${compact.format(totals.prefix_queries)}`],
+      ["Step", middle < 10 ? middle.toFixed(1) : Math.round(middle), " ms", "median, recent steps"],
+      ["Preempted", count.format(totals.preemptions), "", totals.restarts ? `${totals.restarts} engine restarts` : "since the server started"],
     ];
     if (totals.draft_tokens) {
-      tiles.push(["Drafts", percent(totals.accepted_tokens, totals.draft_tokens), " % kept", `${compact.format(totals.accepted_tokens)} tokens`]);
+      tiles.push(["Drafts", percent(totals.accepted_tokens, totals.draft_tokens), "% accepted", `${compact.format(totals.accepted_tokens)} tokens`]);
     }
     const into = $("tiles");
     while (into.children.length > tiles.length) into.lastChild.remove();
@@ -257,7 +257,7 @@
       pen.strokeStyle = colour(name);
       pen.stroke();
       label(pen, title, 0, top + 11);
-      label(pen, `most ${count.format(Math.max(0, ...values))}`, width, top + 11, "right");
+      label(pen, `peak ${count.format(Math.max(0, ...values))}`, width, top + 11, "right");
     });
     const rate = rates(5);
     canvas.setAttribute("aria-label", `Throughput: ${Math.round(rate.told)} output tokens and ${Math.round(rate.prompt)} prompt tokens a second`);
@@ -315,7 +315,7 @@
       }
     });
     pen.globalAlpha = 1;
-    const told = `${count.format(blocks.held)} held (${count.format(blocks.shared)} shared), ${count.format(blocks.cached)} with a prefix, of ${count.format(blocks.total)} blocks of ${blocks.block_size} tokens`;
+    const told = `${count.format(blocks.held)} in use (${count.format(blocks.shared)} shared), ${count.format(blocks.cached)} free with a cached prefix, of ${count.format(blocks.total)} blocks of ${blocks.block_size} tokens`;
     put($("blocks-summary"), blocks.per_cell > 1 ? `${told}; a cell is ${blocks.per_cell} blocks` : told);
     canvas.setAttribute("aria-label", `Map of the KV blocks: ${told}`);
   }
@@ -331,10 +331,10 @@
     const name = first === last ? `Block ${first}` : `Blocks ${first} to ${last}`;
     const owner = blocks.owners[cell];
     if (owner === FREE) return `${name}: free`;
-    if (owner === CACHED) return `${name}: free, with a prefix that may be found again`;
+    if (owner === CACHED) return `${name}: free, with a cached prefix`;
     const request = requests[owner - HELD];
     const sharing = blocks.references[cell];
-    return `${name}: held by ${request ? request.id : "a request"}${sharing > 1 ? `, shared by ${sharing}` : ""}`;
+    return `${name}: used by ${request ? request.id : "a request"}${sharing > 1 ? `, shared by ${sharing}` : ""}`;
   }
 
   // ---------------------------------------------------------------- steps
@@ -344,7 +344,7 @@
   function drawSteps() {
     const canvas = $("steps");
     const lanes = [
-      { title: "rows that decode, and drafts kept", parts: [[2, "decode"], [6, "accepted"]], unit: "" },
+      { title: "decoding rows, accepted drafts", parts: [[2, "decode"], [6, "accepted"]], unit: "" },
       { title: "prompt tokens", parts: [[4, "prefill"]], unit: "" },
       { title: "milliseconds", parts: [[1, "duration"]], unit: " ms" },
     ];
@@ -373,7 +373,7 @@
       pen.fillStyle = colour("line");
       pen.fillRect(0, bottom, width, 1);
       label(pen, title, 0, bottom - room - 4);
-      label(pen, `most ${most < 10 && unit ? most.toFixed(1) : count.format(Math.round(most))}${unit}`, width, bottom - room - 4, "right");
+      label(pen, `peak ${most < 10 && unit ? most.toFixed(1) : count.format(Math.round(most))}${unit}`, width, bottom - room - 4, "right");
     });
     put($("step-told"), chosenStep === null ? "" : tellStep(chosenStep));
   }
@@ -384,10 +384,10 @@
     const [ago, ms, decodes, prompts, promptTokens, drafts, accepted, passes, preempted, told] = step;
     const parts = [`${decodes} decode`];
     if (prompts) parts.push(`${prompts} prompt${prompts > 1 ? "s" : ""} of ${count.format(promptTokens)} tokens`);
-    if (drafts) parts.push(`${accepted} of ${drafts} drafts kept`);
+    if (drafts) parts.push(`${accepted} of ${drafts} drafts accepted`);
     if (passes > 1) parts.push(`${passes} passes`);
     if (preempted) parts.push(`${preempted} preempted`);
-    return `Step ${fromEnd ? `${fromEnd} before the last` : "last"}, ${duration(ago)} ago: ${ms.toFixed(1)} ms, ${parts.join(", ")}, ${told} token${told === 1 ? "" : "s"} told`;
+    return `Step ${fromEnd ? `${fromEnd} before the last` : "last"}, ${duration(ago)} ago: ${ms.toFixed(1)} ms, ${parts.join(", ")}, ${told} output token${told === 1 ? "" : "s"}`;
   }
 
   // ---------------------------------------------------------------- requests
@@ -425,7 +425,7 @@
       if (!seen.has(name)) { row.remove(); rows.delete(name); }
     }
     const { running, waiting } = state.totals;
-    put($("requests-summary"), `${running} running, ${waiting} waiting, ${state.requests.filter((request) => request.ended_ago_ms !== null).length} ended lately`);
+    put($("requests-summary"), `${running} running, ${waiting} waiting, ${state.requests.filter((request) => request.ended_ago_ms !== null).length} recently finished`);
     const none = !state.requests.length;
     $("none").hidden = !none;
     if (none) {
@@ -446,7 +446,7 @@
     }
     const button = make("button");
     button.type = "button";
-    button.title = "Pick out its blocks";
+    button.title = "Highlight its blocks";
     button.append(make("i"), make("span"));
     row.children[0].append(button, make("small"));
     row.children[2].append("", make("small"));

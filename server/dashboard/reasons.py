@@ -66,15 +66,15 @@ def _causes(life: Life, now_s: float, unread_s: float) -> list[Cause]:
             prompt += seconds
     times = "once" if life.num_preemptions == 1 else f"{life.num_preemptions} times"
     causes = [
-        Cause(images, f"its images were read {_told(images)} after it came"),
-        Cause(grammar, f"its grammar took {_told(grammar)} to compile"),
-        Cause(queued, f"waited {_told(queued)} for a place"),
+        Cause(images, f"reading its images took {_told(images)}"),
+        Cause(grammar, f"compiling its grammar took {_told(grammar)}"),
+        Cause(queued, f"waited {_told(queued)} in the queue"),
         Cause(prompt, _prompt(life, prompt)),
-        Cause(again, f"preempted {times}: {_told(again)} waiting and computing again"),
+        Cause(again, f"preempted {times}: {_told(again)} to wait and recompute"),
         Cause(decode, _decode(life, decode)),
     ]
     if unread_s >= _LATE_READER_S:
-        line = f"its client reads slowly: done {_told(unread_s)} before it was read"
+        line = f"slow client: finished {_told(unread_s)} before it was read"
         causes.append(Cause(unread_s, line))
     return causes
 
@@ -86,13 +86,13 @@ def _prompt(life: Life, seconds: float) -> str:
 
 
 def _decode(life: Life, seconds: float) -> str:
-    pace = f"{seconds / max(1, life.num_output) * 1e3:.3g} ms a token"
+    pace = f"{seconds / max(1, life.num_output) * 1e3:.3g} ms per token"
     num_steps = max(1, life.num_steps - life.num_prompt_steps)
     crossed = life.num_crossed / num_steps
     if crossed >= _CROSSED:
-        return f"others' prompts took part in {crossed:.0%} of its steps: {pace}"
+        return f"{crossed:.0%} of its steps also computed other prompts: {pace}"
     if life.mean_rows >= _CROWD:
-        return f"shared its steps with {life.mean_rows - 1:.0f} others: {pace}"
+        return f"shared its steps with {life.mean_rows - 1:.0f} other requests: {pace}"
     return f"a long answer: {life.num_output:,} tokens, {pace}"
 
 

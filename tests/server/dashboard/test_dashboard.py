@@ -136,7 +136,7 @@ async def test_a_client_that_does_not_read_is_named() -> None:
             )
         )
         (request,) = json.loads((await application.get(STATE)).body)["requests"]
-        line = "its client reads slowly: done 5.0 s before it was read"
+        line = "slow client: finished 5.0 s before it was read"
         assert request["why"] == line
         stream.put(1, 2, 3, end="stop")
         assert (await exchange.done()).status == 200

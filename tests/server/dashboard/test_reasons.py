@@ -46,15 +46,15 @@ LATE = (("queued", 0), ("prefill", 0.1), ("decode", 0.2))
 @pytest.mark.parametrize(
     ("of", "line"),
     [
-        (life(("queued", 0)), "waited 10.0 s for a place"),
-        (life(("queued", 0), ("prefill", 6), ("decode", 7)), "waited 6.0 s for a place"),
+        (life(("queued", 0)), "waited 10.0 s in the queue"),
+        (life(("queued", 0), ("prefill", 6), ("decode", 7)), "waited 6.0 s in the queue"),
         (
             life(("images", 0), ("grammar", 6), ("queued", 8), ("prefill", 8.1)),
-            "its images were read 6.0 s after it came",
+            "reading its images took 6.0 s",
         ),
         (
             life(("grammar", 0), ("queued", 8), ("prefill", 8.1)),
-            "its grammar took 8.0 s to compile",
+            "compiling its grammar took 8.0 s",
         ),
         (
             life(
@@ -64,13 +64,13 @@ LATE = (("queued", 0), ("prefill", 0.1), ("decode", 0.2))
         ),
         (
             life(*LATE, ("preempted", 1), ("prefill", 6), ("decode", 8), num_preemptions=2),
-            "preempted 2 times: 7.0 s waiting and computing again",
+            "preempted 2 times: 7.0 s to wait and recompute",
         ),
-        (life(*LATE), "a long answer: 100 tokens, 98 ms a token"),
-        (life(*LATE, mean_rows=32.0), "shared its steps with 31 others: 98 ms a token"),
+        (life(*LATE), "a long answer: 100 tokens, 98 ms per token"),
+        (life(*LATE, mean_rows=32.0), "shared its steps with 31 other requests: 98 ms per token"),
         (
             life(*LATE, mean_rows=32.0, num_crossed=40),
-            "others' prompts took part in 40% of its steps: 98 ms a token",
+            "40% of its steps also computed other prompts: 98 ms per token",
         ),
     ],
 )
@@ -81,7 +81,7 @@ def test_the_longest_part_is_named(of: Life, line: str) -> None:
 def test_a_quick_one_needs_no_reason() -> None:
     quick = life(("queued", 0), ("prefill", 0.01), ("decode", 0.05), ended_s=100.2)
     assert why_slow(quick, NOW_S) == ""
-    late = "its client reads slowly: done 9.8 s before it was read"
+    late = "slow client: finished 9.8 s before it was read"
     assert why_slow(quick, NOW_S, unread_s=9.8) == late
 
 
