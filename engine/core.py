@@ -422,7 +422,7 @@ class EngineCore:
                 except EngineDead:
                     raise
                 except Exception:
-                    logger.info("the step behind it failed too")
+                    logger.info("a later step failed as well")
             self._flights[index] = _Flight(plan, None, began_s)
 
     def _prepare_now_and_then(self) -> None:

@@ -86,7 +86,7 @@ def score_all(
         by_text = {text: result.embedding for text, result in zip(texts, found, strict=True)}
         return [float(by_text[a] @ by_text[b]) for a, b in pairs]
     if pooling.num_labels > 1:
-        raise InvalidParameter(f"this model tells {pooling.num_labels} labels apart")
+        raise InvalidParameter(f"this model classifies into {pooling.num_labels} labels")
     longest = _cut_length(driver, limit)
     jobs: list[_Job] = [
         (ids, PoolingParams(kind=pooling.kind, scores=True, second_from=second_from))
@@ -133,5 +133,5 @@ def _vector(choice: Choice) -> np.ndarray:
     if choice.failure is not None:
         raise choice.failure.to_error()
     if choice.embedding is None:
-        raise RequestFailed("the engine told no vector")
+        raise RequestFailed("the engine returned no vector")
     return np.frombuffer(choice.embedding, "<f4").astype(np.float32, copy=False)

@@ -124,7 +124,7 @@ class RemoteClient(Asker):
         assert self._link is not None
         requests = self._streams.adopt(streams)
         if requests:
-            logger.warning("%d requests go on in %s", len(requests), self._name)
+            logger.warning("%d requests continue in %s", len(requests), self._name)
             self.num_resumed += len(requests)
             self._send(requests)
 

@@ -176,7 +176,7 @@ class EngineSupervisor:
             await self._bury()
             if self._crashes.reached():
                 raise EngineDead("the engine keeps dying")
-            logger.warning("restarting %s; its requests will go on", self._config.engine_name)
+            logger.warning("restarting %s; its requests will continue", self._config.engine_name)
             try:
                 link, _ = await self._connect(None)
             except EngineError as error:

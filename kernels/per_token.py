@@ -33,7 +33,7 @@ class PerTokenAttention:
     def refuse(self, spec: AttentionSpec) -> str | None:
         """See ``AttentionBackend.refuse``."""
         if spec.looks_ahead:
-            return "each token is computed by itself, and sees none behind it"
+            return "each token is computed by itself and sees no later one"
         return self._inner.refuse(spec)
 
     def fits(self, captured: BatchGeometry, actual: BatchGeometry, spec: AttentionSpec) -> bool:

@@ -115,7 +115,7 @@ they are ([quantisation.md](quantisation.md)):
 def models_page() -> str:
     """The whole page."""
     families = "\n".join(
-        f"| `{name}` | {family.models} | {family.differs or 'the pattern of all others'} |"
+        f"| `{name}` | {family.models} | {family.differs or 'nothing'} |"
         for name, family in sorted(FAMILIES.items())
     )
     encoders = "\n".join(

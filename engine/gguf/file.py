@@ -244,7 +244,7 @@ def read_gguf(path: Path) -> GgufFile:
             raise ModelLoadError(f"{part.path}: does not say that it is file {number} of {count}")
         for name, tensor in part.tensors.items():
             if name in tensors:
-                raise ModelLoadError(f"{part.path}: tensor '{name[:80]}' comes twice")
+                raise ModelLoadError(f"{part.path}: tensor '{name[:80]}' appears twice")
             tensors[name] = tensor
         raw += part.raw
     told = first.metadata.get("split.tensors.count", len(tensors))
@@ -336,14 +336,14 @@ def _read_tables(header: _Header) -> GgufFile:
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         told = "is of a big-endian machine" if swapped in _VERSIONS else f"has version {version}"
-        raise header.error(f"{told}; only little-endian versions 2 and 3 are read")
+        raise header.error(f"{told}; only little-endian GGUF versions 2 and 3 are supported")
     num_tensors = header.count("the number of tensors", _MAX_TENSORS)
     num_keys = header.count("the number of keys", _MAX_KEYS)
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
         key = header.text("a key")
         if key in metadata:
-            raise header.error(f"key '{key[:80]}' comes twice")
+            raise header.error(f"key '{key[:80]}' appears twice")
         metadata[key] = _value(header, key)
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
@@ -352,7 +352,7 @@ def _read_tables(header: _Header) -> GgufFile:
     start = _aligned(header.at, alignment)
     tensors = {tensor.name: tensor for tensor in _placed(header, entries, start, alignment)}
     if len(tensors) < num_tensors:
-        raise header.error("a tensor comes twice")
+        raise header.error("a tensor appears twice")
     raw = bytes(header.buffer[: header.at]) + header.file_bytes.to_bytes(8, "little")
     return GgufFile(header.path, metadata, tensors, raw)
 

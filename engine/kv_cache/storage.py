@@ -167,7 +167,7 @@ def plan_memory(
         )
     if num_blocks * block_bytes > available:
         raise ModelLoadError(
-            f"the KV cache that is asked for takes {num_blocks * block_bytes / 2**20:,.0f} MiB, "
+            f"the requested KV cache takes {num_blocks * block_bytes / 2**20:,.0f} MiB, "
             f"{available / 2**20:,.0f} MiB are free"
         )
     host_bytes = num_host_blocks * block_bytes
@@ -175,8 +175,8 @@ def plan_memory(
     on_host = free if device.type == "cpu" else free_host_bytes() // num_sharers
     if host_bytes > on_host:
         raise ModelLoadError(
-            f"kv_offload_bytes: {host_bytes / 2**20:,.0f} MiB are asked for, "
-            f"{on_host / 2**20:,.0f} MiB of the host's memory are free"
+            f"kv_offload_bytes: {host_bytes / 2**20:,.0f} MiB requested, "
+            f"{on_host / 2**20:,.0f} MiB of host memory are free"
         )
     holds = num_blocks * block_size
     return MemoryPlan(

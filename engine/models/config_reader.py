@@ -219,7 +219,7 @@ class ConfigReader:
         unknown = sorted(self._unread - _HARMLESS - absent)
         if unknown:
             names = ", ".join(f"'{key[:80]}'" for key in unknown[:8])
-            raise ModelLoadError(f"{self._where}: not understood, so not served: {names}")
+            raise ModelLoadError(f"{self._where}: unsupported keys: {names}")
 
     def error(self, key: str, problem: str) -> ModelLoadError:
         """The one-line error about a key."""

@@ -337,7 +337,7 @@ def _assign(
             if target is None or (target.parameter, target.part) in filled:
                 raise ModelLoadError(
                     f"{header.path}: tensor '{entry.name[:80]}' has no place in a "
-                    f"{spec.architecture} model with this config.json, or comes twice"
+                    f"{spec.architecture} model with this config.json, or appears twice"
                 )
             filled.add((target.parameter, target.part))
             shape = wanted[target.parameter].part_shape(target.part)
@@ -354,8 +354,8 @@ def _assign(
                 )
             if not entry.dtype.is_floating_point or entry.dtype.itemsize == 1:
                 raise ModelLoadError(
-                    f"{header.path}: tensor '{entry.name}' holds no floats of 16 bits or more, and "
-                    "config.json tells of no format that it would be a part of"
+                    f"{header.path}: tensor '{entry.name}' is not of 16-bit or wider floats, and "
+                    "config.json names no quantisation format that it belongs to"
                 )
             yield header, entry, target
     missing = [name for name, target in places.items() if not _is_filled(target, filled)]

@@ -78,7 +78,7 @@ def refuse_codes(
     ``invariant``, one whose rows have the same bits in any batch."""
     if device.type == "cpu":
         if invariant:
-            return "batch invariance is asked for"
+            return "--batch-invariant is set"
         from kernels.cpu.linear import is_available
 
         return None if is_available() else "the native kernels are missing"

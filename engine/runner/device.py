@@ -40,7 +40,7 @@ def choose_device(name: str, rank: int = 0) -> torch.device:
     """
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
-        raise ModelLoadError("device 'cuda' is asked for, and torch finds no GPU")
+        raise ModelLoadError("device 'cuda' was requested, but torch finds no GPU")
     if not has_gpu or name == "cpu":
         return torch.device("cpu")
     if rank:

@@ -129,8 +129,8 @@ def plan_draft(
         raise ModelLoadError(f"the draft model {model.directory} does not generate text")
     if own.is_recurrent:
         raise ModelLoadError(
-            f"the draft model {model.directory} is a {own.architecture} model: these keep a state "
-            "of each sequence, and draft for nobody here"
+            f"the draft model {model.directory} is a {own.architecture} model, which keeps a state "
+            "of each sequence; such models cannot be draft models"
         )
     _check_vocabulary(config, Path(model.directory), own, spec)
     files = find_weights(config, model, attention.dtype, attention.device, config.seed + 1)

@@ -285,7 +285,9 @@ def _marked(message: Message, mark: str) -> Message:
 def _cut_at(text: str, mark: str) -> str:
     at = text.rfind(mark)
     if at < 0:
-        raise TemplateError("the chat template does not show the final message, so it cannot go on")
+        raise TemplateError(
+            "the chat template does not render the final message, so it cannot be continued"
+        )
     return text[:at]
 
 

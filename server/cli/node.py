@@ -31,7 +31,9 @@ def check_nodes(settings: Settings) -> None:
             "the first machine"
         )
     if settings.node_secret_file is None:
-        raise InvalidSettings(f"{asked} needs --node-secret-file, so that nobody else can join")
+        raise InvalidSettings(
+            f"{asked} needs --node-secret-file, so that no other process can join"
+        )
     read_secret(str(settings.node_secret_file))
     if settings.data_parallel_size > 1:
         raise InvalidSettings(f"--data-parallel-size: not with {asked}, which has one engine")

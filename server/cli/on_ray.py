@@ -79,10 +79,12 @@ def _split(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def _check(settings: Settings) -> None:
     """Raises InvalidSettings for what Ray has no part in, or decides itself."""
     if settings.nnodes == 1:
-        raise InvalidSettings("--nnodes says over how many machines; on one, use quire serve")
+        raise InvalidSettings("--nnodes must be at least 2; on one machine use quire serve")
     for name in _OURS:
         if name in settings.model_fields_set:
-            raise InvalidSettings(f"--{name.replace('_', '-')} is what Ray is asked for here")
+            raise InvalidSettings(
+                f"--{name.replace('_', '-')} is chosen by Ray and cannot be set here"
+            )
 
 
 class _NoPlace(Exception):

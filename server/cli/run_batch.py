@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             raise InvalidSettings("--nnodes: the engine is in this process, on this machine")
         logs.configure(settings.log_level, settings.log_format)
         if output.exists() and output.stat().st_size and not (resume or overwrite):
-            return _say(f"{output} is there; --resume goes on with it, --overwrite begins anew")
+            return _say(f"{output} already exists; --resume continues it, --overwrite replaces it")
         return asyncio.run(_run(settings, source, output, resume))
     except OSError as error:
         return _say(f"{error.filename or output}: {error.strerror or error}")

@@ -182,7 +182,7 @@ def _command(chat: Conversation, line: str) -> bool:
             return True
         case "/reset":
             chat.reset()
-            print("The conversation starts anew.")
+            print("Started a new conversation.")
         case "/image":
             try:
                 chat.show(rest.strip())

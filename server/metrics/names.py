@@ -34,8 +34,8 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "request_inference_time_seconds": ("From the first step to the last token.", _LATENCY),
     "request_prompt_tokens": ("Tokens of a sequence's prompt.", _TOKENS),
     "request_generation_tokens": ("Tokens a finished sequence generated.", _TOKENS),
-    "request_params_max_tokens": ("The max_tokens that sequences asked for.", _TOKENS),
-    "request_params_n": ("The n that requests asked for.", _CHOICES),
+    "request_params_max_tokens": ("The max_tokens requested per sequence.", _TOKENS),
+    "request_params_n": ("The n requested per request.", _CHOICES),
     "iteration_tokens_total": ("Tokens computed by one step.", _ITERATION),
 }
 COUNTERS: dict[str, str] = {

@@ -36,10 +36,10 @@ class ToolUse:
             return None
         field = "functions" if body.functions else "tools"
         if not answers.takes_tools:
-            raise bad_field(field, "cannot be used: the model's chat template has no place for it")
+            raise bad_field(field, "cannot be used: the model's chat template does not support it")
         if answers.dialect is None:
             problem = "cannot be used: how this model writes calls is not known here; the server "
-            raise bad_field(field, problem + "can be told with --tool-call-parser")
+            raise bad_field(field, problem + "can be set with --tool-call-parser")
         names = choice.names
         return cls(
             field=field,

@@ -94,7 +94,9 @@ async def make_judge(
     limit = cut_length(body.truncate_prompt_tokens, model)
     if pooling.num_labels:
         if pooling.num_labels > 1:
-            message = f"This model tells {pooling.num_labels} labels apart; it gives no one score."
+            message = (
+                f"This model classifies into {pooling.num_labels} labels; it gives no single score."
+            )
             raise ApiError(400, message, param="model")
         prompts = [
             PooledPrompt(ids, PoolingParams(kind=pooling.kind, scores=True, second_from=second))

@@ -115,7 +115,7 @@ class _Pooling(Generation):
             pass
         whole = [vector for vector in self._vectors if vector is not None]
         if len(whole) < len(self._vectors):
-            raise RequestFailed("the engine told no vector")
+            raise RequestFailed("the engine returned no vector")
         return whole
 
     def _make_choices(self) -> list[Choice]:

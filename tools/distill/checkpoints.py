@@ -94,7 +94,7 @@ def load(
         if then.get(name) != now[name]:
             raise DistillError(
                 f"{path}: a run with another {name} ({json.dumps(then.get(name))}, now "
-                f"{json.dumps(now[name])}); --overwrite begins anew"
+                f"{json.dumps(now[name])}); --overwrite starts over"
             )
     learned.load_state_dict(state["learned"])
     optimizer.load_state_dict(state["optimizer"])
@@ -113,7 +113,7 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises half a dozen kinds for a file that is cut
         reason = str(error).splitlines()[0] if str(error) else repr(error)
-        raise DistillError(f"{path}: {reason}; --overwrite begins anew") from None
+        raise DistillError(f"{path}: {reason}; --overwrite starts over") from None
 
 
 def _random_state() -> dict[str, Any]:

@@ -11,8 +11,8 @@ REPORT = "quantization_report.json"
 _CARD = """\
 ## Quantised
 
-The linear layers of this copy were rounded by `quire quantize` ({recipe}); what stands above tells
-of the model as it was.
+The linear layers of this copy were quantised by `quire quantize` ({recipe}). The text above
+describes the original model.
 
 ```
 {table}
@@ -21,7 +21,7 @@ of the model as it was.
 # transformers makes the layers without memory first, and there compressed-tensors (0.20) forgets
 # that zero points are stored packed: those of the file then seem to have the wrong shape.
 _ZERO_POINTS = """
-transformers reads weights with zero points when it is told to widen them:
+transformers can load weights with zero points if it dequantises them:
 `from_pretrained(..., quantization_config=CompressedTensorsConfig(dequantize=True))`.
 """
 

@@ -96,7 +96,7 @@ class Workspace:
             differs = [key for key in self._job if job.get(key) != self._job[key]]
             raise QuantizeError(
                 f"{self.root} holds an unfinished run with another {' and '.join(differs)}; "
-                "ask for the same to go on with it, or remove it"
+                "use the same settings to continue it, or remove it"
             )
         self.reports = reports
 

@@ -98,7 +98,7 @@ def read_eagle_config(directory: Path, spec: DecoderSpec) -> DraftHeadSpec:
         "eagle3" in name.lower() for name in reader.texts("architectures")
     )
     if not isinstance(own, DecoderSpec) or own.num_layers != 1 or not _is_plain(own):
-        raise ModelLoadError(f"{path}: is no EAGLE head: one layer as Llama's is asked for")
+        raise ModelLoadError(f"{path}: is not an EAGLE head: it must have one Llama layer")
     _check(path, "vocab_size", own.vocab_size, spec.vocab_size)
     given = reader.count("target_hidden_size", spec.hidden_size)
     if given != spec.hidden_size:
@@ -142,7 +142,7 @@ def with_present(head: DraftHeadSpec, present: Collection[str], where: Path) -> 
     if not head.has_scores and (hidden != head.model_size or head.num_scored != vocab_size):
         raise ModelLoadError(f"{where}: missing tensor 'lm_head.weight'")
     if head.num_scored != vocab_size and "d2t" not in names:
-        raise ModelLoadError(f"{where}: missing tensor 'd2t', which says what tokens it scores")
+        raise ModelLoadError(f"{where}: missing tensor 'd2t', which maps its scores to tokens")
     return head
 
 

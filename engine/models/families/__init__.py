@@ -53,21 +53,23 @@ FAMILIES: dict[str, Family] = {
     "afmoe": Family(
         moe.afmoe,
         "Trinity Nano, Mini and Large",
-        "norms on both sides, QK norms, gated attention, windows, full layers without rope, "
-        "experts by corrected sigmoids",
+        "norms before and after, QK norms, gated attention, windows, no rope in full-attention "
+        "layers, experts by corrected sigmoids",
         names_code=True,
     ),
-    "arcee": Family(ungated.arcee, "AFM-4.5B", "squared ReLU, no gate"),
+    "arcee": Family(ungated.arcee, "AFM-4.5B", "ungated MLP with squared ReLU"),
     "bamba": Family(
         mamba.bamba,
         "Bamba 9B",
-        "selective state spaces (Mamba-2) in most layers, rope on a part of the head",
+        "selective state spaces (Mamba-2) in most layers, partial rope",
     ),
     "cohere": Family(
-        llama.cohere, "Command R", "layer norms, attention and MLP side by side, interleaved rope"
+        llama.cohere, "Command R", "layer norms, parallel attention and MLP, interleaved rope"
     ),
     "cohere2": Family(
-        llama.cohere2, "Command R7B, Command A", "the same; windows, full layers without rope"
+        llama.cohere2,
+        "Command R7B, Command A",
+        "the same; windows, no rope in full-attention layers",
     ),
     "cwm": Family(llama.cwm, "Code World Model 32B", "windows in three layers of four"),
     "deepseek_v2": Family(
@@ -82,77 +84,75 @@ FAMILIES: dict[str, Family] = {
         "the same; experts in groups, by corrected sigmoids",
         names_code=True,
     ),
-    "dots1": Family(moe.dots1, "dots.llm1", "QK norms, experts as DeepSeek-V3's", names_code=True),
+    "dots1": Family(moe.dots1, "dots.llm1", "QK norms, experts as in DeepSeek-V3", names_code=True),
     "ernie4_5": Family(ernie.ernie4_5, "ERNIE 4.5, dense", "interleaved rope", names_code=True),
     "ernie4_5_moe": Family(
         ernie.ernie4_5_moe,
         "ERNIE 4.5 21B-A3B and 300B-A47B",
-        "interleaved rope, experts by corrected softmaxes, shared ones",
+        "interleaved rope, experts by corrected softmaxes, shared experts",
         names_code=True,
     ),
     "exaone4": Family(
         llama.exaone4,
         "EXAONE 4.0",
-        "norms behind attention and MLP, QK norms; windows, full layers without rope",
+        "norms after attention and MLP, QK norms; windows, no rope in full-attention layers",
     ),
     "exaone_moe": Family(
         moe.exaone_moe,
         "K-EXAONE 236B-A23B",
-        "QK norms, windows, full layers without rope, experts as DeepSeek-V3's",
+        "QK norms, windows, no rope in full-attention layers, experts as in DeepSeek-V3",
     ),
     "falcon": Family(
         falcon.falcon,
         "Falcon 7B, 11B, 40B, 180B; not those with ALiBi",
-        "layer norms, attention and MLP side by side, no gate",
+        "layer norms, parallel attention and ungated MLP",
         names_code=True,
     ),
     "gemma": Family(gemma.gemma, "Gemma 1", "scaled embeddings, GELU"),
     "gemma2": Family(
-        gemma.gemma2, "Gemma 2", "norms on both sides, windows, scores and logits capped"
+        gemma.gemma2, "Gemma 2", "norms before and after, windows, capped scores and logits"
     ),
     "gemma3": Family(
-        multimodal.gemma3, "Gemma 3 4B, 12B and 27B", "as `gemma3_text`; images are taken"
+        multimodal.gemma3, "Gemma 3 4B, 12B and 27B", "as `gemma3_text`; accepts images"
     ),
     "gemma3_text": Family(
-        gemma.gemma3, "Gemma 3, text", "norms on both sides, windows with a rope of their own"
+        gemma.gemma3, "Gemma 3, text", "norms before and after, windows with their own rope"
     ),
     "gemma4": Family(
         multimodal.gemma4,
         "Gemma 4 31B, 26B-A4B, E4B and E2B",
-        "as `gemma4_text`; images are taken, sound is not",
+        "as `gemma4_text`; accepts images, not audio",
     ),
     "gemma4_text": Family(
         gemma4.gemma4,
         "Gemma 4, text",
-        "as `gemma3_text`; wider heads and fewer where all is seen, keys that are values there, "
-        "norms of values; in some experts beside the MLP, or embeddings of each layer and keys "
-        "that layers share",
+        "as `gemma3_text`; fewer and wider heads in full-attention layers, whose keys are also "
+        "their values, value norms; in some sizes experts beside the MLP, or per-layer embeddings "
+        "and keys shared between layers",
     ),
     "gemma4_unified": Family(
         multimodal.gemma4_unified,
         "Gemma 4 12B",
-        "as `gemma4_text`; images and sound are not taken",
+        "as `gemma4_text`; text only",
     ),
     "gemma4_unified_text": Family(
-        gemma4.gemma4_unified, "the same, its text model alone", "as `gemma4_text`"
+        gemma4.gemma4_unified, "the same, text model only", "as `gemma4_text`"
     ),
-    "glm": Family(glm.glm, "GLM-4 9B", "biases, interleaved rope on a part of the head"),
-    "glm4": Family(glm.glm4, "GLM-4-0414, GLM-Z1", "the same; norms on both sides"),
+    "glm": Family(glm.glm, "GLM-4 9B", "biases, interleaved partial rope"),
+    "glm4": Family(glm.glm4, "GLM-4-0414, GLM-Z1", "the same; norms before and after"),
     "glm4_moe": Family(
         glm.glm4_moe,
         "GLM-4.5 to 4.7 and their Air",
-        "biases, rope on a part of the head, QK norms in some, experts as DeepSeek-V3's",
+        "biases, partial rope, QK norms in some, experts as in DeepSeek-V3",
     ),
     "glm4_moe_lite": Family(
         deepseek.glm4_moe_lite, "GLM-4.7-Flash", "as `deepseek_v3`, without groups"
     ),
-    "gpt2": Family(gpt.gpt2, "GPT-2", "learned positions, layer norms, no gate"),
+    "gpt2": Family(gpt.gpt2, "GPT-2", "learned positions, layer norms, ungated MLP"),
     "gpt_bigcode": Family(
-        gpt.gpt_bigcode, "StarCoder, SantaCoder", "as `gpt2`; one key and value for all heads"
+        gpt.gpt_bigcode, "StarCoder, SantaCoder", "as `gpt2`; multi-query attention"
     ),
-    "gpt_neox": Family(
-        gpt.gpt_neox, "GPT-NeoX, Pythia", "layer norms, rope on a part of the head, no gate"
-    ),
+    "gpt_neox": Family(gpt.gpt_neox, "GPT-NeoX, Pythia", "layer norms, partial rope, ungated MLP"),
     "gpt_oss": Family(
         gpt_oss.gpt_oss,
         "GPT-OSS 20B and 120B",
@@ -162,7 +162,7 @@ FAMILIES: dict[str, Family] = {
     "granite_swa": Family(
         granite.granite_swa,
         "Granite Swash, dense",
-        "as `granite`; sinks, windows, a rope base of each layer's own",
+        "as `granite`; sinks, windows, a rope base per layer",
     ),
     "granitemoe": Family(
         granite.granitemoe, "Granite 3 1B-A400M and 3B-A800M", "the same; experts"
@@ -174,31 +174,31 @@ FAMILIES: dict[str, Family] = {
         mamba.granitemoehybrid,
         "Granite 4.0 H, with experts and dense",
         "four multipliers; selective state spaces (Mamba-2) in nine layers of ten, no rope, "
-        "experts and a shared one in some",
+        "experts in some",
     ),
     "granitemoeshared": Family(
-        granite.granitemoe, "Granite with a shared expert", "the same; one that all tokens go to"
+        granite.granitemoe, "Granite with a shared expert", "the same; a shared expert"
     ),
     "helium": Family(llama.helium, "Helium 1", "interleaved rope"),
     "hunyuan_v1_dense": Family(
-        hunyuan.hunyuan_dense, "Hunyuan 0.5B to 7B, Hunyuan-MT", "QK norms behind rope"
+        hunyuan.hunyuan_dense, "Hunyuan 0.5B to 7B, Hunyuan-MT", "QK norms after rope"
     ),
     "hunyuan_v1_moe": Family(
         hunyuan.hunyuan_moe,
         "Hunyuan-A13B",
-        "QK norms behind rope, experts and a shared one",
+        "QK norms after rope, experts and a shared expert",
         names_code=True,
     ),
-    "hy_v3": Family(moe.hy_v3, "Hy3", "QK norms, experts by corrected sigmoids and shared ones"),
+    "hy_v3": Family(moe.hy_v3, "Hy3", "QK norms, experts by corrected sigmoids, shared experts"),
     "hyperclovax": Family(
         granite.hyperclovax,
         "HyperCLOVA X SEED Think",
-        "as `granite`; norms on both sides",
+        "as `granite`; norms before and after",
         names_code=True,
     ),
     "internlm3": Family(llama.internlm3, "InternLM3", "biases in some", names_code=True),
     "iquestcoder": Family(llama.iquestcoder, "IQuest-Coder V1", "", names_code=True),
-    "jais2": Family(ungated.jais2, "Jais 2", "layer norms, biases, squared ReLU, no gate"),
+    "jais2": Family(ungated.jais2, "Jais 2", "layer norms, biases, ungated MLP with squared ReLU"),
     "lfm2": Family(hybrid.lfm2, "LFM2 350M to 2.6B", "gated short convolutions, QK norms"),
     "lfm2_moe": Family(
         hybrid.lfm2_moe, "LFM2-8B-A1B, 24B-A2B", "the same; experts by corrected sigmoids"
@@ -206,69 +206,71 @@ FAMILIES: dict[str, Family] = {
     "lfm3": Family(
         hybrid.lfm3,
         "LFM3 1.7B",
-        "as `lfm2`; norms on both sides, gated heads, windows with a rope of their own",
+        "as `lfm2`; norms before and after, gated heads, windows with their own rope",
     ),
     "llama": Family(llama.llama, "Llama 2 and 3.x, SmolLM 1 and 2, Yi, many more", ""),
     "llama4": Family(
-        multimodal.llama_4, "Llama 4 Scout and Maverick", "as `llama4_text`; images are not taken"
+        multimodal.llama_4, "Llama 4 Scout and Maverick", "as `llama4_text`; text only"
     ),
     "llama4_text": Family(
         llama4.llama4_text,
-        "Llama 4, its text model alone",
-        "chunked attention, layers without rope, unit QK norms, experts weighed before they read",
+        "Llama 4, text model only",
+        "chunked attention, layers without rope, unit QK norms, experts weigh their inputs",
     ),
     "llava": Family(
         multimodal.llava,
         "LLaVA 1.5, LLaVA-Interleave, Pixtral 12B",
-        "as `llama`, `mistral` or `qwen2`; images are taken",
+        "as `llama`, `mistral` or `qwen2`; accepts images",
     ),
     "mellum": Family(
-        moe.mellum, "Mellum 2 12B-A2.5B", "as `qwen3_moe`; windows with a rope of their own"
+        moe.mellum, "Mellum 2 12B-A2.5B", "as `qwen3_moe`; windows with their own rope"
     ),
     "minimax_m2": Family(
         moe.minimax_m2,
         "MiniMax-M2 to M2.5",
-        "wide QK norms, rope on a part of the head, experts by corrected sigmoids",
+        "QK norms over all heads, partial rope, experts by corrected sigmoids",
         names_code=True,
     ),
     "ministral": Family(llama.ministral, "Ministral 8B", "windows"),
     "ministral3": Family(
-        llama.ministral3, "Ministral 3, its text model alone", "queries that grow with position"
+        llama.ministral3, "Ministral 3, text model only", "queries that grow with position"
     ),
     "mistral": Family(llama.mistral, "Mistral, Ministral", "windows in some"),
     "mistral3": Family(
         multimodal.mistral3,
         "Mistral Small 3.1, 3.2 and 4, Ministral 3",
-        "as `mistral`, `ministral3` or `mistral4`; images are taken",
+        "as `mistral`, `ministral3` or `mistral4`; accepts images",
     ),
     "mistral4": Family(
         deepseek.mistral4,
-        "Mistral Small 4, its text model alone",
+        "Mistral Small 4, text model only",
         "latent attention, queries that grow with position, routed and shared experts",
     ),
     "mixtral": Family(moe.mixtral, "Mixtral", "experts"),
     "nemotron": Family(
         ungated.nemotron,
         "Nemotron-4, Minitron",
-        "layer norms, rope on a part of the head, squared ReLU, no gate",
+        "layer norms, partial rope, ungated MLP with squared ReLU",
     ),
     "nemotron_h": Family(
         nemotron_h.nemotron_h,
         "Nemotron-H 8B to 56B, Nemotron Nano 2 9B and 12B, Nemotron 3 Nano and Super",
         "selective state spaces (Mamba-2), attention without rope and MLPs as layers of their own, "
-        "squared ReLU, no gate; experts as DeepSeek-V3's in some, of latents in Super",
+        "ungated MLP with squared ReLU; experts as in DeepSeek-V3 in some, of latents in Super",
         names_code=True,
     ),
-    "olmo2": Family(olmo.olmo2, "OLMo 2", "norms behind attention and MLP, wide QK norms"),
-    "olmo3": Family(olmo.olmo3, "OLMo 3", "the same; windows with a rope of their own"),
+    "olmo2": Family(olmo.olmo2, "OLMo 2", "norms after attention and MLP, QK norms over all heads"),
+    "olmo3": Family(olmo.olmo3, "OLMo 3", "the same; windows with their own rope"),
     "olmo_hybrid": Family(
         hybrid.olmo_hybrid,
         "OLMo Hybrid 7B",
-        "gated delta rules in three layers of four, norms behind attention alone",
+        "gated delta rule in three of four layers, norms after attention only",
     ),
-    "olmoe": Family(olmo.olmoe, "OLMoE", "wide QK norms, experts"),
+    "olmoe": Family(olmo.olmoe, "OLMoE", "QK norms over all heads, experts"),
     "opt": Family(
-        gpt.opt, "OPT, but for 350M", "learned positions, layer norms, biases, ReLU, no gate"
+        gpt.opt,
+        "OPT, except 350M",
+        "learned positions, layer norms, biases, ungated MLP with ReLU",
     ),
     "phi3": Family(
         llama.phi3,
@@ -277,47 +279,46 @@ FAMILIES: dict[str, Family] = {
         names_code=True,
     ),
     "qwen2": Family(llama.qwen2, "Qwen2, Qwen2.5", "biases, windows in some"),
-    "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; images are taken"),
+    "qwen2_5_vl": Family(multimodal.qwen_vl, "Qwen2.5-VL", "as `qwen2`; accepts images"),
     "qwen2_moe": Family(
-        moe.qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared one"
+        moe.qwen2_moe, "Qwen1.5-MoE, Qwen2-57B-A14B", "biases, experts and a gated shared expert"
     ),
-    "qwen2_vl": Family(multimodal.qwen_vl, "Qwen2-VL", "as `qwen2`; images are taken"),
+    "qwen2_vl": Family(multimodal.qwen_vl, "Qwen2-VL", "as `qwen2`; accepts images"),
     "qwen3": Family(llama.qwen3, "Qwen3, dense", "QK norms"),
-    "qwen3_5": Family(multimodal.qwen3_5, "Qwen3.5, dense", "as `qwen3_5_text`; images are taken"),
+    "qwen3_5": Family(multimodal.qwen3_5, "Qwen3.5, dense", "as `qwen3_5_text`; accepts images"),
     "qwen3_5_moe": Family(
         multimodal.qwen3_5_moe,
         "Qwen3.5 35B-A3B and larger",
-        "as `qwen3_5_moe_text`; images are taken",
+        "as `qwen3_5_moe_text`; accepts images",
     ),
     "qwen3_5_moe_text": Family(
         partial(hybrid.qwen3_5_moe, rope_planes=QWEN3_5_PLANES),
-        "Qwen3.5 with experts, its text model alone",
-        "as `qwen3_5_text`; experts and a gated shared one",
+        "Qwen3.5 with experts, text model only",
+        "as `qwen3_5_text`; experts and a gated shared expert",
     ),
     "qwen3_5_text": Family(
         partial(hybrid.qwen3_5, rope_planes=QWEN3_5_PLANES),
-        "Qwen3.5, its text model alone",
-        "gated delta rules in three layers of four, gated attention, QK norms, rope on a part of "
-        "the head",
+        "Qwen3.5, text model only",
+        "gated delta rule in three of four layers, gated attention, QK norms, partial rope",
     ),
     "qwen3_moe": Family(moe.qwen3_moe, "Qwen3-30B-A3B, Qwen3-235B-A22B", "QK norms, experts"),
     "qwen3_next": Family(
-        hybrid.qwen3_next, "Qwen3-Next", "as `qwen3_5_text`; experts and a gated shared one"
+        hybrid.qwen3_next, "Qwen3-Next", "as `qwen3_5_text`; experts and a gated shared expert"
     ),
-    "qwen3_vl": Family(multimodal.qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; images are taken"),
+    "qwen3_vl": Family(multimodal.qwen3_vl, "Qwen3-VL, dense", "as `qwen3`; accepts images"),
     "qwen3_vl_moe": Family(
         multimodal.qwen3_vl_moe,
         "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B",
-        "as `qwen3_moe`; images are taken",
+        "as `qwen3_moe`; accepts images",
     ),
     "seed_oss": Family(llama.seed_oss, "Seed-OSS", "biases"),
-    "smollm3": Family(llama.smollm3, "SmolLM3", "every fourth layer without rope"),
-    "solar_open": Family(glm.solar_open, "Solar Open", "as `glm4_moe`, rope on the whole head"),
-    "stablelm": Family(llama.stablelm, "StableLM", "layer norms, rope on a part of the head"),
+    "smollm3": Family(llama.smollm3, "SmolLM3", "no rope in every fourth layer"),
+    "solar_open": Family(glm.solar_open, "Solar Open", "as `glm4_moe`, full rope"),
+    "stablelm": Family(llama.stablelm, "StableLM", "layer norms, partial rope"),
     "starcoder2": Family(
-        ungated.starcoder2, "StarCoder2", "layer norms, biases, no gate, windows in some"
+        ungated.starcoder2, "StarCoder2", "layer norms, biases, ungated MLP, windows in some"
     ),
-    "vaultgemma": Family(gemma.vaultgemma, "VaultGemma 1B", "as `gemma2`; norms on one side"),
+    "vaultgemma": Family(gemma.vaultgemma, "VaultGemma 1B", "as `gemma2`; norms before only"),
     "youtu": Family(deepseek.youtu, "Youtu-LLM 2B", "latent attention"),
 }
 

@@ -120,7 +120,7 @@ def read_compressed_tensors(reader: ConfigReader) -> CompressedTensors:
     reader.refuse("transform_config", "is set: rotations of activations are not supported")
     sparsity = reader.mapping("sparsity_config")
     if sparsity.get("format", "dense") != "dense":
-        raise reader.error("sparsity_config", "tells of sparse weights, which are not supported")
+        raise reader.error("sparsity_config", "describes sparse weights, which are not supported")
     default = reader.text("format", "dense")
     groups = reader.section("config_groups")
     if groups is None:

@@ -74,7 +74,7 @@ async def history(database: Database, caller: Caller, request: ResponseInput) ->
             code="previous_response_not_found",
         )
     if chain[0].previous_id is not None:
-        raise bad_field("previous_response_id", f"goes on from more than {MAX_CHAIN} responses")
+        raise bad_field("previous_response_id", f"continues more than {MAX_CHAIN} responses")
     if chain[-1].status not in ENDED:
         raise bad_field("previous_response_id", "names a response that has not ended yet")
     bodies = await store.items([link.id for link in chain], most_bytes=_MAX_HISTORY_BYTES)

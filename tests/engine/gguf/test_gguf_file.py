@@ -144,7 +144,7 @@ HOSTILE = {
         header(num_keys=1, body=key("k", 9, struct.pack("<IQ", 8, 3) + string("a"))),
         "cut short",
     ),
-    "key twice": (header(num_keys=2, body=key("k", 0, b"\1") * 2), "'k' comes twice"),
+    "key twice": (header(num_keys=2, body=key("k", 0, b"\1") * 2), "'k' appears twice"),
     "alignment 0": (
         header(num_keys=1, body=key("general.alignment", 4, struct.pack("<I", 0))),
         "must be a power of two, not 0",
@@ -160,7 +160,7 @@ HOSTILE = {
     "data is missing": (header(1, body=tensor()), "cut short"),
     "offset beyond": (header(1, body=tensor(offset=BIG)), "leaves a gap before it"),
     "overlap": (header(2, body=tensor("a") + tensor("b", offset=64)) + bytes(300), "overlaps"),
-    "tensor twice": (header(2, body=tensor() + tensor(offset=128)) + bytes(400), "comes twice"),
+    "tensor twice": (header(2, body=tensor() + tensor(offset=128)) + bytes(400), "appears twice"),
     "name is not UTF-8": (header(1, body=tensor(name=b"\xff") + bytes(200)), "name is not UTF-8"),
 }
 
@@ -195,7 +195,7 @@ CHANGED = {
     "missing key": (_without("llama.block_count"), "'llama.block_count' must be a positive"),
     "unknown key": (
         lambda writer: writer.add_float32("llama.attention.output_scale", 2.0),
-        "not understood, so not served: 'llama.attention.output_scale'",
+        "unsupported keys: 'llama.attention.output_scale'",
     ),
     "key for each layer": (
         lambda writer: writer.kv_data[0]["llama.attention.head_count"].__dict__.update(

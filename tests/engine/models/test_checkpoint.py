@@ -192,7 +192,7 @@ DAMAGES = {
         "q_proj.bias' has no place",
     ),
     "wrong rank": (_put(NORM, torch.ones(48, 1)), r"norm.weight' has shape \[48, 1\]"),
-    "integers": (_put(NORM, torch.ones(48, dtype=torch.int64)), "holds no floats"),
+    "integers": (_put(NORM, torch.ones(48, dtype=torch.int64)), "is not of 16-bit"),
     "index names a path outside": (
         _index({NORM: "../model.safetensors"}),
         "not the name of a file",

@@ -56,7 +56,7 @@ def test_norms_of_olmo_hybrid_by_either_name(checkpoint):
     older = "model.layers.1.feedforward_layer_norm.weight"
     tensors["model.layers.1.post_attention_layernorm.weight"] = tensors[older]
     with pytest.raises(
-        ModelLoadError, match=r"has no place in a olmo_hybrid model .* or comes twice"
+        ModelLoadError, match=r"has no place in a olmo_hybrid model .* or appears twice"
     ):
         check(directory, tensors, expected)
     del tensors[older]

@@ -159,7 +159,7 @@ def test_gemma_without_a_tokenizer_is_told_no_names(tmp_path):
         ("gemma3", {"names": {255_999: "<a>"}}, "has no name for token 262144, of images"),
         ("gemma4", {"vision": {"num_key_value_heads": 4}}, "'num_key_value_heads' is 4; only 12"),
         ("gemma4", {"vision": {"attention_bias": True}}, "'attention_bias' is True"),
-        ("gemma4", {"vision": {"new_key": 1}}, "not understood, so not served: 'new_key'"),
+        ("gemma4", {"vision": {"new_key": 1}}, "unsupported keys: 'new_key'"),
         ("gemma4", {"processor": {"max_soft_tokens": 3414}}, "positions for 10240 patches along"),
         ("gemma4", {"processor": {"pooling_kernel_size": 2}}, "'pooling_kernel_size' is 2; only 3"),
         (

@@ -112,7 +112,7 @@ def test_bytes_are_those_of_the_tensors(tmp_path):
         ({"visual.blocks.1.attn.proj.bias": None}, r"missing tensors \(1\): .*blocks.1.attn.proj"),
         ({"visual.blocks.9.attn.proj.bias": torch.ones(32)}, "'visual.blocks.9.* has no place"),
         ({"visual.merger.ln_q.weight": torch.ones(31)}, r"shape \[31\], config.json asks for \[32"),
-        ({"model.visual.merger.ln_q.weight": torch.ones(32)}, "comes twice"),
+        ({"model.visual.merger.ln_q.weight": torch.ones(32)}, "appears twice"),
     ],
 )
 def test_damaged_encoders_are_named(tmp_path, changes, message):

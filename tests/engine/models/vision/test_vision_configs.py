@@ -269,7 +269,7 @@ def test_families_and_configs_without_images(tmp_path):
         ("qwen2_vl", {"hidden_size": 1000}, {}, "makes embeddings of 1000 dimensions, the text"),
         ("qwen2_vl", {"num_heads": 7}, {}, "'num_heads' must divide the 1280 dimensions"),
         ("qwen2_vl", {"embed_dim": 90, "num_heads": 15}, {}, "makes heads of 6 dimensions"),
-        ("qwen2_vl", {"new_key": 1}, {}, "'vision_config': not understood, so not served: 'new_"),
+        ("qwen2_vl", {"new_key": 1}, {}, "'vision_config': unsupported keys: 'new_"),
         ("qwen2_vl", {"in_chans": 4}, {}, "'in_chans' is 4; only 3 is supported"),
         ("qwen2_vl", {"rope_parameters": {"rope_type": "x"}}, {}, "'rope_type' is 'x'"),
         ("qwen2_5_vl", {"window_size": 27}, {}, "'window_size' is less than a cell of 28"),
@@ -290,7 +290,7 @@ def test_families_and_configs_without_images(tmp_path):
         ("qwen2_vl", {}, {"resample": 1}, "'resample' is 1; only 2 (bilinear) and 3"),
         ("qwen2_vl", {}, {"image_mean": [0.5]}, "'image_mean' must be three numbers"),
         ("qwen2_vl", {}, {"min_pixels": 13_000_000}, "is less than the 13000000 of min_pixels"),
-        ("qwen2_vl", {}, {"do_shear": True}, "not understood, so not served: 'do_shear'"),
+        ("qwen2_vl", {}, {"do_shear": True}, "unsupported keys: 'do_shear'"),
     ],
 )
 def test_images_that_are_not_served_leave_the_text(tmp_path, kind, vision, processor, reason):
