@@ -279,7 +279,7 @@ class EngineCore:
         reclaim()  # the old weights, before there is a KV cache again
         fresh.release()
         self.wake()
-        logger.info("weights exchanged for generation %d", self._info.generation)
+        logger.info("weights replaced, generation %d", self._info.generation)
 
     def step(self) -> EngineOutput:
         """Take in one step's result, once the next is under way, and tell what came of it.

@@ -48,7 +48,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"states of {self.num_states:,} sequences and {self.num_snapshots:,} snapshots "
             f"{self.state_bytes / 2**20:,.0f} MiB, "
-            + (f"drafts on trial {self.trial_bytes / 2**20:,.0f} MiB, " if self.trial_bytes else "")
+            + (f"draft states {self.trial_bytes / 2**20:,.0f} MiB, " if self.trial_bytes else "")
         )
 
     def _describe_images(self) -> str:

@@ -146,7 +146,7 @@ def _no_route(request: Request) -> str:
     for path in (f"/v1/{end}", f"/{end}"):
         if end and path in request.app.state.paths:
             return f"There is no such route, but there is {path}."
-    return "There is no such route; /docs lists those that there are."
+    return "There is no such route; /docs lists all routes."
 
 
 async def _on_invalid_parameter(request: Request, error: Exception) -> NoReturn:

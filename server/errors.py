@@ -31,16 +31,20 @@ _ASLEEP_RETRY_S = "30"  # nobody knows: it ends when somebody says so
 # HTTP statuses that the framework or the connection raises by themselves: (type, code, message).
 _BY_STATUS: dict[int, tuple[str, str | None, str]] = {
     400: ("invalid_request_error", None, "The request is malformed."),
-    401: ("authentication_error", "invalid_api_key", "No valid API key was given."),
+    401: ("authentication_error", "invalid_api_key", "A valid API key is required."),
     403: (
         "permission_error",
         "insufficient_permissions",
-        "The API key may not do this.",
+        "The API key lacks permission for this.",
     ),
     404: ("invalid_request_error", "not_found", "There is no such route."),
-    405: ("invalid_request_error", "method_not_allowed", "This route does not take this method."),
+    405: (
+        "invalid_request_error",
+        "method_not_allowed",
+        "This route does not support this method.",
+    ),
     408: ("invalid_request_error", "request_timeout", "The request took too long to arrive."),
-    409: ("invalid_request_error", "conflict", "The request does not fit the state of things."),
+    409: ("invalid_request_error", "conflict", "The request conflicts with the current state."),
     413: ("invalid_request_error", "body_too_large", "The request body is too large."),
     415: (
         "invalid_request_error",
@@ -49,7 +53,7 @@ _BY_STATUS: dict[int, tuple[str, str | None, str]] = {
     ),
     429: ("rate_limit_error", "rate_limit_exceeded", "Too many requests or tokens."),
     431: ("invalid_request_error", "headers_too_large", "The request headers are too large."),
-    500: ("server_error", None, "The server failed through a fault of its own."),
+    500: ("server_error", None, "The server had an internal error."),
     503: ("service_unavailable_error", None, "The service is not available."),
     504: ("timeout_error", "deadline_exceeded", "The request's deadline passed before its end."),
 }

@@ -42,7 +42,7 @@ class AdapterStatus(Struct):
 
 @router.post(
     "/v1/load_lora_adapter",
-    summary="Serve an adapter from the adapters' directory",
+    summary="Load an adapter from the adapters' directory",
     openapi_extra=describe(LoadAdapterRequest, AdapterStatus, errors=(404,)),
 )
 async def load_adapter(request: Request) -> Response:
@@ -58,7 +58,7 @@ async def load_adapter(request: Request) -> Response:
 
 @router.post(
     "/v1/unload_lora_adapter",
-    summary="Serve an adapter no longer",
+    summary="Unload an adapter",
     openapi_extra=describe(UnloadAdapterRequest, AdapterStatus, errors=(404,)),
 )
 async def unload_adapter(request: Request) -> Response:

@@ -64,18 +64,18 @@ def _fetch(name: str, repository: str, revision: str | None, wanted: list[str]) 
             repository, revision=revision, allow_patterns=wanted, ignore_patterns=[*_UNWANTED]
         )
     except errors.GatedRepoError:
-        reason = "its owner asks for consent on its page, and for HF_TOKEN of who has given it"
+        reason = "it is gated: accept its terms on its page and set HF_TOKEN"
     except errors.RevisionNotFoundError:
         reason = f"it has no revision {revision}"
     except errors.RepositoryNotFoundError:
         reason = "the Hub has no such model, or HF_TOKEN is needed to see it"
     except errors.LocalEntryNotFoundError:
-        reason = "the Hub cannot be reached, and it was not fetched before"
+        reason = "the Hub cannot be reached, and the model is not in the cache"
         if os.environ.get("HF_HUB_OFFLINE"):
-            reason = "HF_HUB_OFFLINE is set, and it was not fetched before"
+            reason = "HF_HUB_OFFLINE is set, and the model is not in the cache"
     except Exception as error:  # the rest of its tree spans several libraries and versions
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = f"the Hub did not give it: {lines[0][:200]}"
+        reason = f"the Hub refused the download: {lines[0][:200]}"
     raise ModelLoadError(f"there is no directory {name}, and no model of the Hub: {reason}")
 
 

@@ -51,7 +51,7 @@ class GrammarChecker:
         except UnicodeEncodeError:
             return Refusal("the text holds a lone surrogate, which is no character", None)
         if len(text) > _MAX_BYTES:
-            return Refusal(f"it has {len(text)} bytes; at most {_MAX_BYTES} are taken", None)
+            return Refusal(f"it has {len(text)} bytes; the limit is {_MAX_BYTES}", None)
         key = hashlib.sha256(grammar.kind.encode() + b"\0" + text).digest()
         if key in self._verdicts:
             self._verdicts.move_to_end(key)

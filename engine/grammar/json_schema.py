@@ -124,7 +124,7 @@ def _check(keyword: str, value: Any) -> None:
         )
     if keyword == "enum" and isinstance(value, list) and len(value) > _MAX_VALUES:
         raise InvalidParameter(
-            f"'enum' holds {len(value)} values; at most {_MAX_VALUES} are taken", param="grammar"
+            f"'enum' holds {len(value)} values; the limit is {_MAX_VALUES}", param="grammar"
         )
 
 

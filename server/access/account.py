@@ -106,7 +106,7 @@ class Account:
             return Charge(self, 0)
         if prompt_tokens > limit:
             raise self._refusal(
-                f"the prompt has {prompt_tokens} tokens, and the limit is {limit} a minute",
+                f"the prompt has {prompt_tokens} tokens, and the limit is {limit} per minute",
                 _MINUTE_S,
                 can_wait=False,
             )

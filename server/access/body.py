@@ -78,7 +78,7 @@ def _check_headers(scope: Scope, max_bytes: int) -> None:
         if name == b"content-length" and int(value) > max_bytes:
             raise _too_large(max_bytes)
         if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
-            raise ApiError(415, "Compressed bodies are not read.", headers=_CLOSE)
+            raise ApiError(415, "Compressed request bodies are not supported.", headers=_CLOSE)
 
 
 def _too_large(max_bytes: int) -> ApiError:

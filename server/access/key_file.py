@@ -101,7 +101,7 @@ class KeyFile(BaseModel):
         for values in (names, digests):
             if len(set(values)) < len(values):
                 twice = next(value for value in values if values.count(value) > 1)
-                raise ValueError(f"{twice!r} is there twice")
+                raise ValueError(f"{twice!r} appears twice")
         return self
 
     def entry(self, name: str) -> KeyEntry | None:

@@ -98,9 +98,9 @@ class KeyRing:
         try:
             self._read(self._path)
         except InvalidSettings as error:
-            _log.error("the keys stay as they are: %s", error)
+            _log.error("keeping the current keys: %s", error)
         else:
-            _log.info("the key file has been read again")
+            _log.info("reloaded the key file")
 
     async def watch(self) -> None:
         """Reload the key file when it changes, until cancelled."""

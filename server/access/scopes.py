@@ -54,7 +54,7 @@ async def permit(request: Request) -> None:
     scope = scope_of(request.scope["route"].path)
     caller = caller_of(request)
     if scope is not None and scope not in caller.scopes:
-        message = f"This API key may not do this: it lacks the scope '{scope}'."
+        message = f"This API key lacks the scope '{scope}'."
         raise ApiError(403, message)
     if scope == "inference" and request.method == "POST":
         caller.account.begin()

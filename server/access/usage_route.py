@@ -51,7 +51,7 @@ class UsageList(Struct, kw_only=True):
 
 @router.get(
     "/v1/usage",
-    summary="What was used, by day",
+    summary="Usage by day",
     openapi_extra=describe(None, UsageList),
 )
 async def read_usage(
@@ -72,7 +72,7 @@ async def read_usage(
     caller = caller_of(request)
     wanted = tenant if tenant is not None else (caller.tenant or "*")
     if wanted != caller.tenant and "admin" not in caller.scopes:
-        raise ApiError(403, "Only keys with the scope 'admin' may see what others have used.")
+        raise ApiError(403, "Only keys with the scope 'admin' may see the usage of others.")
     last = _read_day("end_date", end_date) or dt.datetime.now(dt.UTC).date()
     first = _read_day("start_date", start_date) or last - dt.timedelta(days=_DEFAULT_DAYS - 1)
     days = await book.days(None if wanted == "*" else wanted, f"{first}", f"{last}")

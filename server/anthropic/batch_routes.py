@@ -148,7 +148,7 @@ async def list_message_batches(
     )
     if found is None:
         name = "after_id" if before_id is None else "before_id"
-        raise bad_field(name, "is the id of no batch")
+        raise bad_field(name, "is not the id of a batch")
     page = found[:limit] if before_id is None else found[-limit:]
     data = [_told(request, batch) for batch in page]
     return json_response(make_page(MessageBatchList, data, has_more=len(found) > limit))
@@ -198,7 +198,7 @@ async def retrieve_message_batch_results(request: Request, batch_id: str) -> Res
 
 @router.delete(
     _PATH + "/{batch_id}",
-    summary="Forget a batch of messages (Anthropic's API)",
+    summary="Delete a batch of messages (Anthropic's API)",
     openapi_extra=_describe(MessageBatchDeleted, can_conflict=True),
 )
 async def delete_message_batch(request: Request, batch_id: str) -> Response:
@@ -220,7 +220,7 @@ def _check(state: ServerState, requests: Sequence[BatchedMessage]) -> None:
     for index, each in enumerate(requests):
         at = f"requests.{index}"
         if each.custom_id in seen:
-            raise bad_field(f"{at}.custom_id", "is that of an earlier request, too")
+            raise bad_field(f"{at}.custom_id", "is already used by an earlier request")
         seen.add(each.custom_id)
         model = each.params.get("model")
         if not isinstance(model, str):

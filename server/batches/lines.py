@@ -123,7 +123,9 @@ class Judge:
 
     def _judge(self, line: Line) -> None:
         if line.custom_id in self._ids:
-            message = f"The custom_id '{cut(line.custom_id, 64)}' is that of an earlier line, too."
+            message = (
+                f"The custom_id '{cut(line.custom_id, 64)}' is already used by an earlier line."
+            )
             raise _Fault("duplicate_custom_id", message, "custom_id")
         self._ids.add(line.custom_id)
         model = line.body.get("model")

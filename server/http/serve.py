@@ -127,7 +127,7 @@ class _Server(uvicorn.Server):
         state = self.state
         in_flight = state.requests_in_flight
         if in_flight and state.failure is None:
-            _log.info("ending; %d requests in flight are given time to finish", in_flight)
+            _log.info("shutting down; waiting for %d requests in flight", in_flight)
         state.draining = True
         deadline = asyncio.get_running_loop().time() + state.settings.shutdown_timeout_s
         while state.requests_in_flight and not self.force_exit:

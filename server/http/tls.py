@@ -57,7 +57,7 @@ class Tls:
         try:
             self._load()
         except InvalidSettings as error:
-            _log.error("the certificate stays as it is: %s", error)
+            _log.error("keeping the current certificate: %s", error)
 
     def _load(self) -> None:
         # An empty passphrase, so that a key that has one is an error and not a question.

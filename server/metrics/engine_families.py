@@ -50,16 +50,16 @@ class EngineFamilies:
             ("num_requests_running", "Sequences in the running batch.", stats.num_running),
             (
                 "num_requests_waiting",
-                "Sequences that wait for a place, their images or their grammar.",
+                "Sequences waiting to run, or for their images or grammar.",
                 stats.num_waiting,
             ),
-            ("kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.", blocks.utilisation),
-            ("kv_blocks_total", "KV blocks there are.", blocks.total),
-            ("kv_blocks_held", "KV blocks that sequences hold.", blocks.held),
-            ("kv_blocks_shared", "KV blocks that several sequences hold.", blocks.shared),
+            ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", blocks.utilisation),
+            ("kv_blocks_total", "Total number of KV blocks.", blocks.total),
+            ("kv_blocks_held", "KV blocks in use by sequences.", blocks.held),
+            ("kv_blocks_shared", "KV blocks shared by several sequences.", blocks.shared),
             ("kv_blocks_cached", "KV blocks with a reusable prefix.", blocks.cached),
             ("kv_blocks_free", "KV blocks that can be allocated.", blocks.free),
-            ("kv_wasted_slots", "Token slots in held blocks without a token.", blocks.wasted_slots),
+            ("kv_wasted_slots", "Unused token slots in KV blocks in use.", blocks.wasted_slots),
         ):
             yield self._families.gauge(name, help, value)
         yield from self._tier_gauges(stats.tier)
@@ -76,7 +76,7 @@ class EngineFamilies:
             sizes = (str(memory.block_size), str(memory.num_blocks), dtype)
             family.add_metric([*self._families.labels.values(), *sizes], 1)
             yield family
-            told = "Times the weights were exchanged for others."
+            told = "Number of times the weights were replaced."
             yield self._families.gauge("weights_generation", told, info.generation)
         if self._max_loras:
             family = GaugeMetricFamily(
@@ -99,11 +99,11 @@ class EngineFamilies:
             return
         total = memory.num_host_blocks
         for name, help, value in (
-            ("kv_offload_blocks_total", "KV blocks the host has room for.", total),
-            ("kv_offload_blocks_used", "KV blocks in the host's memory.", tier.used),
+            ("kv_offload_blocks_total", "Capacity of KV blocks in host memory.", total),
+            ("kv_offload_blocks_used", "KV blocks in host memory.", tier.used),
             (
                 "kv_offload_bytes_used",
-                "Bytes that these take.",
+                "Bytes of KV blocks in host memory.",
                 tier.used * (memory.host_bytes // total),
             ),
         ):
@@ -114,35 +114,43 @@ class EngineFamilies:
         memory = None if self._info is None else self._info.memory
         if memory is None or not memory.num_snapshots:
             return
-        told = "Snapshots of states that there is room for."
+        told = "Capacity for state snapshots."
         yield self._families.gauge("state_snapshots_total", told, memory.num_snapshots)
-        told = "Snapshots of states, where prompts may begin."
+        told = "State snapshots that prompts can resume from."
         yield self._families.gauge("state_snapshots_used", told, stats.blocks.snapshots)
 
     def _counters(self) -> Iterable[Metric]:
         numbers, stats = self._numbers, self._numbers.stats
         for name, help, value in (
-            ("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries),
+            (
+                "prefix_cache_queries",
+                "Prompt tokens looked up in the prefix cache.",
+                stats.prefix_cache_queries,
+            ),
             ("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits),
             (
                 "external_prefix_cache_queries",
-                "Prompt tokens looked up in the host's memory.",
+                "Prompt tokens looked up in host memory.",
                 stats.tier.num_queries,
             ),
             (
                 "external_prefix_cache_hits",
-                "Prompt tokens found there; they are among prefix_cache_hits too.",
+                "Prompt tokens found in host memory; also counted in prefix_cache_hits.",
                 stats.tier.num_hits,
             ),
             ("kv_blocks_offloaded", "KV blocks copied to the host.", stats.tier.num_offloaded),
-            ("kv_blocks_loaded", "KV blocks copied back.", stats.tier.num_loaded),
-            ("num_preemptions", "Sequences sent back to the queue.", stats.num_preemptions),
+            ("kv_blocks_loaded", "KV blocks copied back from the host.", stats.tier.num_loaded),
+            (
+                "num_preemptions",
+                "Preemptions: sequences sent back to the queue.",
+                stats.num_preemptions,
+            ),
             (
                 "recomputed_tokens",
-                "Tokens that preempted sequences computed once more.",
+                "Tokens recomputed after preemption.",
                 stats.num_recomputed,
             ),
-            ("spec_decode_num_drafts", "Rows that verified guesses.", stats.drafts.num_drafts),
+            ("spec_decode_num_drafts", "Rows that verified draft tokens.", stats.drafts.num_drafts),
             (
                 "spec_decode_num_draft_tokens",
                 "Tokens guessed ahead.",
@@ -154,23 +162,31 @@ class EngineFamilies:
                 stats.drafts.num_accepted_tokens,
             ),
             ("engine_steps", "Steps the engine has run.", stats.num_steps),
-            ("kv_slots_held", "Slots of held blocks, summed over steps.", stats.slots_held_sum),
-            ("kv_slots_wasted", "Slots without a token, so summed.", stats.slots_wasted_sum),
+            (
+                "kv_slots_held",
+                "Token slots of KV blocks in use, summed over steps.",
+                stats.slots_held_sum,
+            ),
+            (
+                "kv_slots_wasted",
+                "Unused token slots of KV blocks in use, summed over steps.",
+                stats.slots_wasted_sum,
+            ),
             (
                 "engine_restarts",
-                "Times the engine process was started again.",
+                "Number of engine restarts.",
                 numbers.num_restarts,
             ),
             (
                 "requests_resumed",
-                "Sequences continued after such a restart.",
+                "Sequences continued after an engine restart.",
                 numbers.num_resumed,
             ),
         ):
             yield self._families.counter(name, help, value)
         yield self._families.labelled_counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Guesses kept, by their place among those of a row.",
+            "Accepted draft tokens, by position in the draft.",
             "position",
             {str(at): count for at, count in enumerate(stats.drafts.accepted_per_position)},
         )

@@ -81,7 +81,7 @@ class Exposition(Collector):
             told = EngineFamilies(numbers, self._infos[number], families, max_loras=self._max_loras)
             found = list(told.collect())
             if len(engines) > 1:
-                help = "Whether the engine can be given requests."
+                help = "Whether the engine accepts requests."
                 found.append(families.gauge("engine_up", help, numbers.up))
             for family in found:
                 known = joined.setdefault(family.name, family)

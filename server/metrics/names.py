@@ -25,8 +25,11 @@ _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "time_to_first_token_seconds": ("From arrival to the first token.", _TTFT),
-    "inter_token_latency_seconds": ("Between two tokens of a sequence.", _PER_TOKEN),
-    "request_time_per_output_token_seconds": ("Mean of a sequence, after its first.", _PER_TOKEN),
+    "inter_token_latency_seconds": ("Time between two tokens of a sequence.", _PER_TOKEN),
+    "request_time_per_output_token_seconds": (
+        "Mean time per output token of a sequence, after the first.",
+        _PER_TOKEN,
+    ),
     "e2e_request_latency_seconds": ("From arrival to the last token.", _LATENCY),
     "request_queue_time_seconds": ("From arrival to the first step.", _LATENCY),
     "request_prefill_time_seconds": ("From the first step to the first token.", _LATENCY),
@@ -39,18 +42,18 @@ HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "iteration_tokens_total": ("Tokens computed by one step.", _ITERATION),
 }
 COUNTERS: dict[str, str] = {
-    "prompt_tokens": "Prompt tokens taken in.",
+    "prompt_tokens": "Prompt tokens processed.",
     "prompt_tokens_cached": "Prompt tokens found in the prefix cache.",
-    "prompt_images": "Images in the prompts taken in.",
-    "generation_tokens": "Tokens generated and handed to clients.",
+    "prompt_images": "Images in processed prompts.",
+    "generation_tokens": "Tokens generated.",
 }
 LABELLED_COUNTERS: dict[str, tuple[str, str]] = {
-    "request_success": ("finished_reason", "Sequences that ended well."),
-    "request_failed": ("reason", "Sequences that ended by an error."),
-    "request_aborted": ("phase", "Sequences whose client went away, by how far they had come."),
-    "admission_rejections": ("reason", "Requests refused before the engine took them."),
+    "request_success": ("finished_reason", "Sequences that finished successfully."),
+    "request_failed": ("reason", "Sequences that failed."),
+    "request_aborted": ("phase", "Sequences aborted by their client, by phase."),
+    "admission_rejections": ("reason", "Requests refused before reaching the engine."),
     "tenant_requests": ("tenant", "Requests by the owner of their key, with a key file."),
-    "tenant_prompt_tokens": ("tenant", "Prompt tokens taken in, by owner."),
+    "tenant_prompt_tokens": ("tenant", "Prompt tokens processed, by owner."),
     "tenant_generation_tokens": ("tenant", "Tokens generated, by owner."),
     "tenant_rejections": ("tenant", "Requests beyond a limit, a quota or the queue, by owner."),
 }

@@ -138,7 +138,7 @@ async def create_batch(request: Request) -> Response:
         check_life_s(life.seconds, "output_expires_after.seconds")
     file = await state.files.get(caller.tenant, body.input_file_id)
     if file is None:
-        raise bad_field("input_file_id", "is the id of no file")
+        raise bad_field("input_file_id", "is not the id of a file")
     if file.purpose != "batch":
         raise bad_field("input_file_id", "must be a file whose purpose is 'batch'")
     now = int(time.time())
@@ -168,7 +168,7 @@ async def list_batches(
     tenant = caller_of(request).tenant
     found = await state_of(request).batches.list(tenant, HANDLERS, after=after, limit=limit + 1)
     if found is None:
-        raise bad_field("after", "is the id of no batch")
+        raise bad_field("after", "is not the id of a batch")
     data = [_told(batch) for batch in found[:limit]]
     return json_response(make_page(BatchList, data, has_more=len(found) > limit))
 

@@ -210,4 +210,4 @@ async def _read_body(request: Request) -> bytes:
 def _check_count(name: str, value: Any, limit: int) -> None:
     """Bound a list before its items are looked at. A list of token ids is one prompt."""
     if isinstance(value, list) and len(value) > limit and not isinstance(value[0], int):
-        raise bad_field(name, f"holds {len(value)} items; at most {limit} are taken")
+        raise bad_field(name, f"holds {len(value)} items; the limit is {limit}")

@@ -116,7 +116,7 @@ async def list_files(
     store, tenant = state_of(request).files, caller_of(request).tenant
     found = await store.list(tenant, purpose=purpose, after=after, limit=limit + 1, order=order)
     if found is None:
-        raise bad_field("after", "is the id of no file")
+        raise bad_field("after", "is not the id of a file")
     data = [_told(file) for file in found[:limit]]
     return json_response(make_page(FileList, data, has_more=len(found) > limit))
 

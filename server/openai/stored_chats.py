@@ -100,7 +100,7 @@ async def list_chat_completions(
         ascending=order == "asc",
     )
     if found is None:
-        raise bad_field("after", "is the id of no stored completion")
+        raise bad_field("after", "is not the id of a stored completion")
     data = [read_chat(chat) for chat in found[:limit]]
     return json_response(make_page(ChatCompletionList, data, has_more=len(found) > limit))
 
@@ -132,7 +132,7 @@ async def update_chat_completion(completion_id: str, request: Request) -> Respon
 
 @router.delete(
     _PATH + "/{completion_id}",
-    summary="Forget a stored completion",
+    summary="Delete a stored completion",
     openapi_extra=describe(None, ChatCompletionDeleted),
 )
 async def delete_chat_completion(completion_id: str, request: Request) -> Response:
@@ -160,7 +160,7 @@ async def list_chat_messages(
     if after is not None:
         place = after.removeprefix(f"{chat.id}-")
         if place == after or not re.fullmatch(r"[0-9]{1,9}", place, re.ASCII):
-            raise bad_field("after", "is the id of no message of this completion")
+            raise bad_field("after", "is not the id of a message of this completion")
         position = int(place)
     found = await _store(request).messages(
         chat.id, after=position, limit=limit + 1, ascending=order == "asc"

@@ -34,7 +34,7 @@ def cut_length(wanted: int | None, model: Model) -> int | None:
 def check_number(name: str, items: Sequence[object], limit: int) -> None:
     """Refuse more inputs than a request may have."""
     if len(items) > limit:
-        raise bad_field(name, f"holds {len(items)} items; at most {limit} are taken")
+        raise bad_field(name, f"holds {len(items)} items; the limit is {limit}")
 
 
 async def encode_inputs(

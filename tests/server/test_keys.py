@@ -238,7 +238,7 @@ def test_keys_are_made_rotated_and_revoked_while_the_server_runs(
     # A file that cannot be used changes nothing.
     text = path.read_text()
     path.write_text(text.replace("weight: 0.5", "weight: -1"))
-    wait_until(lambda: "the keys stay as they are" in server.tail(), "the complaint")
+    wait_until(lambda: "keeping the current keys" in server.tail(), "the complaint")
     assert get(server, key, "/v1/models").status_code == 200
     path.write_text(text)
     assert quire_keys(path, "revoke", "carl").returncode == 0

@@ -124,7 +124,7 @@ def test_names_of_the_hub(hub, tmp_path):
     asked = len(hub.asked)
     again, absent = resolve(hub, tmp_path, "org/tiny", "org/other", HF_HUB_OFFLINE="1")
     assert again == plain
-    assert "HF_HUB_OFFLINE is set, and it was not fetched before" in absent
+    assert "HF_HUB_OFFLINE is set, and the model is not in the cache" in absent
     assert len(hub.asked) == asked
 
 
@@ -133,7 +133,7 @@ def test_what_the_hub_does_not_give_is_told_in_a_line(hub, tmp_path):
     expected = [
         "the Hub has no such model, or HF_TOKEN is needed to see it",
         "it has no revision v9",
-        "its owner asks for consent on its page, and for HF_TOKEN of who has given it",
+        "it is gated: accept its terms on its page and set HF_TOKEN",
         "org/tiny:Q2_K: the model has no GGUF file with that in its name",
         "org/tiny:q: several files have that in their names: ",
         "there is no model directory no//name",

@@ -139,7 +139,7 @@ def test_a_new_certificate_is_shown_after_sighup(secure: tuple[Server, Path]) ->
     after = shown()
     certificate.write_bytes(b"no certificate")
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: server.tail().count("the certificate stays as it is") == 2)
+    wait_until(lambda: server.tail().count("keeping the current certificate") == 2)
     assert shown() == after
 
 

@@ -180,7 +180,7 @@ class BackgroundResponses:
         return None if stored is None else await self._settled(stored)
 
     async def cancel(self, id: str, tenant: str) -> Response | None:
-        """Stop a background response, and give it as it is then.
+        """Cancel a background response, and give it as it is then.
 
         Raises ApiError (400) when it is not a background one.
         """

@@ -152,7 +152,7 @@ async def delete_conversation(conversation_id: str, request: Request) -> Respons
 
 @router.get(
     _PATH + "/{conversation_id}/items",
-    summary="What was said in a conversation",
+    summary="List the items of a conversation",
     openapi_extra=describe(None, ItemList),
 )
 async def list_conversation_items(
@@ -175,7 +175,7 @@ async def list_conversation_items(
 
 @router.post(
     _PATH + "/{conversation_id}/items",
-    summary="Add to a conversation",
+    summary="Add items to a conversation",
     openapi_extra=describe(ItemsToAdd, ItemList),
 )
 async def create_conversation_items(conversation_id: str, request: Request) -> Response:
@@ -209,7 +209,7 @@ async def retrieve_conversation_item(
 
 @router.delete(
     _PATH + "/{conversation_id}/items/{item_id}",
-    summary="Forget an item of a conversation",
+    summary="Delete an item of a conversation",
     openapi_extra=describe(None, Conversation),
 )
 async def delete_conversation_item(

@@ -37,7 +37,7 @@ StartingAfter = Annotated[
 
 @router.post(
     "/v1/responses",
-    summary="Answer items of a conversation",
+    summary="Create a response",
     openapi_extra=describe(ResponsesRequest, Response, chunk=StreamEvent, typed=True),
 )
 async def create_response(request: Request) -> HttpResponse:
@@ -109,7 +109,7 @@ async def retrieve_response(
 
 @router.delete(
     "/v1/responses/{response_id}",
-    summary="Forget a stored response",
+    summary="Delete a stored response",
     openapi_extra=describe(None, ResponseDeleted),
 )
 async def delete_response(response_id: str, request: Request) -> HttpResponse:
@@ -121,11 +121,11 @@ async def delete_response(response_id: str, request: Request) -> HttpResponse:
 
 @router.post(
     "/v1/responses/{response_id}/cancel",
-    summary="Stop a background response",
+    summary="Cancel a background response",
     openapi_extra=describe(None, Response),
 )
 async def cancel_response(response_id: str, request: Request) -> HttpResponse:
-    """Stop a background response; one that has ended stays as it is."""
+    """Cancel a background response; one that has ended stays as it is."""
     response = await _background(request).cancel(response_id, caller_of(request).tenant)
     if response is None:
         _not_found(response_id)
@@ -134,7 +134,7 @@ async def cancel_response(response_id: str, request: Request) -> HttpResponse:
 
 @router.get(
     "/v1/responses/{response_id}/input_items",
-    summary="What was given to a stored response",
+    summary="List the input items of a stored response",
     openapi_extra=describe(None, ItemList),
 )
 async def list_input_items(

@@ -304,7 +304,7 @@ def test_images_that_are_not_served_leave_the_text(tmp_path, kind, vision, proce
 
 def test_what_is_told_of_families():
     for name, family in FAMILIES.items():
-        assert ("images are taken" in family.differs) == (name in VISION_FAMILIES)
+        assert ("accepts images" in family.differs) == (name in VISION_FAMILIES)
 
 
 def test_tokens_beyond_the_vocabulary(tmp_path):
