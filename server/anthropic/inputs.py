@@ -19,7 +19,7 @@ from server.anthropic.content import (
 from server.errors import cut
 from server.openai.deadline import MAX_DEADLINE_MS
 from server.openai.inputs import Shape
-from server.openai.unsupported import ignored_params
+from server.openai.unsupported import ignored_of_tool, ignored_params
 
 _MAX_STOPS = 64
 _MAX_STOP_CHARS = 4096
@@ -162,6 +162,11 @@ class TokenCountRequest(Shape):
         names = ignored_params({name: extra[name] for name in extra if name not in _INERT})
         if self.thinking is not None and self.thinking.budget_tokens is not None:
             names.append("thinking.budget_tokens")
+        for field in ("thinking", "output_config", "output_format", "tool_choice"):
+            part = getattr(self, field)
+            names += ignored_params(part and part.model_extra, f"{field}.")
+        for index, tool in enumerate(self.tools or ()):
+            names += ignored_of_tool(tool.model_extra, f"tools.{index}.")
         return names
 
 

@@ -307,8 +307,8 @@ class ChatRequest(GenerationRequest, ToolFields):
         return self
 
     def ignored(self) -> list[str]:
-        """As above, those of the messages included."""
-        names = super().ignored()
+        """As above, those of the messages and tools included."""
+        names = super().ignored() + self.ignored_of_tools()
         for index, message in enumerate(self.messages):
             if message.model_extra:
                 asked = {name: value for name, value in message.model_extra.items() if value}

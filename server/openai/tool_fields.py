@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from server.openai.tool_schema import schema_problem
+from server.openai.unsupported import ignored_of_tool
 from server.text.answers import AnswerFormat
 
 _MAX_TOOLS = 1024
@@ -39,6 +40,7 @@ class Function(msgspec.Struct, frozen=True):
     parameters: dict[str, Any]  # a JSON schema of an object
     strict: bool
     shown: dict[str, Any]  # without what is not for the model, in the client's order
+    unused: dict[str, Any]  # fields that have no effect
 
     def for_template(self) -> dict[str, Any]:
         """The function as chat templates expect it."""
@@ -72,7 +74,8 @@ def _read_function(value: Any) -> Function:
     about = ("name", "description", "parameters")
     shown = {key: value[key] for key in value if key in about and value[key] is not None}
     shown["parameters"] = parameters
-    return Function(name, parameters, bool(value.get("strict")), shown)
+    unused = {key: value[key] for key in value if key not in (*about, "strict")}
+    return Function(name, parameters, bool(value.get("strict")), shown, unused)
 
 
 def _read_choice(value: Any) -> ToolChoice | None:
@@ -236,6 +239,16 @@ class ToolFields(BaseModel):
             if name not in known:
                 raise ValueError(f"{field}: names {name[:64]!r}, which is not in 'tools'")
         return self
+
+    def ignored_of_tools(self) -> list[str]:
+        """Names of what the tools hold and has no effect."""
+        names: list[str] = []
+        for index, tool in enumerate(self.tools or ()):
+            names += ignored_of_tool(tool.model_extra, f"tools.{index}.")
+            names += ignored_of_tool(tool.function.unused, f"tools.{index}.function.")
+        for index, function in enumerate(self.functions or ()):
+            names += ignored_of_tool(function.unused, f"functions.{index}.")
+        return names
 
     @property
     def offered(self) -> list[Function]:

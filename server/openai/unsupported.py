@@ -79,6 +79,9 @@ _INERT: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (None, False),
 }
 
+# Of a tool: prefixes are cached, and arguments streamed as they come, without being told to.
+_SO_ANYWAY = frozenset({"cache_control", "eager_input_streaming"})
+
 
 def known_names() -> frozenset[str]:
     """The fields that are refused or reported by name, for the documentation to tell."""
@@ -104,6 +107,18 @@ def ignored_params(extra: Mapping[str, Any] | None, prefix: str = "") -> list[st
         for name, value in (extra or {}).items()
         if not _asks_nothing(name, value) and value is not None
     ]
+
+
+def ignored_of_tool(extra: Mapping[str, Any] | None, prefix: str) -> list[str]:
+    """As above, of a tool's unknown fields: what is empty, or so anyway, asks for nothing."""
+    return ignored_params(
+        {
+            name: value
+            for name, value in (extra or {}).items()
+            if value and name not in _SO_ANYWAY and (name, value) != ("allowed_callers", ["direct"])
+        },
+        prefix,
+    )
 
 
 def report_ignored(names: list[str], *, strict: bool) -> dict[str, str]:

@@ -19,7 +19,7 @@ from server.openai.responses.input_items import InputItem, NewItem, read_input
 from server.openai.responses.items import InputImage
 from server.openai.structured import FORMAT_NAME, StructuredFields
 from server.openai.tool_fields import ReasoningEffort
-from server.openai.unsupported import ignored_params
+from server.openai.unsupported import ignored_of_tool, ignored_params
 
 _MAX_MODEL_NAME = 256
 _MAX_ID = 256
@@ -268,10 +268,14 @@ class ResponseInput(Shape):
         names = ignored_params({k: v for k, v in extra.items() if k not in self.forwarded})
         if self.text is not None:
             names += ignored_params(self.text.model_extra, "text.")
+            if self.text.format is not None:
+                names += ignored_params(self.text.format.model_extra, "text.format.")
             if self.text.verbosity in ("low", "high"):
                 names.append("text.verbosity")
         if self.reasoning is not None:
             names += ignored_params(self.reasoning.model_extra, "reasoning.")
+        for index, tool in enumerate(self.tools or ()):
+            names += ignored_of_tool(tool.model_extra, f"tools.{index}.")
         for index, item in enumerate(self.input):
             names += [
                 f"input.{index}.{field}.{place}.detail"

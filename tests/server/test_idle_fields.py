@@ -1,4 +1,4 @@
-"""Fields of OpenAI's API that ask for little or nothing here: taken as the SDK sends them."""
+"""Fields that ask for little or nothing here: taken as clients send them, and named where idle."""
 
 from __future__ import annotations
 
@@ -91,3 +91,40 @@ def test_what_cannot_be_meant_is_refused(
     answer = server.chat(max_tokens=1, **fields)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(param)
+
+
+CHAT, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": FUNCTION}
+FLAT = {"type": "function", **FUNCTION, "strict": False}
+THEIRS = {"name": "f", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        # A slip that would cost what it asks for: strict belongs into the function.
+        (CHAT, {"tools": [{**TOOL, "strict": True}]}, "tools.0.strict"),
+        (CHAT, {"tools": [{**TOOL, "function": {**FUNCTION, "x": 1}}]}, "tools.0.function.x"),
+        (CHAT, {"functions": [{**FUNCTION, "returns": {"type": "null"}}]}, "functions.0.returns"),
+        (CHAT, {"tools": [{**TOOL, "cache_control": {"type": "ephemeral"}, "x": None}]}, None),
+        (RESPONSES, {"tools": [{**FLAT, "defer_loading": True}]}, "tools.0.defer_loading"),
+        (RESPONSES, {"tools": [{**FLAT, "output_schema": {}, "async": False}]}, None),
+        (RESPONSES, {"tools": [{**FLAT, "allowed_callers": ["direct"]}]}, None),
+        (RESPONSES, {"text": {"format": {"type": "text", "x": 1}}}, "text.format.x"),
+        (ANTHROPIC, {"tools": [{**THEIRS, "input_examples": [{}]}]}, "tools.0.input_examples"),
+        (ANTHROPIC, {"tools": [{**THEIRS, "eager_input_streaming": True}]}, None),
+        (ANTHROPIC, {"output_config": {"task_budget": {}}}, "output_config.task_budget"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_has_no_effect_within_a_field_is_named(
+    server: Server, path: str, fields: dict[str, Any], names: str | None
+) -> None:
+    begun = {
+        CHAT: {"messages": MESSAGES, "max_tokens": 1},
+        RESPONSES: {"input": "Hello", "max_output_tokens": 1},
+        ANTHROPIC: {"messages": MESSAGES, "max_tokens": 1},
+    }
+    answer = server.post(path, {"model": MODEL, **begun[path], **fields})
+    assert (answer.status_code, answer.headers.get(IGNORED)) == (200, names), answer.text
