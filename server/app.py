@@ -16,6 +16,7 @@ from typing import NoReturn
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from engine.client import EngineClient
 from server import lora, profile, resting, system
@@ -115,7 +116,7 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
         app.include_router(
             room.router, dependencies=[Depends(permit)], include_in_schema=room in described
         )
-    app.state.paths = {route.path for room in described for route in room.router.routes}
+    app.state.described = [route for room in described for route in room.router.routes]
     asks_for_keys = state.access.keys.asks_for_keys
     schema.install(app, [room.router for room in described], with_keys=asks_for_keys)
     # The last one added is the outermost.
@@ -135,8 +136,18 @@ def create_app(settings: Settings, engine: EngineClient, shared: Shared | None =
 async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
     """What the framework refuses by itself: unknown routes and methods."""
     assert isinstance(error, HTTPException)
+    if error.status_code == 405 and (methods := _methods(request)):
+        message = f"This route takes {' and '.join(methods)}, not {cut(request.method)}."
+        raise ApiError(405, message, headers={"allow": ", ".join(methods)})
     message = _no_route(request) if error.status_code == 404 else ""
     raise ApiError(error.status_code, message, headers=error.headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the path of a request takes; the framework tells those of one route."""
+    routes = request.app.state.described
+    takes = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in takes for method in route.methods or ()})
 
 
 def _no_route(request: Request) -> str:
@@ -144,7 +155,7 @@ def _no_route(request: Request) -> str:
     parts = [part for part in request.url.path.split("/") if part]
     end = "/".join(itertools.dropwhile(lambda part: part == "v1", parts))
     for path in (f"/v1/{end}", f"/{end}"):
-        if end and path in request.app.state.paths:
+        if end and any(route.path == path for route in request.app.state.described):
             return f"There is no such route, but there is {path}."
     return "There is no such route; /docs lists all routes."
 

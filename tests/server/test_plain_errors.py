@@ -30,6 +30,29 @@ async def test_a_path_that_misses_by_little_is_told_the_right_one(path: str, tol
         assert (answer.status, answer.error["message"]) == (404, told)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed", "told"),
+    [
+        ("GET", "/v1/completions", "POST", "This route takes POST, not GET."),
+        ("DELETE", CHAT, "GET, POST", "This route takes GET and POST, not DELETE."),
+        ("PUT", "/v1/models/quire-demo", "GET", "This route takes GET, not PUT."),
+        (
+            "PATCH",
+            CHAT + "/chatcmpl-1",
+            "DELETE, GET, POST",
+            "This route takes DELETE and GET and POST, not PATCH.",
+        ),
+    ],
+)
+async def test_a_method_that_is_not_taken_is_told_those_that_are(
+    method: str, path: str, allowed: str, told: str
+) -> None:
+    async with running_app() as app:
+        answer = await app.request(method, path).done()
+        assert (answer.status, answer.error["message"]) == (405, told)
+        assert answer.headers["allow"] == allowed
+
+
 async def test_probes_may_ask_by_head() -> None:
     async with running_app() as app:
         for path in ("/health", "/ready"):
