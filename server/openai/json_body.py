@@ -37,6 +37,8 @@ def parse_json_body(body: bytes | bytearray) -> dict[str, Any]:
 
 def _read_slowly(body: bytes | bytearray) -> Any:
     """Read what msgspec refused; raises ApiError unless the standard library finds no fault."""
+    if not body.strip():
+        raise ApiError(400, "The body is empty; it must be a JSON object.", code="invalid_json")
     try:
         value = json.loads(
             body.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_int=_read_int

@@ -18,6 +18,13 @@ def test_a_byte_order_mark_is_passed_over() -> None:
     assert parse_json_body(b'{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}  # a character, in a string
 
 
+@pytest.mark.parametrize("body", [b"", b" \r\n"])
+def test_a_body_that_is_empty_is_called_so(body: bytes) -> None:
+    with pytest.raises(ApiError, match="The body is empty") as caught:
+        parse_json_body(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
 @pytest.mark.parametrize(
     "body", [BOM, BOM + BOM + b"{}", b"{}" + BOM, "{}".encode("utf-16"), BOM + b'{"a": "\xff"}']
 )
