@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from pydantic_core import from_json
 
 from server.anthropic.outputs import (
     MessageBlock,
@@ -92,7 +95,18 @@ def _fill(block: MessageBlock, text: str) -> None:
         case MessageThinking():
             block.thinking = text
         case MessageToolUse():
-            block.input = msgspec.Raw(text.encode()) if text else {}
+            block.input = _input(text)
+
+
+def _input(text: str) -> Any:
+    """The arguments of a call as the model wrote them; of one that was cut off, what is whole."""
+    try:
+        json.loads(text)
+        return msgspec.Raw(text.encode())
+    except ValueError:  # as Raw it would break the answer around it
+        with contextlib.suppress(ValueError):
+            return from_json(text, allow_partial=True)
+    return {}
 
 
 def tool_use_id(id: str) -> str:

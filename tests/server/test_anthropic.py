@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from server.anthropic.blocks import whole_blocks
+from server.text.parts import ToolCallArguments, ToolCallBegin
 from tests.servers import MODEL, Server
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -193,6 +196,35 @@ def test_thinking_is_there_when_it_is_asked_for(server: Server) -> None:
     assert without_ids(assembled(events(server, **asked))) == without_ids(whole)
     history = [*QUESTION, {"role": "assistant", "content": whole["content"]}, *QUESTION]
     assert message(server, messages=history)["content"][0]["type"] == "text"
+
+
+def test_a_call_that_was_cut_off_has_what_is_whole_of_its_input(server: Server) -> None:
+    """Wherever it is cut off, by a limit or a stop sequence, the answer is JSON."""
+    asked = {"messages": ASKS_WEATHER, "tools": [WEATHER], "tool_choice": {"type": "any"}}
+    told = [message(server, **asked, max_tokens=limit) for limit in range(10, 30)]
+    told += [message(server, **asked, stop_sequences=[stop]) for stop in ("aris", '"}')]
+    reasons = set()
+    for answer in told:
+        inputs = [block["input"] for block in answer["content"] if block["type"] == "tool_use"]
+        assert inputs in ([], [{}], [{"city": "Paris"}])
+        if answer["stop_reason"] == "tool_use":
+            assert inputs == [{"city": "Paris"}]
+        reasons |= {(answer["stop_reason"], inputs == [{}])}
+    assert reasons >= {("max_tokens", True), ("stop_sequence", True), ("tool_use", False)}
+
+
+def test_inputs_are_whole_where_the_arguments_are() -> None:
+    def read(*pieces: str) -> Any:
+        parts = [ToolCallBegin(0, "call_1", "f"), *(ToolCallArguments(0, p) for p in pieces)]
+        (block,) = whole_blocks(parts)
+        return json.loads(msgspec.json.encode(block))["input"]
+
+    half = '{"a": "\\ud800"}'  # of a pair, which is JSON if no text
+    for text in ('{"a": [1, {"b": "\\u00e9"}], "c": 1e2}', half):
+        assert read(*text) == json.loads(text)
+        for end in range(len(text)):
+            assert isinstance(read(*text[:end]), dict)
+    assert read('{"a": [1, {"b": "é"}], "c', '": 1') == {"a": [1, {"b": "é"}], "c": 1}
 
 
 def test_output_held_to_a_schema(server: Server) -> None:
