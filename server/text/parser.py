@@ -21,6 +21,9 @@ from server.text.reasoning import ReasoningMarks
 from server.text.source import Malformed, Markers, Read, Source, Unfinished
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
+# Characters that an answer's malformed calls may be read a second time for, as text in which there
+# may be others. Beyond, calls are text: a thousand that each run on to the end would take minutes.
+_MAX_REREAD_CHARS = 2**19
 
 
 class AnswerParser:
@@ -61,6 +64,7 @@ class AnswerParser:
         self._is_fresh = False  # nothing was said since reasoning or a call: white space is dropped
         self._said: set[type[Text | Reasoning]] = set()  # kinds of text
         self._is_cut = False  # the text ended, and not because the model ended it
+        self._num_reread = 0  # characters of calls that turned out to be text
         self._reader: Generator[None, None, None] | None = self._read()
         self.has_reasoned = is_thinking
         self.is_answering = reasoning is None  # reasoning is over, or did not come
@@ -181,8 +185,8 @@ class AnswerParser:
         while True:
             text, marker = self._source.pass_over(markers)
             self._say(text)
-            if marker and marker == opener and dialect is not None:
-                yield from self._read_calls(dialect, marker)
+            if marker and marker == opener and self._dialect is not None:
+                yield from self._read_calls(self._dialect, marker)
             elif marker:
                 self._say_marker(marker)
             elif self._source.ended:
@@ -210,6 +214,9 @@ class AnswerParser:
             yield from self._read_rest_of_call(dialect)
         elif malformed is not None:  # it is text, in which there may be calls
             calls.drop()
+            self._num_reread += source.at - source.kept_from
+            if self._num_reread > _MAX_REREAD_CHARS:
+                self._dialect = None
             source.at = source.kept_from
             if calls.count == num_before and opener not in self._hidden:
                 self._say(opener)

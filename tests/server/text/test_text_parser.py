@@ -13,8 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from server.text import dialects, reasoning
+from server.text import parser as parser_module
 from server.text.parser import AnswerParser
 from server.text.parts import Part, Text, ToolCallArguments, ToolCallBegin
+from server.text.source import Read, Source
 from tests.server.text.written_calls import written
 
 NAMES = ("get_weather", "add", "now")
@@ -243,6 +245,32 @@ def test_a_malformed_call_leaves_the_good_ones_whole() -> None:
         assert content_of(parts) == bad
         check_all_splits("hermes", text, whole=True)
         check_all_splits("hermes", text)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma", "lfm2", "olmo3", "qwen3_xml"])
+def test_calls_that_never_end_are_read_in_time_that_grows_with_the_text(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them runs on to the end, where it turns out to be text in which the next begins."""
+    limit, looks = 2_000, 0
+    look = Source.char
+
+    def counted(source: Source) -> Read[str]:
+        nonlocal looks
+        looks += 1
+        return (yield from look(source))
+
+    monkeypatch.setattr(parser_module, "_MAX_REREAD_CHARS", limit)
+    monkeypatch.setattr(Source, "char", counted)
+    dialect = dialects.BY_NAME[name]
+    begun = dialect.begins + dialect.head.replace("{}", "add")
+    if dialect.arguments == "xml":
+        begun += "<parameter=a>"
+    text = f"One. {begun * 300}"
+    assert joined(read(parser(name, whole=True), [text])) == [("text", text)]
+    assert looks < 5 * len(text) + 5 * limit
+    monkeypatch.setattr(Source, "char", look)
+    check_all_splits(name, text[: limit * 2], whole=True)
 
 
 def test_a_call_that_breaks_on_a_stream_loses_nothing() -> None:
