@@ -15,6 +15,7 @@ overlapped loop launches them ahead.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -306,9 +307,24 @@ class CudaCapture:
         # What other threads ask of the driver meanwhile does not end the capture. And where it
         # fails, the library may leave its stream the current one.
         mode = "thread_local"
-        with (
-            torch.cuda.stream(torch.cuda.current_stream()),
-            torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode),
-        ):
-            left = function()
+        try:
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode),
+            ):
+                left = function()
+        except BaseException:
+            self._give_up()
+            raise
         return graph.replay, left
+
+    def _give_up(self) -> None:
+        """Tell the allocator that a capture which failed is over.
+
+        torch 2.11 does not where the driver ends it with an error (pytorch/pytorch#180395): then
+        all that was used on a second stream would be kept for good, as while a capture is under
+        way, and ``empty_cache`` would fail.
+        """
+        with contextlib.suppress(RuntimeError):  # it knows
+            device = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(device, self._pool)

@@ -50,10 +50,12 @@ class Graph:
         if stream is queues.main:
             raise Violation("the default stream cannot be captured")
         queues.wait_for_all("begins to capture")
+        self._gpu.recorded_for.add(pool)
         queues.capture = []
         try:
             yield
             self._work = queues.capture
+            self._gpu.recorded_for.discard(pool)  # else torch 2.11 forgets to
         finally:
             queues.capture = None
             self._pool = self._gpu.pool[before:]
@@ -71,6 +73,7 @@ def pretended_gpu(eager: str = "none") -> Iterator[tuple[PretendedGpu, Launches]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _functions(gpu).items():
             patch.setattr(torch.cuda, name, value)
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", gpu.end_recording, raising=False)
         copy = torch.UntypedStorage.copy_
         patch.setattr(
             torch.UntypedStorage,
@@ -112,6 +115,10 @@ def _functions(gpu: PretendedGpu) -> dict[str, Any]:
         queues.refuse_wait("for all")
         queues.wait_for_all("waits for all")
 
+    def empty_cache() -> None:
+        if gpu.recorded_for:
+            raise Violation("memory is given back while a graph is captured")
+
     functions: dict[str, Callable[..., Any]] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
@@ -123,7 +130,7 @@ def _functions(gpu: PretendedGpu) -> dict[str, Any]:
         "get_device_name": lambda device=None: "a pretended GPU",
         "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=2),
         "mem_get_info": lambda device=None: (TOTAL_BYTES, TOTAL_BYTES),
-        "empty_cache": lambda: None,
+        "empty_cache": empty_cache,
         "synchronize": synchronize,
         "Stream": lambda device=None, priority=0: queues.new_stream(),
         "Event": lambda **options: Event(queues, **options),

@@ -183,6 +183,7 @@ class PretendedGpu(TorchDispatchMode):
         self.queues = Queues(eager)
         self.is_on = False
         self.pool: list[torch.Tensor] = []  # memory of captured graphs
+        self.recorded_for: set[object] = set()  # pools that captures under way take memory from
         self._locked: dict[int, object] = {}  # addresses of the host's page-locked memory
 
     @contextmanager
@@ -205,6 +206,12 @@ class PretendedGpu(TorchDispatchMode):
             yield
         finally:
             self.queues.in_step = False
+
+    def end_recording(self, device: int, pool: object) -> None:
+        """``torch._C._cuda_endAllocateToPool``."""
+        if pool not in self.recorded_for:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recorded_for.remove(pool)
 
     # ------------------------------------------------------------ the host's page-locked memory
 

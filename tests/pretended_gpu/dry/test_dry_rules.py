@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.runner.graphs import CudaCapture
 from kernels.triton.feedback import feed_back
 from kernels.triton.layers import rms_norm
 from tests.pretended_gpu.queues import Violation
@@ -167,6 +168,18 @@ def test_a_capture_refuses_what_it_cannot_hold(function: Callable[[torch.Tensor]
 def test_the_default_stream_is_not_captured() -> None:
     with pretended_gpu(), pytest.raises(Violation, match="default stream"):
         captured(lambda: None, torch.cuda.default_stream())
+
+
+def test_a_capture_that_fails_leaves_the_allocator_as_it_was() -> None:
+    """torch 2.11 takes it for one under way from then on."""
+    with pretended_gpu():
+        capture, x = CudaCapture(), there()
+        with pytest.raises(Violation, match="while a graph is captured"):
+            capture(x.tolist)
+        torch.cuda.empty_cache()
+        replay, doubled = capture(lambda: x * 2)
+        replay()
+        assert doubled.tolist() == (2 * NUMBERS).tolist()
 
 
 def test_kernels_run_on_the_devices_tensors() -> None:
