@@ -45,6 +45,7 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.features import Features
 from engine.speculation.load_head import LoadedHead
 from engine.types import EngineInfo, MemoryPlan
+from kernels.select import NoKernelsError
 
 if TYPE_CHECKING:
     from engine.parallel.leader import Team
@@ -66,7 +67,10 @@ def load_runner(config: EngineConfig, on_progress: LoadProgress | None = None) -
                 asked = f"pipeline_parallel_size {stages}"
             raise ModelLoadError(f"{asked}: encoders are not shared out")
         return load_encoder(config, model, on_progress).runner()
-    return _load_decoder(config, model, on_progress).runner()
+    try:
+        return _load_decoder(config, model, on_progress).runner()
+    except NoKernelsError as error:  # in a check of products: the GPU is lost to this process
+        raise ModelLoadError(str(error)) from None
 
 
 class Loaded(NamedTuple):

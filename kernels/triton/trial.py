@@ -11,6 +11,7 @@ import torch
 
 from kernels.attention import LayerAttention, LayerCache
 from kernels.reference.cache_codes import contents
+from kernels.select import NoKernelsError
 
 # Of the norm of a result. A twin rounds to the dtype in other places, but not at random.
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -28,17 +29,36 @@ def new_random() -> torch.Generator:
 
 
 def doubt(what: str, pairs: Callable[[], Pairs], tolerance: float) -> str | None:
-    """Why a kind of kernels is not to be trusted, or None."""
+    """Why a kind of kernels is not to be trusted, or None.
+
+    Raises:
+        NoKernelsError: they have cost this process its GPU, where nothing else runs either.
+    """
     try:
         with torch.inference_mode():
             worst = max((_error(*pair) for pair in pairs()), default=0.0)
     # Whatever the compiler or the driver raises: the reference kernels can still serve.
     except Exception as error:
         told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        _check_device(what, told)
         return f"its {what} cannot run on this device: {told}"
     if not worst <= tolerance:
         return f"its {what} is wrong on this device (relative error {worst:.1e})"
     return None
+
+
+def _check_device(what: str, told: str) -> None:
+    """Raise NoKernelsError where an error such as a wrong address has ended the device's context:
+    whatever is tried instead would fail with the same error, and be blamed for it."""
+    if not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        raise NoKernelsError(
+            f"the GPU was lost in the check of triton's {what}: {told} (a fault of a kernel or of "
+            "the driver; CUDA_LAUNCH_BLOCKING=1 tells which launch)"
+        ) from None
 
 
 def _error(actual: Any, expected: Any) -> float:

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.paths import default_model_dir
+from engine.runner import load
 from kernels import select
 from kernels.attention import AttentionSpec
 from kernels.operations import Kernels
@@ -198,6 +202,26 @@ def test_what_cannot_be_compiled_is_refused() -> None:
     reason = self_check(with_operations(silu_mul=fail), SPEC)
     assert reason is not None
     assert reason.endswith("cannot run on this device: out of resource: shared memory")
+
+
+def test_a_check_that_loses_the_gpu_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twins would fail on it too, and each engine after this one."""
+
+    def lost(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\n...")
+
+    kernels = with_operations(silu_mul=lost)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert "cannot run on this device" in (self_check(kernels, SPEC) or "")
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    told = r"GPU was lost in the check of triton's norms.*: CUDA error: an illegal memory access"
+    with pytest.raises(NoKernelsError, match=told):
+        self_check(kernels, SPEC)
+    # Those of products are made while the model loads.
+    monkeypatch.setattr(load, "_load_decoder", lambda *_: self_check(kernels, SPEC))
+    with pytest.raises(ModelLoadError, match=told):
+        load.load_runner(EngineConfig(model=str(default_model_dir())))
 
 
 def test_auto_takes_them_on_a_gpu_that_they_have_proved_themselves_on(
