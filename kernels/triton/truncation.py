@@ -99,13 +99,16 @@ def _lowest_kept(logits, wanted, low, high, vocab, BY_MASS: tl.constexpr, TILE: 
 
     Four pivots cut the range in five with each pass; it is found once one logit alone, however
     often it comes, lies in the range. Every float between two others is a pivot in the end, so
-    that happens.
+    that happens; but not where fewer are there than are wanted and the lowest two are neighbours,
+    which may leave an empty range: one that cannot be cut ends the search as well.
     """
     above = tl.full([], float("inf"), tl.float32)  # it lies in [low, above)
     lowest = high
     is_found = low == high
     while is_found == 0:
-        step = (tl.minimum(above, high) - low) * 0.2
+        from_low, from_above = low, above
+        # No range is wider than floats go, or no pivot would lie in it.
+        step = tl.minimum((tl.minimum(above, high) - low) * 0.2, 4e37)
         pivot_1 = low + step
         pivot_2 = low + 2.0 * step
         pivot_3 = low + 3.0 * step
@@ -142,4 +145,5 @@ def _lowest_kept(logits, wanted, low, high, vocab, BY_MASS: tl.constexpr, TILE: 
         low = tl.where(is_2, pivot_2, low)
         low = tl.where(is_3, pivot_3, low)
         low = tl.where(is_4, pivot_4, low)
+        is_found = is_found | ((low == from_low) & (above == from_above))
     return lowest

@@ -47,6 +47,28 @@ def test_draws_equal_those_of_sorting(kind: str, vocab: int, spread: float) -> N
     check(sample, random, logits, make_table(random, **columns))
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("top_k", [2, 3, 4, 9])
+def test_a_search_ends_whatever_the_numbers(top_k: int) -> None:
+    """A kernel that does not would take the device with it: next to no range is left between
+    neighbours, and none in floats between the least and the most of them."""
+    random, vocab = torch.Generator().manual_seed(top_k), 33
+    five, zero = (torch.tensor(float(number)) for number in (5, 0))
+    rows = (
+        (five, five.nextafter(2 * five), 7.0),
+        (five.nextafter(zero), five, 5.0),
+        (zero, zero.nextafter(five), 1.0),
+        (-3.4e38, 3.3e38, 3.4e38),
+        (5.0, 5.0, 7.0),
+        (-3.4e38, 0.0, 1.0),
+    )
+    logits = torch.full((SLOTS, vocab), float("-inf"))
+    logits[:, 10:13] = torch.tensor(rows)
+    columns = {"temperature": torch.ones(SLOTS), "top_p": torch.full((SLOTS,), 0.999)}
+    columns["top_k"] = torch.full((SLOTS,), top_k, dtype=torch.int32)
+    check(sample, random, logits, make_table(random, **columns))
+
+
 def test_penalties_bias_bans_and_grammar() -> None:
     random, vocab = torch.Generator().manual_seed(5), 4200
     table, extras = make_extras(random, vocab)
