@@ -44,6 +44,24 @@ _NEMOTRON = {
 
 # name -> (Hugging Face config class, what differs from the shape of the others)
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon_h1": (
+        "FalconH1Config",
+        {
+            **{**_MAMBA, "mamba_d_ssm": 144, "mamba_n_groups": 2, "key_multiplier": 0.6},
+            **{"attention_in_multiplier": 1.3, "attention_out_multiplier": 0.7},
+            **{"ssm_multipliers": [0.7, 1.2, 0.8, 1.1, 0.9], "ssm_in_multiplier": 1.4},
+            **{"ssm_out_multiplier": 0.5, "mlp_multipliers": [0.8, 1.2]},
+            **{"embedding_multiplier": 3.0, "lm_head_multiplier": 0.5},
+        },
+    ),
+    "falcon_h1_norm": (
+        "FalconH1Config",
+        {
+            **{**_MAMBA, "mamba_d_ssm": 144, "mamba_rms_norm": True, "mlp_bias": True},
+            **{"mamba_norm_before_gate": False, "attention_bias": True, "mamba_proj_bias": True},
+            **{"projectors_bias": True, "key_multiplier": 0.6, "ssm_in_multiplier": 1.4},
+        },
+    ),
     "lfm3": (
         "Lfm3Config",
         {

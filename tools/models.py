@@ -59,8 +59,8 @@ but not run on a GPU yet. `quire quantize` does not support Gemma 4.
 
 Some layers keep a fixed-size state of each sequence instead of keys and values
 ([kv-cache.md](kv-cache.md#states)): gated delta rules (Qwen3-Next, Qwen3.5, OLMo Hybrid),
-selective state spaces (Mamba-2: Granite 4.0 H, Bamba, Nemotron-H) and short convolutions (LFM2,
-LFM3).
+selective state spaces (Mamba-2: Granite 4.0 H, Bamba, Falcon-H1, Nemotron-H) and short
+convolutions (LFM2, LFM3).
 
 | With such models | |
 |---|---|
@@ -69,8 +69,11 @@ LFM3).
 | [tensor and pipeline parallelism](parallel.md) | yes |
 | `--kv-offload-bytes`, `quire quantize` | refused |
 
-Their GPU kernels, which take prompts 64 tokens at a time, have not been run on a GPU yet. Jamba,
-Falcon-H1 and models of state spaces alone are refused.
+Falcon-H1 has attention and a state space in each layer; its config's multipliers become part of the
+weights at load, so its quantised checkpoints are refused.
+
+The GPU kernels of states, which take prompts 64 tokens at a time, have not been run on a GPU yet.
+Jamba and models of state spaces alone are refused.
 
 ## Encoders
 

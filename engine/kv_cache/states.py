@@ -45,7 +45,7 @@ def make_states(
                 None if sums is None else zeros((num_lines, *sums), torch.float32, device),
             )
             for layer in spec.layers
-            if layer.recurrent
+            if layer.keeps_state
         )
     except (RuntimeError, MemoryError) as error:
         size = num_lines * spec.state_bytes(dtype.itemsize)

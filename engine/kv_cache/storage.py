@@ -20,7 +20,7 @@ from engine.config import CacheConfig, SchedulerConfig
 from engine.errors import ModelLoadError
 from engine.memory import free_host_bytes
 from engine.models.recurrence import GatedDeltaSpec
-from engine.models.recurrent import LayerState
+from engine.models.recurrent import HybridMemory, LayerMemory, LayerState
 from engine.models.spec import DecoderSpec
 from engine.types import MemoryPlan
 from kernels.attention import LayerCache
@@ -209,13 +209,15 @@ def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype, codes: torch.dtype | 
 
 def _in_order(
     spec: DecoderSpec, paged: Sequence[LayerCache], states: Sequence[LayerState]
-) -> list[LayerCache | LayerState]:
+) -> list[LayerMemory]:
     """One for each layer that is here; of a layer that reads another's, that one."""
     blocks, lines = iter(paged), iter(states)
-    found: list[LayerCache | LayerState] = []
+    found: list[LayerMemory] = []
     for layer in spec.layers:
         if layer.reads is not None:
             found.append(found[layer.reads - spec.first_layer])
+        elif layer.hybrid:
+            found.append(HybridMemory(next(blocks), next(lines)))
         else:
             found.append(next(lines) if layer.recurrent else next(blocks))
     return found

@@ -20,7 +20,7 @@ from engine.models.modules import AttentionWeights, Layer
 from engine.models.norms import Norm, NormWeights, Unnormed, bind_norm
 from engine.models.peers import Peers
 from engine.models.per_layer import LayerPart
-from engine.models.recurrent import LayerMemory, bind_recurrent
+from engine.models.recurrent import HybridMemory, LayerMemory, bind_recurrent
 from engine.models.spec import DecoderSpec
 from engine.models.step_state import StepState
 from kernels.operations import Kernels
@@ -43,6 +43,36 @@ class Mixer(Protocol):
         """[num_tokens, hidden_size] -> [num_tokens, inputs of ``output``]; ``cache`` is written in
         place."""
         ...
+
+
+class Hybrid:
+    """Attention and a recurrence that read the same norm, and whose projections are summed
+    (Falcon-H1, Zuo et al. 2025).
+
+    Args:
+        attention, recurrence: what mixes the tokens.
+        attended_size: inputs of attention's output projection.
+    """
+
+    def __init__(self, attention: Mixer, recurrence: Mixer, attended_size: int) -> None:
+        self._attention, self._recurrence = attention, recurrence
+        self._attended_size = attended_size
+
+    def __call__(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
+        """[num_tokens, hidden_size] -> [num_tokens, inputs of both output projections]."""
+        assert isinstance(cache, HybridMemory)
+        attended = self._attention(read, state, cache.blocks)
+        recurred = self._recurrence(read, state, cache.state)
+        return torch.cat((attended, recurred.view(len(read), -1)), dim=1)
+
+    def project(self, mixed: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
+        """Both results of some tokens -> [n, hidden_size]."""
+        first, second = self._attention, self._recurrence
+        attended = mixed[:, : self._attended_size].contiguous()
+        recurred = mixed[:, self._attended_size :].contiguous()
+        out = project(first.output, attended, adapters, first.output_name)
+        out += project(second.output, recurred, adapters, second.output_name)
+        return out
 
 
 class Taps:
@@ -94,6 +124,10 @@ class Block:
             self._mixer = Attention(spec, layer.mixer, kernels, index, peers)
         else:
             self._mixer = bind_recurrent(spec, layer.mixer, operations, index, peers)
+        self._hybrid: Hybrid | None = None
+        if layer.recurrence is not None:
+            recurrence = bind_recurrent(spec, layer.recurrence, operations, index, peers)
+            self._hybrid = Hybrid(self._mixer, recurrence, spec.attended_size)
         self._feed = None if layer.mlp is None else bind_mlp(spec, layer.mlp, operations, index)
         self.has_mlp = layer.mlp is not None
         self._beside: ExpertsBeside | None = None
@@ -116,15 +150,21 @@ class Block:
         self._mlp_after = norm(layer.mlp_after)
         self._peers = peers
         # The layer for steps of few tokens, where it has such a form.
-        self.few = FewTokens.of(spec, layer, self._mixer, operations) if peers is None else None
+        has_few = peers is None and self._hybrid is None
+        self.few = FewTokens.of(spec, layer, self._mixer, operations) if has_few else None
 
     def attend(self, read: torch.Tensor, state: StepState, cache: LayerMemory) -> torch.Tensor:
         """What ``output`` projects, of all tokens; see ``Mixer``."""
+        if self._hybrid is not None:
+            return self._hybrid(read, state, cache)
         return self._mixer(read, state, cache)
 
     def output(self, attended: torch.Tensor, adapters: Adapters | None) -> torch.Tensor:
         """What the mixer gave of some tokens -> [n, hidden_size], to be added."""
-        out = project(self._mixer.output, attended, adapters, self._mixer.output_name)
+        if self._hybrid is not None:
+            out = self._hybrid.project(attended, adapters)
+        else:
+            out = project(self._mixer.output, attended, adapters, self._mixer.output_name)
         return self._finish(self._sum(out), self._attention_after)
 
     def mlp(

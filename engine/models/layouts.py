@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from engine.models.recurrence import GatedDeltaSpec
+from engine.models.recurrence import GatedDeltaSpec, MambaSpec
 from engine.models.spec import DecoderSpec
 
 
@@ -152,6 +152,33 @@ class ByKeyHead:
         sizes = (served, served) if self._gates else (delta.key_dim, delta.key_dim, values, values)
         heads = stored.unflatten(0, (delta.num_key_heads, sum(sizes)))
         return torch.cat([part.flatten(0, 1) for part in heads.split(sizes, dim=1)])
+
+
+class Multiplied:
+    """A weight whose outputs are multiplied by factors of the config: here these are part of it.
+
+    Args:
+        name: of the factors among ``DecoderSpec.multipliers``: one for all outputs, or one for each
+            run of a state space's first projection (gates, values, keys, queries, time steps).
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def stored_shape(self, spec: DecoderSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """See ``Layout``."""
+        return shape
+
+    def arrange(self, spec: DecoderSpec, stored: torch.Tensor) -> torch.Tensor:
+        """See ``Layout``."""
+        factors = torch.tensor(dict(spec.multipliers)[self._name])
+        if len(factors) > 1:
+            assert isinstance(spec.recurrence, MambaSpec)
+            inner, *mixed = spec.recurrence.inner_size, *spec.recurrence.mixed_sizes
+            runs = torch.tensor((inner, *mixed, spec.recurrence.num_heads))
+            factors = factors.repeat_interleave(runs)
+        factors = factors.view(-1, *(1,) * (stored.ndim - 1))
+        return (stored.float() * factors).to(stored.dtype)
 
 
 class BehindFirstRows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.models.layouts import OneChannel
+from engine.models.layouts import Multiplied, OneChannel
 from engine.models.rules import ATTENTION, GRANITE_MOE, LAYER, MODEL, Rule
 
 
@@ -44,6 +44,33 @@ BAMBA = (
     Rule(_BAMBA_MLP + "down_proj.weight", "{i}.down.weight"),
     Rule(_BAMBA_MLP + "down_proj.bias", "{i}.down.bias"),
 )
+
+
+# The multipliers of Falcon-H1's config that belong to each of its tensors.
+_FALCON_H1_FACTORS = {
+    "self_attn.q_proj.weight": "attention_in",
+    "self_attn.k_proj.weight": "key",
+    "self_attn.k_proj.bias": "key_bias",
+    "self_attn.v_proj.weight": "attention_in",
+    "self_attn.o_proj.weight": "attention_out",
+    "self_attn.o_proj.bias": "attention_out",
+    "mamba.in_proj.weight": "ssm_in",
+    "mamba.in_proj.bias": "ssm_bias",
+    "mamba.out_proj.weight": "ssm_out",
+    "mamba.out_proj.bias": "ssm_out",
+    "feed_forward.gate_proj.weight": "gate",
+    "feed_forward.gate_proj.bias": "gate",
+    "feed_forward.down_proj.weight": "down",
+    "feed_forward.down_proj.bias": "down",
+}
+
+
+def _multiplied(rule: Rule) -> Rule:
+    factor = _FALCON_H1_FACTORS.get(rule.pattern.removeprefix(LAYER))
+    return rule if factor is None else rule._replace(layout=Multiplied(factor))
+
+
+FALCON_H1 = tuple(map(_multiplied, BAMBA))
 
 
 def _nemotron_h(base: str) -> tuple[Rule, ...]:

@@ -84,6 +84,7 @@ class Layer:
     scale: float = 1.0  # of the residual stream behind it
     beside: BesideWeights | None = None  # experts beside ``mlp``
     part: LayerPartWeights | None = None  # for what is embedded for it
+    recurrence: RecurrentWeights | None = None  # of a hybrid layer, whose ``mixer`` is attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +191,12 @@ def make_layer(
         return _norm(spec, weights, f"{i}.{name}")
 
     layer, attention_norm = spec.layers[i - spec.first_layer], norm("attention_norm")
+    recurrence: RecurrentWeights | None = None
+    if layer.keeps_state and spec.recurrence is not None:
+        recurrence = make_recurrent(spec.recurrence, weights, method, i)
     mixer: AttentionWeights | RecurrentWeights
-    if layer.recurrent and spec.recurrence is not None:
-        mixer = make_recurrent(spec.recurrence, weights, method, i)
+    if layer.recurrent and recurrence is not None:
+        mixer, recurrence = recurrence, None
     else:
         mixer = _make_attention(spec.of_layer(layer), weights, method, i, attention_norm)
     is_beside = layer.experts and spec.moe is not None and spec.moe.beside_mlp
@@ -211,6 +215,7 @@ def make_layer(
         scale=weights[f"{i}.scale"].item() if spec.layer_scales else 1.0,
         part=make_layer_part(weights, method, i),
         beside=_beside(spec, weights, method, i, stacked=stacked) if is_beside else None,
+        recurrence=recurrence,
     )
 
 
@@ -353,6 +358,6 @@ def layer_bytes(layer: Layer) -> int:
     """What a layer takes in memory."""
     norms = (layer.attention_norm, layer.mlp_norm, layer.attention_after, layer.mlp_after)
     num_bytes = sum(norm.num_bytes for norm in norms if norm is not None)
-    parts = (layer.mlp, layer.beside, layer.part)
+    parts = (layer.mlp, layer.beside, layer.part, layer.recurrence)
     num_bytes += sum(part.num_bytes for part in parts if part is not None)
     return num_bytes + layer.mixer.num_bytes

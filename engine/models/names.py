@@ -14,7 +14,7 @@ from engine.models.layouts import (
     StackedExperts,
     Transposed,
 )
-from engine.models.mamba_names import BAMBA, GRANITE_HYBRID, NEMOTRON_H
+from engine.models.mamba_names import BAMBA, FALCON_H1, GRANITE_HYBRID, NEMOTRON_H
 from engine.models.rules import (
     ATTENTION,
     GRANITE_MOE,
@@ -364,6 +364,7 @@ _TABLES = {
     "exaone4": OLMO2,
     "exaone_moe": _EXAONE_MOE,
     "falcon": _FALCON,
+    "falcon_h1": FALCON_H1,
     "falcon_two_norms": _FALCON_TWO_NORMS,
     "gemma2": _GEMMA2,
     "gemma3": _in_language_model(_GEMMA2),

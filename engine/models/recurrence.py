@@ -89,6 +89,7 @@ class MambaSpec:
     bias: bool = False  # of both projections
     time_step_limit: tuple[float, float] = (0.0, math.inf)
     divides_group: bool = False  # of the only group's heads a rank has a part
+    has_norm: bool = True  # False: what comes out is gated and not normed
     # What config.json calls both counts, for who is told that they do not do.
     heads_key: str = "mamba_n_heads"
     groups_key: str = "mamba_n_groups"

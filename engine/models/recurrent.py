@@ -44,7 +44,14 @@ class LayerState(NamedTuple):
         return (self.inputs,) if self.sums is None else (self.inputs, self.sums)
 
 
-LayerMemory = LayerCache | LayerState  # what a layer keeps between steps
+class HybridMemory(NamedTuple):
+    """What a layer keeps that has both attention and a recurrence."""
+
+    blocks: LayerCache
+    state: LayerState
+
+
+LayerMemory = LayerCache | LayerState | HybridMemory  # what a layer keeps between steps
 
 
 class GatedDeltaWeights(NamedTuple):
@@ -87,7 +94,7 @@ class MambaWeights(NamedTuple):
     log_a: torch.Tensor  # [heads] float32
     dt_bias: torch.Tensor  # [heads] float32
     skip: torch.Tensor  # [heads] float32
-    norm: torch.Tensor  # [groups, inner size / groups]
+    norm: torch.Tensor | None  # [groups, inner size / groups]
     output: Linear
 
     @property
@@ -121,7 +128,7 @@ def make_recurrent(
             log_a=weights[f"{prefix}log_a"],
             dt_bias=weights[f"{prefix}dt_bias"],
             skip=weights[f"{prefix}skip"],
-            norm=weights[f"{prefix}norm"].unflatten(0, (spec.num_groups, -1)),
+            norm=_group_norm(spec, weights.get(f"{prefix}norm")),
             output=linear("output"),
         )
     return GatedDeltaWeights(
@@ -197,8 +204,9 @@ class Mamba:
         )
         self._operations = operations
         self._shared_norm: SharedRmsNorm | None = None
-        if spec.divides_group:
+        if spec.divides_group and spec.has_norm:
             assert peers is not None
+            assert weights.norm is not None
             self._shared_norm = SharedRmsNorm(weights.norm[0], spec.norm_eps, peers)
         self._input_name = f"{index}.recurrent.input.weight"
         self.output, self.output_name = weights.output, f"{index}.recurrent.output.weight"
@@ -209,6 +217,8 @@ class Mamba:
         fused = project(w.input, read, state.adapters, self._input_name)
         gate, mixed, steps = fused.split(self._sizes, dim=1)
         y = _feed(state, partial(self._take, cache), mixed, steps)
+        if w.norm is None:
+            return self._operations.silu_mul(torch.cat((gate, y.view(gate.shape)), dim=1))
         if self._shared_norm is not None:
             gated = y.view(gate.shape).float() * functional.silu(gate.float())
             return self._shared_norm(gated).to(y.dtype)
@@ -263,6 +273,11 @@ def bind_recurrent(
         return ShortConv(weights, operations, index)
     assert isinstance(spec.recurrence, GatedDeltaSpec)
     return GatedDelta(spec.recurrence, weights, operations, index)
+
+
+def _group_norm(spec: MambaSpec, weight: torch.Tensor | None) -> torch.Tensor | None:
+    """[inner size] -> [groups, inner size / groups]."""
+    return None if weight is None else weight.unflatten(0, (spec.num_groups, -1))
 
 
 def _feed(state: StepState, take: Callable[..., torch.Tensor], *fed: torch.Tensor) -> torch.Tensor:

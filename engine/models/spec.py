@@ -42,6 +42,7 @@ class LayerSpec:
     chunk: int | None = None  # a position sees none before its own chunk of so many; None: all
     looks_ahead: bool = False  # the tokens of an image see all of it
     recurrent: bool = False  # the model's recurrence in place of attention
+    hybrid: bool = False  # attention and the model's recurrence, both of the same norm, summed
     placement: Placement | None = None  # of its norms; None: as in the model's other layers
     heads: HeadSpec | None = None  # of its own; None: the model's
     # The number of the layer whose keys and values it reads in place of any of its own.
@@ -51,6 +52,11 @@ class LayerSpec:
     # The numbers that a checkpoint has for what mixes its tokens and for its MLP, where these are
     # layers of their own there (Nemotron-H); None: the layer's own.
     stored: tuple[int, int] | None = None
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it has the model's recurrence."""
+        return self.recurrent or self.hybrid
 
 
 NormKind = Literal["rms", "layer"]
@@ -212,6 +218,9 @@ class DecoderSpec:
     residual_scale: float = 1.0  # of what attention and MLP add to the residual stream
     logit_scale: float = 1.0
     logit_softcap: float | None = None  # c * tanh(x / c)
+    # Factors that are part of some tensors of a checkpoint here, by the names that
+    # ``layouts.Multiplied`` has for them.
+    multipliers: tuple[tuple[str, tuple[float, ...]], ...] = ()
     generates: bool = True  # False: it has no head that scores tokens
     num_labels: int = 0  # of the classification head in its place; 0: there is none
     score_sigmoid: bool = True  # a score is the sigmoid of what that head says
@@ -258,7 +267,7 @@ class DecoderSpec:
     @property
     def is_recurrent(self) -> bool:
         """Whether a layer keeps a state, which no token can be taken back from."""
-        return any(layer.recurrent for layer in self.layers)
+        return any(layer.keeps_state for layer in self.layers)
 
     @property
     def looks_ahead(self) -> bool:
@@ -420,4 +429,4 @@ class DecoderSpec:
 
     @property
     def _num_recurrent(self) -> int:
-        return sum(layer.recurrent for layer in self.layers)
+        return sum(layer.keeps_state for layer in self.layers)

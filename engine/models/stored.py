@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.errors import ModelLoadError
-from engine.models.layouts import Transposed
+from engine.models.layouts import Multiplied, Transposed
 from engine.models.safetensors import Header, TensorEntry, read_tensor
 from engine.models.spec import DecoderSpec
 from engine.models.tables import Spec, Tables, laid_out_for
@@ -162,6 +162,11 @@ def find_packed(
             raise ModelLoadError(
                 f"{headers[0].path.parent}: '{name}' is quantised, and layers that lie transposed "
                 f"in {spec.architecture} models are supported dense only"
+            )
+        if isinstance(target.layout, Multiplied):
+            raise ModelLoadError(
+                f"{headers[0].path.parent}: '{name}' is quantised; {spec.architecture} models are "
+                "supported unquantised, or with --quantization"
             )
         sources = {
             role: _checked(expected, found, headers) for role, expected in recipe.tensors.items()

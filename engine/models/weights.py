@@ -93,9 +93,9 @@ def parameters(spec: DecoderSpec) -> dict[str, Parameter]:
         mlp = _mlp(own) if is_dense else {}
         if layer_spec.experts and spec.moe:
             mlp |= _experts(spec, spec.moe)
-        mixer = _attention(own)
-        if layer_spec.recurrent and spec.recurrence:
-            mixer = _recurrent(spec.recurrence, spec.hidden_size)
+        mixer = {} if layer_spec.recurrent else _attention(own)
+        if layer_spec.keeps_state and spec.recurrence:
+            mixer |= _recurrent(spec.recurrence, spec.hidden_size)
         layer = mixer | mlp | _norms(own, layer_spec)
         if spec.per_layer_size:
             layer |= _per_layer(spec)
@@ -367,9 +367,10 @@ def _mamba(spec: MambaSpec, hidden: int) -> dict[str, Parameter]:
         "log_a": Parameter((heads,), is_exact=True),
         "dt_bias": Parameter((heads,), is_exact=True),
         "skip": Parameter((heads,), is_exact=True),
-        "norm": Parameter((inner,), is_norm=True),
         "output.weight": Parameter((hidden,), (inner,)),
     }
+    if spec.has_norm:
+        found["norm"] = Parameter((inner,), is_norm=True)
     if spec.conv_bias:
         found["conv.bias"] = Parameter((spec.channels,), runs=(mixed,))
     if spec.bias:

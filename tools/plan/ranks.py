@@ -217,10 +217,11 @@ def said_of(share: DecoderSpec, size: int) -> Said:
 def _sums_of_layer(share: DecoderSpec, place: int) -> Iterator[int]:
     """Bytes of a token in each all-reduce of a layer."""
     layer, stream = share.layers[place], share.hidden_size * _ITEMSIZE
-    if layer.recurrent:
-        if isinstance(share.recurrence, MambaSpec) and share.recurrence.divides_group:
+    if layer.keeps_state:
+        recurrence = share.recurrence
+        if isinstance(recurrence, MambaSpec) and recurrence.divides_group and recurrence.has_norm:
             yield _FLOAT_BYTES
-    elif share.wide_qk_norm:
+    if not layer.recurrent and share.wide_qk_norm:
         yield _FLOAT_BYTES
         yield _FLOAT_BYTES
     yield stream

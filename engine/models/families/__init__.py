@@ -108,6 +108,11 @@ FAMILIES: dict[str, Family] = {
         "layer norms, parallel attention and ungated MLP",
         names_code=True,
     ),
+    "falcon_h1": Family(
+        mamba.falcon_h1,
+        "Falcon-H1 0.5B to 34B",
+        "attention beside a selective state space (Mamba-2) in each layer, many multipliers",
+    ),
     "gemma": Family(gemma.gemma, "Gemma 1", "scaled embeddings, GELU"),
     "gemma2": Family(
         gemma.gemma2, "Gemma 2", "norms before and after, windows, capped scores and logits"

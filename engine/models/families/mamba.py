@@ -92,17 +92,85 @@ def bamba(reader: ConfigReader) -> DecoderSpec:
     )
 
 
-def _mamba(reader: ConfigReader, eps: float, layers: tuple[LayerSpec, ...]) -> MambaSpec | None:
+def falcon_h1(reader: ConfigReader) -> DecoderSpec:
+    """Falcon-H1: attention and a state space of the same norm in each layer, and many multipliers,
+    which become part of the weights they belong to."""
+    for key in ("num_logits_to_keep", "mamba_use_mlp", "attn_layer_indices", "layers_block_type"):
+        reader.ignore(key)
+    reader.ignore("layer_types")  # all of them "hybrid"
+    count, eps = num_layers(reader), reader.number("rms_norm_eps", 1e-5)
+    bias, projectors = reader.flag("attention_bias"), reader.flag("projectors_bias")
+    layers = (LayerSpec(hybrid=True),) * count
+    recurrence = _mamba(reader, eps, layers, inner=reader.optional_count("mamba_d_ssm"))
+    assert recurrence is not None
+    if recurrence.bias != projectors:
+        raise reader.error("projectors_bias", "differs from 'mamba_proj_bias'")
+    has_norm = reader.flag("mamba_rms_norm")
+    if has_norm:
+        reader.require("mamba_norm_before_gate", False)
+    else:
+        reader.ignore("mamba_norm_before_gate")
+    return read_decoder(
+        reader,
+        norm=NormSpec(eps),
+        max_positions=8192,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=reader.flag("mlp_bias"),
+        embedding_scale=reader.number("embedding_multiplier", 1.0),
+        logit_scale=reader.number("lm_head_multiplier", 1.0),
+        layers=layers,
+        recurrence=dataclasses.replace(recurrence, has_norm=has_norm),
+        multipliers=_multipliers(reader),
+    )
+
+
+def _multipliers(reader: ConfigReader) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    entering = reader.number("attention_in_multiplier", 1.0)
+    key = reader.number("key_multiplier", 1.0)
+    gate, down = _factors(reader, "mlp_multipliers", 2)
+    runs = _factors(reader, "ssm_multipliers", 5)
+    ssm_in = reader.number("ssm_in_multiplier", 1.0)
+    return (
+        ("attention_in", (entering,)),
+        ("key", (entering * key,)),
+        ("key_bias", (key,)),
+        ("attention_out", (reader.number("attention_out_multiplier", 1.0),)),
+        ("ssm_in", tuple(ssm_in * factor for factor in runs)),
+        ("ssm_bias", runs),
+        ("ssm_out", (reader.number("ssm_out_multiplier", 1.0),)),
+        ("gate", (gate,)),
+        ("down", (down,)),
+    )
+
+
+def _factors(reader: ConfigReader, key: str, count: int) -> tuple[float, ...]:
+    if key not in reader:
+        return (1.0,) * count
+    factors = reader.numbers(key)
+    if len(factors) != count:
+        raise reader.error(key, f"must have {count} entries")
+    return factors
+
+
+def _mamba(
+    reader: ConfigReader,
+    eps: float,
+    layers: tuple[LayerSpec, ...],
+    *,
+    inner: int | None = None,
+) -> MambaSpec | None:
     """What the layers that are no attention have in common; None where there are none, as in
     Granite 4.0 Micro."""
-    if not any(layer.recurrent for layer in layers):
+    if not any(layer.keeps_state for layer in layers):
         for key in reader.names:
             if key.startswith("mamba_") or key == "time_step_limit":
                 reader.ignore(key)
         return None
     reader.ignore("mamba_chunk_size")  # how sums are cut, which changes none
     heads, groups = reader.count("mamba_n_heads", 128), reader.count("mamba_n_groups", 1)
-    inner = reader.count("mamba_expand", 2) * reader.count("hidden_size")
+    expanded = reader.count("mamba_expand", 2) * reader.count("hidden_size")
+    inner = inner or expanded
     usual = max(inner // heads, 1)
     if reader.is_value("mamba_d_head", "auto"):
         head_dim = usual

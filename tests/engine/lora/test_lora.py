@@ -40,7 +40,7 @@ FAMILIES = ["llama", "qwen3", "cohere", "gpt_neox", "phi3", "gemma2"]
 MORE_FAMILIES = [
     *("gpt2", "falcon_groups", "llama4", "qwen2_moe", "gemma4", "gemma4_shared"),
     *("deepseek_v2_lite", "deepseek_v3", "deepseek_v3_halves"),
-    *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid_dense", "nemotron_h"),
+    *("qwen3_next", "olmo_hybrid", "lfm2", "granitemoehybrid_dense", "nemotron_h", "falcon_h1"),
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt_oss", "falcon", "deepseek_v2")),
 ]
 _LATENT = ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
@@ -59,7 +59,8 @@ _OTHER_NAMES = {
     "qwen3_next": [*ALL[:4], "in_proj_qkvz", "out_proj"],
     "olmo_hybrid": [*ALL, "g_proj"],
     "granitemoehybrid_dense": [*ALL[:4], "in_proj", "out_proj", "input_linear", "output_linear"],
-    "nemotron_h": [*ALL[:4], "in_proj", "up_proj", "down_proj"],  # PEFT refuses ``out_proj``
+    "falcon_h1": [*ALL, "in_proj"],  # PEFT refuses ``out_proj``
+    "nemotron_h": [*ALL[:4], "in_proj", "up_proj", "down_proj"],  # here too
     "lfm2": [*ALL[:3], "in_proj", "out_proj", "w1", "w2", "w3"],
     "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
 }

@@ -22,6 +22,7 @@ from tests.engine.parallel.test_shared_texts import engine, texts_of
 from tests.engine.parallel.test_staged_logits import staged_logits
 
 _LAYERS = {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2}
+_FOUR = {"num_hidden_layers": 4}
 _CONVS = {**_LAYERS, "layer_types": ["conv", "full_attention"] * 2}
 _MAMBAS = {"num_hidden_layers": 4, "attn_layer_indices": [1, 3]}
 _GROUPS = {**_MAMBAS, "mamba_n_groups": 2}
@@ -31,7 +32,9 @@ _TWO_HEADS = {"num_key_value_heads": 2}
 # Two stages have a layer each that attends, and two ranks of one equal parts.
 CHANGES = {
     **dict.fromkeys(tiny_hybrids.HYBRIDS, _LAYERS),
-    **dict.fromkeys(("lfm2", "lfm2_adjusted", "lfm2_moe"), _CONVS),
+    **dict.fromkeys(("lfm2", "lfm2_adjusted", "lfm2_moe", "lfm3_ungated"), _CONVS),
+    **dict.fromkeys(("falcon_h1", "falcon_h1_norm"), _FOUR),
+    "lfm3": {"layer_types": ["conv", "full_attention", "conv", "sliding_attention"]},
     **dict.fromkeys(("olmo_hybrid", "olmo_hybrid_nope"), _DELTA),
     **dict.fromkeys(("bamba", "bamba_limited"), _GROUPS),
     "nemotron_h": {"layers_block_type": [*_NEMOTRON, "linear_attention", "full_attention"]},
@@ -43,7 +46,7 @@ CHANGES = {
 # What they differ in from others is nothing that stages share.
 LIKE_OTHERS = {
     *("olmo_hybrid_nope", "lfm2_adjusted", "granitemoehybrid_attention", "bamba_limited"),
-    "nemotron_h_biased",
+    *("nemotron_h_biased", "falcon_h1_norm", "lfm3_ungated"),
     *("qwen3_5_moe_text", "granitemoehybrid_dense", "lfm2", "gemma4_unified"),
 }
 NUM_OUTPUT = 12

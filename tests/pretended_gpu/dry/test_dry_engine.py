@@ -35,7 +35,7 @@ ANY_WAY = (
 PLAIN = ANY_WAY[:2]
 _KEEPS_LAYERS = (
     *("llama4", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_5_text", "granitemoehybrid"),
-    *("gemma4", "gemma4_moe", "gemma4_shared", "nemotron_h_moe"),
+    *("gemma4", "gemma4_moe", "gemma4_shared", "nemotron_h_moe", "falcon_h1"),
 )
 # The first says one token again and again.
 REPEATING = (
